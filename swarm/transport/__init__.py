@@ -1,0 +1,1 @@
+"""How bytes reach a peer: one seam (`base`), two implementations (`libp2p`, `memory`)."""

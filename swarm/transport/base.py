@@ -1,0 +1,81 @@
+"""The one seam between the swarm and the network.
+
+A transport knows peers by their Ed25519 public key (32 bytes), proves who is at the other end, and gives byte streams.
+Streams are trio's own `HalfCloseableStream`, so everything that trio ships to test streams applies. Deadlines are the
+caller's: wrap awaits on a peer in `trio.fail_after`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import trio
+from codec.errors import SwarmError
+
+__all__ = ["Accept", "Lane", "PeerKey", "Traffic", "Transport", "Unreachable"]
+
+PeerKey = bytes
+"""A peer's raw Ed25519 public key, 32 bytes."""
+
+
+class Unreachable(SwarmError):
+    """No address of this peer answered, or the connection ended: the text says which and why."""
+
+
+class Lane(Enum):
+    """What a stream carries. Control never waits behind bulk: the two lanes use different connections."""
+
+    CONTROL = "control"
+    BULK = "bulk"
+
+
+@dataclass
+class Traffic:
+    """Bytes that crossed this transport's sockets, counted below encryption and framing (TCP payload bytes)."""
+
+    sent: int = 0
+    received: int = 0
+    sent_to: dict[PeerKey, int] = field(default_factory=dict)
+    received_from: dict[PeerKey, int] = field(default_factory=dict)
+
+
+Accept = Callable[[PeerKey, Lane, trio.abc.HalfCloseableStream], Awaitable[None]]
+"""Called in a task of its own for each stream that a peer opens; the stream is closed when it returns."""
+
+
+class Transport(ABC):
+    """Dial, serve, streams, peer id. Implementations: `libp2p` (sockets) and `memory` (tests)."""
+
+    key: PeerKey
+    """Our own identity."""
+
+    traffic: Traffic
+
+    @abstractmethod
+    async def serve(
+        self, accept: Accept, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run until cancelled. `started()` gives the addresses listened on (multiaddr text, without the peer id).
+
+        Cancelling closes every connection. Raises `UsageError` when a port is taken.
+        """
+
+    @abstractmethod
+    async def connect(self, peer: PeerKey, addrs: Sequence[str]) -> None:
+        """Have a connection to `peer`: returns at once if there is one. Raises `Unreachable`."""
+
+    @abstractmethod
+    async def open_stream(self, peer: PeerKey, lane: Lane) -> trio.abc.HalfCloseableStream:
+        """A new stream to a connected peer on the given lane (the transport dials more connections if it needs them).
+
+        Raises `Unreachable`.
+        """
+
+    @abstractmethod
+    async def disconnect(self, peer: PeerKey) -> None:
+        """Close every connection to `peer`; its streams break. Never raises."""
+
+    @abstractmethod
+    def remote_address(self, peer: PeerKey) -> str | None:
+        """The address the peer is seen at (multiaddr text), or None when it is not connected."""
