@@ -1,0 +1,326 @@
+"""The core's vocabulary: what can happen to a peer (events) and what it may ask for (effects).
+
+`Peer.apply(event, now)` and `Authority.apply(event, now)` take one event and return a list of effects. They never do IO,
+never read a clock, never hold payload bytes: a piece is named by (chunk key, index) and stays in the store. Two shells
+carry the effects out: `swarm.shell` on trio, and the simulator in one process under a virtual clock. What a job, a fetch or a
+write brings comes back as another event.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from codec import ChunkKey, Manifest
+from swarm.protocol.wire import Message
+
+__all__ = [
+    "Close", "Commit", "Dial", "Drop", "Effect", "Event", "HeaderStored", "JobDone", "LocalChunk", "LocalLeave",
+    "LocalSeal", "ManifestSeen", "Heard", "Notify", "PartsDone", "PeerDown", "PeerUp", "Persist", "Persisted",
+    "PieceBad", "PieceStored", "Run", "Send", "SendBlob", "SendBlock", "SendHeader", "SendPiece", "SendDone",
+    "SetTimer", "Job", "JobKind", "Timer", "VersionId", "Announce",
+]  # fmt: skip
+
+
+class VersionId(NamedTuple):
+    """A policy version: ordered by (epoch, version)."""
+
+    epoch: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.version}"
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Root of all events."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp(Event):
+    """A control session with `peer` (its key proven by the transport) is open; `dialed`: by us."""
+
+    peer: bytes
+    dialed: bool
+    address: str | None = None
+    """Where the transport sees it: an address of this shape is what the world can dial."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown(Event):
+    """The session with `peer` ended, or a dial failed (`dial_failed`, with a reason for people)."""
+
+    peer: bytes
+    dial_failed: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Event):
+    """A well-formed control message from `peer`."""
+
+    peer: bytes
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderStored(Event):
+    """A chunk header that the authority signed is in the store. `peer` None: it was there before (restart)."""
+
+    peer: bytes | None
+    stripe: int | None
+    key: ChunkKey
+    chunk_id: bytes
+    parent_root: bytes
+    piece_bytes: tuple[int, ...]
+    """Size of each piece."""
+    header_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceStored(Event):
+    """A piece whose hash its chunk's header names is in the store."""
+
+    peer: bytes | None
+    stripe: int | None
+    key: ChunkKey
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceBad(Event):
+    """`peer` sent a header, piece or part that does not verify: local evidence, so it is dropped."""
+
+    peer: bytes
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartsDone(Event):
+    """A blob or block asked for as `request` is complete, verified and stored. `label`: the version it belongs to.
+
+    For a HASHES blob, `differs` lists the blocks of our replica that do not match it.
+    """
+
+    peer: bytes
+    request: int
+    label: VersionId
+    differs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SendDone(Event):
+    """A header or piece has left for `peer` (`what`: as in the effect); frees its place in the queue."""
+
+    peer: bytes
+    stripe: int | None
+    key: ChunkKey
+    index: int
+    """-1: the header."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestSeen(Event):
+    """A manifest (sealed bytes, signature not yet checked) arrived off the tree: by gossip, or from our own disk."""
+
+    manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone(Event):
+    """A `Run` effect has ended. `result` depends on the job; see `JobKind`."""
+
+    job: "Job"
+    ok: bool
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted(Event):
+    """What `Persist` named is durable."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timer(Event):
+    """The timer of this name is due."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalChunk(Event):
+    """Authority: a chunk of the open attempt is sealed and in the store, ready to be dealt."""
+
+    header: HeaderStored
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSeal(Event):
+    """Authority: this manifest (sealed bytes) is durable; all its chunks have been given."""
+
+    manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLeave(Event):
+    """The person, or SIGTERM, says go: release the lease, tell the neighbours."""
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Root of all effects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Effect):
+    """Put `message` on the control stream to `peer`. A peer that does not drain its control queue is closed."""
+
+    peer: bytes
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeader(Effect):
+    """Send the stored header of `key` on the bulk lane; answered by `SendDone` with index -1."""
+
+    peer: bytes
+    stripe: int | None
+    key: ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
+class SendPiece(Effect):
+    """Send a stored piece on the bulk lane; answered by `SendDone`."""
+
+    peer: bytes
+    stripe: int | None
+    key: ChunkKey
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlob(Effect):
+    """Answer a `WantBlob` (the shell looks it up, and sends `Lacks` if it is not there). Below pushes in rank."""
+
+    peer: bytes
+    request: int
+    kind: int
+    name: bytes
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlock(Effect):
+    """Answer a `WantBlock` with the block as it is now, labelled. Below pushes in rank."""
+
+    peer: bytes
+    request: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dial(Effect):
+    """Connect to `peer` and open its control session: `PeerUp`, or `PeerDown(dial_failed=True)`."""
+
+    peer: bytes
+    addrs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Effect):
+    """End the session with `peer`. `ban_s`: refuse it for so long."""
+
+    peer: bytes
+    why: str
+    ban_s: float = 0.0
+
+
+class JobKind:
+    """What `Run` may ask for; each is answered by exactly one `JobDone` bearing the same job.
+
+    STAGE: decode the chunk at `key` against the replica into scratch. ok; or not ok with result = tuple of torn blocks.
+    COMMIT: all chunks of `version` are staged: compare the root with the manifest's, make the seal durable, scatter.
+        ok; or not ok with result = what did not match (text).
+    OPEN: make the replica of the layout named by `name` (from the node's own model folder where there is one, else
+        empty). result = (root, VersionId or None when the bits are of no version we know).
+    REPLAY: while catching up: apply the stored chunks of `version` to those blocks whose label is older, then check the
+        root. ok; or not ok with result = tuple of blocks that do not match.
+    """
+
+    STAGE = "stage"
+    COMMIT = "commit"
+    OPEN = "open"
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One piece of work for a worker thread. `generation` rises when what it works on is dropped: stale results are."""
+
+    kind: str
+    version: VersionId
+    key: ChunkKey | None = None
+    name: bytes = b""
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Effect):
+    """Do this job off the loop."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Persist(Effect):
+    """Make `record` durable under `name` (the newest one wins); answered by `Persisted(token)`."""
+
+    token: str
+    name: str
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(Effect):
+    """Forget every chunk of this version, or only of one attempt of it."""
+
+    version: VersionId
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Effect):
+    """The replica now is `version` with this root: engines may take it, the face is told."""
+
+    version: VersionId
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Announce(Effect):
+    """Publish these sealed manifest bytes over GossipSub."""
+
+    manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer(Effect):
+    """Give `Timer(name)` at local monotonic time `at`; replaces an earlier one of this name."""
+
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notify(Effect):
+    """Something the face wants to know: `what` is a short event name, `info` plain values."""
+
+    what: str
+    info: dict[str, Any]

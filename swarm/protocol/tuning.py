@@ -1,0 +1,83 @@
+"""Every number that the protocol runs by, with its reason, in three presets: `wan`, `lan`, `loopback`.
+
+LAN is WAN except for what is said; loopback is for demos and tests on one machine, where a dead peer should be
+noticed in the time that a person waits.
+"""
+
+from dataclasses import dataclass, replace
+
+__all__ = ["Tuning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Times in seconds, sizes in bytes. Raise or lower with the comment in mind."""
+
+    heartbeat_s: float = 5.0
+    """The authority speaks this often. Lower: deaths are seen sooner; more control bytes (about 1 KB a beat and edge)."""
+    soft_ttl_s: float = 30.0
+    """Silence after which a peer gets no new work and no interior place: 6 heartbeats, so that one lost batch of reports
+    and one re-plan pass unnoticed."""
+    hard_ttl_s: float = 90.0
+    """Silence after which a peer gets no content and its slot may be given away: 3 x soft."""
+    authority_silence_s: float = 3600.0
+    """Leases stand still while the authority is silent, but by local clocks no longer than this."""
+    tick_s: float = 0.25
+    """How often deadlines are looked at. Bounds the lateness of every decision below."""
+    report_batch_s: float = 0.1
+    """Reports of children are gathered this long before they climb on: fewer, larger messages."""
+    pull_after_s: float = 2.0
+    """A stripe that made no progress for this long while something is missing is pulled from elsewhere."""
+    pull_deadline_s: float = 5.0
+    """A pull that brought nothing for this long goes to the next source."""
+    pulls_in_flight: int = 8
+    """Chunks pulled at a time; with chunks of at most 1 MiB this bounds what a slow source holds up."""
+    lag_after_s: float = 2.0
+    """A child that takes nothing for this long no longer holds back its siblings' credit; it pulls what it lacks."""
+    window_bytes: int = 4 << 20
+    """Credit that a receiver grants an edge and stripe: at least stripe rate x (round trip + a piece's time): 200 Mbit/s
+    over 8 stripes at 250 ms is 0.8 MB; the rest is slack for bursts."""
+    stripes: int = 8
+    """Trees. A hop's delay is stripes x piece / uplink, while fewer stripes leave uplinks idle; 8 is near the optimum."""
+    dial_retry_s: float = 2.0
+    """First pause after a failed dial; doubles, with a quarter of jitter, up to 16 times this."""
+    hello_deadline_s: float = 10.0
+    """A session that has not said who it is by then is closed."""
+    request_deadline_s: float = 15.0
+    """A blob or block that did not arrive by then is asked of the next peer."""
+    requests_in_flight: int = 16
+    """Blocks asked for at a time while catching up (2 MiB each in bf16, so 32 MiB), over all sources."""
+    requests_per_peer: int = 4
+    """Of which from one peer."""
+    retain_versions: int = 16
+    """Sealed versions whose chunks are kept for others: a node asleep for fewer steps replays instead of refetching."""
+    max_ahead_versions: int = 2
+    """Chunks of versions further ahead than this are not kept: the trainer never has more unsealed."""
+
+    @classmethod
+    def wan(cls) -> "Tuning":
+        return cls()
+
+    @classmethod
+    def lan(cls) -> "Tuning":
+        return replace(cls(), heartbeat_s=2.0, soft_ttl_s=12.0, hard_ttl_s=36.0, pull_after_s=1.0, lag_after_s=1.0)
+
+    @classmethod
+    def loopback(cls) -> "Tuning":
+        return replace(
+            cls(),
+            heartbeat_s=0.5,
+            soft_ttl_s=3.0,
+            hard_ttl_s=6.0,
+            tick_s=0.1,
+            report_batch_s=0.02,
+            pull_after_s=0.5,
+            pull_deadline_s=2.0,
+            lag_after_s=1.0,
+            dial_retry_s=0.25,
+        )
+
+    @classmethod
+    def named(cls, name: str) -> "Tuning":
+        """`wan`, `lan` or `loopback`."""
+        return {"wan": cls.wan, "lan": cls.lan, "loopback": cls.loopback}[name]()

@@ -1,0 +1,319 @@
+"""Messages <-> bytes: what peers say to one another on the control lane, and the frames of the bulk lane.
+
+Participants: one *authority* (the trainer's seed, whose Ed25519 key is the swarm's name) and its *members*. A control
+stream carries length-prefixed messages both ways; a bulk stream carries frames one way. Non-goals: confidentiality from
+members (they hold the weights anyway), anonymity.
+
+A message is one byte of protocol version and a MessagePack array `[tag, field...]`. Every field is bounded here, before
+anything is built from it; whatever breaks a rule is a `PeerError`. Documents that the authority signed (`bytes` fields
+named `grant`, `roster`, `heartbeat`, `manifest`) travel as the exact bytes it signed; see `lease`, `plan` and `codec`.
+"""
+
+from struct import Struct as Packing
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+from codec import ChunkKey
+from codec.errors import PeerError
+
+__all__ = [
+    "BLOB_NAME_BYTES",
+    "FRAME_HEAD",
+    "MAX_FRAME_BODY",
+    "MAX_MESSAGE_BYTES",
+    "PROTOCOL",
+    "Attach",
+    "Blob",
+    "Bye",
+    "Credit",
+    "Detach",
+    "Frame",
+    "FrameKind",
+    "Have",
+    "HeartbeatNews",
+    "Hello",
+    "Join",
+    "Lacks",
+    "LacksChunk",
+    "ManifestNews",
+    "Message",
+    "Refused",
+    "Reports",
+    "RosterNews",
+    "WantBlob",
+    "WantBlock",
+    "WantChunk",
+    "WantManifest",
+    "Welcome",
+    "Work",
+    "decode",
+    "encode",
+    "pack_frame",
+    "unpack_frame_head",
+]
+
+PROTOCOL: Final = 1
+MAX_MESSAGE_BYTES: Final = 4 << 20
+"""A roster of 10,000 members is about 1 MB; nothing legitimate comes near this."""
+MAX_DOCUMENT: Final = 3 << 20
+MAX_WORK: Final = 1 << 20
+BLOB_NAME_BYTES: Final = 256
+
+Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Sealed = Annotated[bytes, msgspec.Meta(max_length=MAX_DOCUMENT)]
+SmallSealed = Annotated[bytes, msgspec.Meta(max_length=4096)]
+Text = Annotated[str, msgspec.Meta(max_length=512)]
+Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+U63 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+Mbit = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Root of all control messages."""
+
+
+class Join(Message, frozen=True, tag=1):
+    """To the authority: let me in. The only thing that a peer without a grant may say."""
+
+    capability: SmallSealed
+    nonce: Key32
+    addrs: Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)]
+    name: Annotated[str, msgspec.Meta(max_length=64)]
+    region: Annotated[str, msgspec.Meta(max_length=64)]
+    up_mbit: Mbit
+    down_mbit: Mbit
+    relay_only: bool
+
+
+class Welcome(Message, frozen=True, tag=2):
+    """From the authority: your grant, and where the swarm stands."""
+
+    grant: SmallSealed
+    roster: Sealed
+    heartbeat: SmallSealed
+    manifest: Sealed
+
+
+class Refused(Message, frozen=True, tag=3):
+    """From anyone: no, and why. `code` is for programs, `why` for people."""
+
+    code: Annotated[str, msgspec.Meta(max_length=32)]
+    why: Text
+
+
+class Hello(Message, frozen=True, tag=4):
+    """First message of either side of a session between members; the serials say what the other should send."""
+
+    grant: SmallSealed
+    roster: U63
+    heartbeat: U63
+    epoch: U32
+    version: U63
+
+
+class RosterNews(Message, frozen=True, tag=5):
+    """A newer roster."""
+
+    roster: Sealed
+
+
+class HeartbeatNews(Message, frozen=True, tag=6):
+    """A newer heartbeat; passed on once to every child."""
+
+    heartbeat: SmallSealed
+
+
+class ManifestNews(Message, frozen=True, tag=7):
+    """The seal of a version; passed on once to every child, and the answer to `WantManifest`."""
+
+    manifest: Sealed
+
+
+class Reports(Message, frozen=True, tag=8):
+    """Signed reports (renewals) on their way up."""
+
+    reports: Annotated[tuple[SmallSealed, ...], msgspec.Meta(max_length=4096)]
+
+
+class Have(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Which pieces of a chunk are held: `pieces` is a little-endian bit set; empty means all of them."""
+
+    epoch: U32
+    version: U63
+    attempt: U32
+    seq: U32
+    pieces: Annotated[bytes, msgspec.Meta(max_length=128)]
+
+
+class Attach(Message, frozen=True, tag=9):
+    """To a parent: push me stripe `stripe` of every version after (epoch, version), less what I have."""
+
+    stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
+    epoch: U32
+    version: U63
+    credit: U63
+    have: Annotated[tuple[Have, ...], msgspec.Meta(max_length=65536)]
+
+
+class Detach(Message, frozen=True, tag=10):
+    """To a parent: push me this stripe no more."""
+
+    stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
+
+
+class Credit(Message, frozen=True, tag=11):
+    """To a parent: in all you may have sent me `total` bytes of this stripe since I attached."""
+
+    stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
+    total: U63
+
+
+class WantChunk(Message, frozen=True, tag=12):
+    """Send me the header of this chunk and these of its pieces (bit set; empty means all)."""
+
+    epoch: U32
+    version: U63
+    attempt: U32
+    seq: U32
+    pieces: Annotated[bytes, msgspec.Meta(max_length=128)]
+
+
+class LacksChunk(Message, frozen=True, tag=13):
+    """Answer to `WantChunk`: I hold none of that."""
+
+    epoch: U32
+    version: U63
+    attempt: U32
+    seq: U32
+
+
+class Blob:
+    """Kinds of blob. A `layout` is named by its hash, a `file` by its hash, `hashes` (all block hashes of a version, 32
+    bytes each) by the state root they add up to."""
+
+    LAYOUT: Final = 1
+    FILE: Final = 2
+    HASHES: Final = 3
+
+
+class WantBlob(Message, frozen=True, tag=14):
+    """Send me this blob, from this offset on, as `PART` frames bearing my request number."""
+
+    request: U32
+    kind: Annotated[int, msgspec.Meta(ge=1, le=3)]
+    name: Key32
+    offset: U63
+
+
+class WantBlock(Message, frozen=True, tag=15):
+    """Send me this block of the replica, as you hold it now, as `PART` frames labelled with its version."""
+
+    request: U32
+    block: U63
+
+
+class Lacks(Message, frozen=True, tag=16):
+    """Answer to `WantBlob` or `WantBlock`: I do not have it, or may not give it."""
+
+    request: U32
+
+
+class WantManifest(Message, frozen=True, tag=17):
+    """Send me the manifest of this version (`ManifestNews`, or nothing)."""
+
+    epoch: U32
+    version: U63
+
+
+class Work(Message, frozen=True, tag=18):
+    """Cargo for the face (work leases and rollouts); the swarm looks no further than its size."""
+
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_WORK)]
+
+
+class Bye(Message, frozen=True, tag=19):
+    """I am leaving. To the authority, `release` is a signed report with `leaving` set: the slot is free at once."""
+
+    release: SmallSealed
+
+
+_ALL = (
+    Join | Welcome | Refused | Hello | RosterNews | HeartbeatNews | ManifestNews | Reports | Attach | Detach | Credit
+    | WantChunk | LacksChunk | WantBlob | WantBlock | Lacks | WantManifest | Work | Bye
+)  # fmt: skip
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_ALL)
+
+
+def encode(message: Message) -> bytes:
+    """`message` as it travels (without the stream's length prefix)."""
+    data = bytes((PROTOCOL,)) + _encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"{type(message).__name__}: {len(data)} bytes is more than a message may have")
+    return data
+
+
+def decode(data: bytes) -> Message:
+    """The message in `data`; `PeerError` unless it is exactly one well-formed message of our protocol version."""
+    if not 1 < len(data) <= MAX_MESSAGE_BYTES:
+        raise PeerError(f"message: {len(data)} bytes")
+    if data[0] != PROTOCOL:
+        raise PeerError(f"message: protocol version {data[0]}, ours is {PROTOCOL}")
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise PeerError(f"message: {error}") from error
+
+
+class FrameKind:
+    """What a frame of the bulk lane holds: a chunk's signed header, a piece of its body, a part of a blob or block."""
+
+    HEADER: Final = 1
+    PIECE: Final = 2
+    PART: Final = 3
+
+
+class Frame(NamedTuple):
+    """The fixed head of a bulk frame; `length` bytes of body follow.
+
+    HEADER and PIECE: `key` and `stripe` (255: none) and, for a piece, its `index`. PART: `key` is the version that the
+    bytes belong to (attempt and seq 0), `index` the request number, `offset` and `total` place the body in the whole.
+    """
+
+    kind: int
+    stripe: int
+    key: ChunkKey
+    index: int
+    offset: int
+    total: int
+    length: int
+
+
+_FRAME = Packing("<BBIQIIIQQI")
+FRAME_HEAD: Final = _FRAME.size
+MAX_FRAME_BODY: Final = 1 << 20
+"""A header of a chunk with thousands of tiny blocks is the largest; pieces and parts are at most 128 KiB."""
+NO_STRIPE: Final = 255
+
+
+def pack_frame(frame: Frame) -> bytes:
+    """The head of a frame; the body follows on the stream."""
+    key = frame.key
+    return _FRAME.pack(
+        frame.kind, frame.stripe, key.epoch, key.version, key.attempt, key.seq,
+        frame.index, frame.offset, frame.total, frame.length,
+    )  # fmt: skip
+
+
+def unpack_frame_head(head: bytes) -> Frame:
+    """A frame's head from its `FRAME_HEAD` bytes; `PeerError` when a field is out of bounds."""
+    kind, stripe, epoch, version, attempt, seq, index, offset, total, length = _FRAME.unpack(head)
+    if kind not in (FrameKind.HEADER, FrameKind.PIECE, FrameKind.PART):
+        raise PeerError(f"frame: kind {kind}")
+    if length > MAX_FRAME_BODY:
+        raise PeerError(f"frame: {length} bytes of body")
+    if kind == FrameKind.PART and (offset + length > total or total > 1 << 40):
+        raise PeerError("frame: part outside its whole")
+    return Frame(kind, stripe, ChunkKey(epoch, version, attempt, seq), index, offset, total, length)
