@@ -1,9 +1,9 @@
 """The core's vocabulary: what can happen to a peer (events) and what it may ask for (effects).
 
-`Peer.apply(event, now)` and `Authority.apply(event, now)` take one event and return a list of effects. They never do IO,
-never read a clock, never hold payload bytes: a piece is named by (chunk key, index) and stays in the store. Two shells
-carry the effects out: `swarm.shell` on trio, and the simulator in one process under a virtual clock. What a job, a fetch or a
-write brings comes back as another event.
+`Peer.apply(event, now)` and `Authority.apply(event, now)` take one event and return a list of effects. They never do
+IO, never read a clock, never hold payload bytes: a piece is named by (chunk key, index) and stays in the store. Two
+shells carry the effects out: `swarm.shell` on trio, and the simulator in one process under a virtual clock. What a job, a
+fetch or a write brings comes back as another event.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,42 @@ from codec import ChunkKey, Manifest
 from swarm.protocol.wire import Message
 
 __all__ = [
-    "Close", "Commit", "Dial", "Drop", "Effect", "Event", "HeaderStored", "JobDone", "LocalChunk", "LocalLeave",
-    "LocalSeal", "ManifestSeen", "Heard", "Notify", "PartsDone", "PeerDown", "PeerUp", "Persist", "Persisted",
-    "PieceBad", "PieceStored", "Run", "Send", "SendBlob", "SendBlock", "SendHeader", "SendPiece", "SendDone",
-    "SetTimer", "Job", "JobKind", "Timer", "VersionId", "Announce",
-]  # fmt: skip
+    "Announce",
+    "Close",
+    "Commit",
+    "Dial",
+    "Drop",
+    "Effect",
+    "Event",
+    "HeaderStored",
+    "Heard",
+    "Job",
+    "JobDone",
+    "JobKind",
+    "LocalChunk",
+    "LocalLeave",
+    "LocalSeal",
+    "ManifestSeen",
+    "Notify",
+    "PartsDone",
+    "PeerDown",
+    "PeerUp",
+    "Persist",
+    "Persisted",
+    "PieceBad",
+    "PieceStored",
+    "Run",
+    "Send",
+    "SendBlob",
+    "SendBlock",
+    "SendDone",
+    "SendHeader",
+    "SendPiece",
+    "SetTimer",
+    "Timer",
+    "UnknownLabel",
+    "VersionId",
+]
 
 
 class VersionId(NamedTuple):
@@ -67,7 +98,10 @@ class Heard(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeaderStored(Event):
-    """A chunk header that the authority signed is in the store. `peer` None: it was there before (restart)."""
+    """A chunk header that the authority signed is in the store. `peer` None: it was there before (restart).
+
+    Given for a duplicate too: its bytes used up credit, which the core returns.
+    """
 
     peer: bytes | None
     stripe: int | None
@@ -81,7 +115,7 @@ class HeaderStored(Event):
 
 @dataclass(frozen=True, slots=True)
 class PieceStored(Event):
-    """A piece whose hash its chunk's header names is in the store."""
+    """A piece whose hash its chunk's header names is in the store. Given for a duplicate too, as above."""
 
     peer: bytes | None
     stripe: int | None
@@ -101,13 +135,24 @@ class PieceBad(Event):
 class PartsDone(Event):
     """A blob or block asked for as `request` is complete, verified and stored. `label`: the version it belongs to.
 
-    For a HASHES blob, `differs` lists the blocks of our replica that do not match it.
+    For HASHES, `differs` lists the blocks of our replica that do not match it. For a LAYOUT, `needs` lists the hashes of
+    the files that it names and we lack.
     """
 
     peer: bytes
     request: int
     label: VersionId
     differs: tuple[int, ...] = ()
+    needs: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownLabel(Event):
+    """A block asked for as `request` came labelled with a version whose hash list we lack: it was thrown away."""
+
+    peer: bytes
+    request: int
+    label: VersionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +164,7 @@ class SendDone(Event):
     key: ChunkKey
     index: int
     """-1: the header."""
+    pull: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +239,8 @@ class SendHeader(Effect):
     peer: bytes
     stripe: int | None
     key: ChunkKey
+    pull: bool = False
+    """Asked for by `WantChunk`: below pushes in rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +251,7 @@ class SendPiece(Effect):
     stripe: int | None
     key: ChunkKey
     index: int
+    pull: bool = False
 
 
 @dataclass(frozen=True, slots=True)

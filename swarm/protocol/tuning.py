@@ -14,10 +14,10 @@ class Tuning:
     """Times in seconds, sizes in bytes. Raise or lower with the comment in mind."""
 
     heartbeat_s: float = 5.0
-    """The authority speaks this often. Lower: deaths are seen sooner; more control bytes (about 1 KB a beat and edge)."""
+    """The authority speaks this often. Lower: deaths are seen sooner, more control bytes (1 KB a beat and edge)."""
     soft_ttl_s: float = 30.0
-    """Silence after which a peer gets no new work and no interior place: 6 heartbeats, so that one lost batch of reports
-    and one re-plan pass unnoticed."""
+    """Silence after which a peer gets no new work and no interior place: 6 heartbeats, so that one lost batch of
+    reports and one re-plan pass unnoticed."""
     hard_ttl_s: float = 90.0
     """Silence after which a peer gets no content and its slot may be given away: 3 x soft."""
     authority_silence_s: float = 3600.0
@@ -33,12 +33,12 @@ class Tuning:
     pulls_in_flight: int = 8
     """Chunks pulled at a time; with chunks of at most 1 MiB this bounds what a slow source holds up."""
     lag_after_s: float = 2.0
-    """A child that takes nothing for this long no longer holds back its siblings' credit; it pulls what it lacks."""
+    """A child that takes nothing for so long no longer holds back its siblings' credit; it pulls what it lacks."""
     window_bytes: int = 4 << 20
-    """Credit that a receiver grants an edge and stripe: at least stripe rate x (round trip + a piece's time): 200 Mbit/s
-    over 8 stripes at 250 ms is 0.8 MB; the rest is slack for bursts."""
+    """Credit that a receiver grants an edge and stripe: at least stripe rate x (round trip + a piece's time).
+    200 Mbit/s over 8 stripes at 250 ms is 0.8 MB; the rest is slack for bursts."""
     stripes: int = 8
-    """Trees. A hop's delay is stripes x piece / uplink, while fewer stripes leave uplinks idle; 8 is near the optimum."""
+    """Trees. A hop's delay is stripes x piece / uplink, but fewer stripes leave uplinks idle; 8 is near the optimum."""
     dial_retry_s: float = 2.0
     """First pause after a failed dial; doubles, with a quarter of jitter, up to 16 times this."""
     hello_deadline_s: float = 10.0

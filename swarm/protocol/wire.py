@@ -78,7 +78,6 @@ class Join(Message, frozen=True, tag=1):
     """To the authority: let me in. The only thing that a peer without a grant may say."""
 
     capability: SmallSealed
-    nonce: Key32
     addrs: Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)]
     name: Annotated[str, msgspec.Meta(max_length=64)]
     region: Annotated[str, msgspec.Meta(max_length=64)]
@@ -132,8 +131,9 @@ class ManifestNews(Message, frozen=True, tag=7):
 
 
 class Reports(Message, frozen=True, tag=8):
-    """Signed reports (renewals) on their way up."""
+    """Signed reports (renewals) on their way up the tree of `stripe`; one that strayed from its tree is dropped."""
 
+    stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
     reports: Annotated[tuple[SmallSealed, ...], msgspec.Meta(max_length=4096)]
 
 
