@@ -1,0 +1,44 @@
+# `make demo` and `make test` install what they need into .venv first. Everything else: `make help`.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PACKAGES := codec swarm node scenarios
+HEAVY := slow or foreign or wan or vllm
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+export VENV
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-heavy lint types fuzz clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+install: $(STAMP) ## make .venv and install into it (TORCH=... PYTHON=... EXTRAS=... to choose)
+
+$(STAMP): pyproject.toml constraints.txt install.sh
+	@TORCH='$(TORCH)' PYTHON='$(PYTHON)' EXTRAS='$(EXTRAS)' ./install.sh
+	@touch $@
+
+demo: install ## a trainer and four nodes on this machine, about two minutes
+	$(BIN)/swarm-node demo $(DEMO_FLAGS)
+
+test: install ## the everyday tests, at most five minutes
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+test-heavy: install ## the heavy marks, in short form; one that skips has failed
+	$(BIN)/pytest -m '$(HEAVY)' --no-skips $(PYTEST_FLAGS)
+
+lint: install ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install ## pyright
+	$(BIN)/pyright codec swarm node
+
+fuzz: install ## the property tests, with many more examples
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'not vllm and not wan and not gpu and not foreign' -k 'property or fuzz' $(PYTEST_FLAGS)
+
+clean: ## forget the environment and every cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo-out
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
