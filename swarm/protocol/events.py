@@ -2,8 +2,8 @@
 
 `Peer.apply(event, now)` and `Authority.apply(event, now)` take one event and return a list of effects. They never do
 IO, never read a clock, never hold payload bytes: a piece is named by (chunk key, index) and stays in the store. Two
-shells carry the effects out: `swarm.shell` on trio, and the simulator in one process under a virtual clock. What a job, a
-fetch or a write brings comes back as another event.
+shells carry the effects out: `swarm.shell` on trio, and the simulator in one process under a virtual clock. What a job,
+a fetch or a write brings comes back as another event.
 """
 
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ class PieceBad(Event):
 class PartsDone(Event):
     """A blob or block asked for as `request` is complete, verified and stored. `label`: the version it belongs to.
 
-    For HASHES, `differs` lists the blocks of our replica that do not match it. For a LAYOUT, `needs` lists the hashes of
+    For HASHES, `differs` lists the blocks of our replica that do not match. For a LAYOUT, `needs` lists the hashes of
     the files that it names and we lack.
     """
 

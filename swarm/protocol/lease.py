@@ -4,7 +4,7 @@
 - `Grant`: the lease of one peer on one slot, with a fencing serial: of two grants for a slot the higher serial counts.
 - `Heartbeat`: the authority's clock and its word on which slots live; small, frequent, down all trees.
 - `Report`: a member's renewal. It re-signs nothing of the authority's: it is signed by the member over the hash of the
-  last heartbeat it saw, so nobody can forge one, replay an old one, or keep the dead alive. It also says what the member
+  last heartbeat it saw, so nobody can forge one, replay an old one or keep the dead alive. It also says what the member
   holds.
 
 Leases age by the authority's clock. A member therefore never computes an expiry: it reads the bit in the newest

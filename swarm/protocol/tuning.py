@@ -34,9 +34,9 @@ class Tuning:
     """Chunks pulled at a time; with chunks of at most 1 MiB this bounds what a slow source holds up."""
     lag_after_s: float = 2.0
     """A child that takes nothing for so long no longer holds back its siblings' credit; it pulls what it lacks."""
-    window_bytes: int = 4 << 20
+    window_bytes: int = 1 << 20
     """Credit that a receiver grants an edge and stripe: at least stripe rate x (round trip + a piece's time).
-    200 Mbit/s over 8 stripes at 250 ms is 0.8 MB; the rest is slack for bursts."""
+    200 Mbit/s over 8 stripes at 250 ms is 0.8 MB. More only hides which branch is slow."""
     stripes: int = 8
     """Trees. A hop's delay is stripes x piece / uplink, but fewer stripes leave uplinks idle; 8 is near the optimum."""
     dial_retry_s: float = 2.0

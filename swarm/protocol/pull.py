@@ -1,0 +1,114 @@
+"""Pull what lags: chunks whose stripe stands still are asked of backups, at any time and not only at the end.
+
+The trees are the fast way; this is the sure one. A chunk is asked of one source at a time; a source that says it lacks
+it, or brings nothing for `pull_deadline_s`, makes way for the next. The authority is always the last in the list that
+the caller gives.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from codec import ChunkKey
+from swarm.protocol.chunks import Chunk, Version, bits_of
+from swarm.protocol.events import Effect, Send, VersionId
+from swarm.protocol.tuning import Tuning
+from swarm.protocol.wire import WantChunk
+
+__all__ = ["Pulls", "Sources"]
+
+Sources = Callable[[int | None], list[bytes]]
+"""Peers that may be asked for a chunk of this stripe (None: of an unknown one), best first."""
+
+
+@dataclass(slots=True)
+class Pull:
+    """One chunk being asked for."""
+
+    tried: list[bytes] = field(default_factory=list)
+    source: bytes | None = None
+    deadline: float = 0.0
+
+
+class Pulls:
+    """The chunks being pulled."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._pulls: dict[tuple[VersionId, int], Pull] = {}
+
+    def tick(
+        self,
+        versions: Iterable[Version],
+        progress_at: dict[int, float],
+        sources: Sources,
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        """Start a pull for what has stood still too long; move pulls whose deadline passed to their next source."""
+        wanted: set[tuple[VersionId, int]] = set()
+        last = max(progress_at.values(), default=0.0)
+        for version in versions:
+            for seq in version.missing():
+                if len(wanted) >= self._tuning.pulls_in_flight:
+                    break
+                chunk = version.chunks.get(seq)
+                stripe = chunk.stripe if chunk is not None else None
+                moved = progress_at.get(stripe, version.progress_at) if stripe is not None else last
+                pull = self._pulls.get((version.id, seq))
+                if pull is None and now - max(moved, version.progress_at if stripe is None else 0.0) <= (
+                    self._tuning.pull_after_s
+                ):
+                    continue
+                wanted.add((version.id, seq))
+                pull = self._pulls.setdefault((version.id, seq), Pull())
+                if now >= pull.deadline:
+                    self._ask(version, seq, chunk, pull, sources(stripe), now, effects)
+        for name in [n for n in self._pulls if n not in wanted]:
+            del self._pulls[name]
+
+    def arrived(self, chunk: Chunk, now: float) -> None:
+        """A piece of it came: its source is alive."""
+        name = VersionId(chunk.key.epoch, chunk.key.version), chunk.key.seq
+        pull = self._pulls.get(name)
+        if pull is None:
+            return
+        if chunk.whole:
+            del self._pulls[name]
+        else:
+            pull.deadline = now + self._tuning.pull_deadline_s
+
+    def lacks(self, peer: bytes, key: ChunkKey) -> None:
+        """`peer` says it has none of it: the next tick asks the next source."""
+        pull = self._pulls.get((VersionId(key.epoch, key.version), key.seq))
+        if pull is not None and pull.source == peer:
+            pull.deadline = 0.0
+
+    def lost(self, peer: bytes) -> None:
+        """The session with `peer` is gone, and with it what it was to send."""
+        for pull in self._pulls.values():
+            if pull.source == peer:
+                pull.deadline = 0.0
+
+    def _ask(
+        self,
+        version: Version,
+        seq: int,
+        chunk: Chunk | None,
+        pull: Pull,
+        sources: list[bytes],
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        fresh = [p for p in sources if p not in pull.tried]
+        if not fresh and sources:
+            pull.tried.clear()  # everybody was asked once: what they lacked then, they may have now
+            fresh = sources
+        pull.deadline = now + self._tuning.pull_deadline_s
+        if not fresh:
+            pull.source = None
+            return
+        pull.source = fresh[0]
+        pull.tried.append(fresh[0])
+        pieces = bits_of(chunk.full & ~chunk.have, chunk.full) if chunk is not None else b""
+        id_ = version.id
+        effects.append(Send(fresh[0], WantChunk(id_.epoch, id_.version, version.attempt, seq, pieces)))

@@ -1,0 +1,92 @@
+"""Who we are connected to, and whom we try to reach: sessions with their standing, dials with their back-off."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from swarm.protocol.events import Close, Dial, Effect
+from swarm.protocol.tuning import Tuning
+
+__all__ = ["Session", "Sessions"]
+
+
+@dataclass(slots=True)
+class Session:
+    """A control session with one peer."""
+
+    peer: bytes
+    since: float
+    heard_at: float
+    address: str | None = None
+    slot: int | None = None
+    """The slot that its grant names, once it has said hello; None before, and for the authority."""
+    ready: bool = False
+    """It has proven that it belongs: content may flow."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A peer that we want to reach."""
+
+    failures: int = 0
+    dialing: bool = False
+    next_at: float = 0.0
+
+
+class Sessions:
+    """Sessions and dials. A failed dial is tried again after `dial_retry_s`, doubling up to 16 times that, with jitter
+    (a quarter), so that a swarm that lost its trainer does not return as one."""
+
+    def __init__(self, tuning: Tuning, rng: random.Random) -> None:
+        self._tuning = tuning
+        self._rng = rng
+        self._open: dict[bytes, Session] = {}
+        self._attempts: dict[bytes, _Attempt] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._open.values()))
+
+    def get(self, peer: bytes) -> Session | None:
+        return self._open.get(peer)
+
+    def ready(self, peer: bytes) -> bool:
+        session = self._open.get(peer)
+        return session is not None and session.ready
+
+    def up(self, peer: bytes, address: str | None, now: float) -> Session:
+        self._attempts.pop(peer, None)
+        session = self._open[peer] = Session(peer, now, now, address)
+        return session
+
+    def down(self, peer: bytes, dial_failed: bool, now: float) -> Session | None:
+        """Forget the session, or note that a dial failed. The session that was, if any."""
+        attempt = self._attempts.get(peer)
+        if attempt is not None and dial_failed:
+            attempt.dialing = False
+            attempt.failures += 1
+            pause = self._tuning.dial_retry_s * min(16, 1 << min(attempt.failures - 1, 10))
+            attempt.next_at = now + pause * (1 + self._rng.uniform(-0.25, 0.25))
+        if dial_failed:
+            return None
+        return self._open.pop(peer, None)
+
+    def reach(self, peer: bytes, addrs: tuple[str, ...], now: float, effects: list[Effect]) -> bool:
+        """True when a session is open; otherwise dial it as soon as the back-off allows."""
+        if peer in self._open:
+            return True
+        attempt = self._attempts.setdefault(peer, _Attempt())
+        if addrs and not attempt.dialing and now >= attempt.next_at:
+            attempt.dialing = True
+            effects.append(Dial(peer, addrs))
+        return False
+
+    def failing(self, peer: bytes) -> bool:
+        """The last dial to it failed, and none has succeeded since."""
+        attempt = self._attempts.get(peer)
+        return attempt is not None and attempt.failures > 0
+
+    def expire_mute(self, now: float, effects: list[Effect]) -> None:
+        """Close sessions that never said who they are."""
+        for session in self:
+            if not session.ready and now - session.since > self._tuning.hello_deadline_s:
+                effects.append(Close(session.peer, "said nothing that proves it belongs here"))
