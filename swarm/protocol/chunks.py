@@ -1,7 +1,7 @@
 """What we hold of each version: a book of chunks and pieces. It holds names and bit sets, never payload.
 
-Of one (epoch, version) only the newest attempt counts: when a header or manifest of a later attempt shows up, whatever an
-earlier one left is dropped.
+Of one (epoch, version) only the newest attempt counts: when a header or manifest of a later attempt shows up, whatever
+an earlier one left is dropped.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Dealing: the authority gives each chunk to one stripe, the one whose head would take most at once.
 
-That is demand: credit comes back as a branch drains, so a stripe with a slow interior node is dealt fewer chunks, and no
-bandwidth has to be known.
+That is demand: credit comes back as a branch drains, so a stripe with a slow interior node is dealt fewer chunks, and
+no bandwidth has to be known.
 """
 
 from collections import deque

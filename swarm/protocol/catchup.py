@@ -1,0 +1,336 @@
+"""From nothing, from an old folder or from damage to a version that the swarm holds, block by block, from many peers.
+
+layout -> files -> open -> chain? -> hashes -> blocks -> replay
+
+Every block that arrives is labelled with the version that its giver holds, and is checked against that version's list of
+block hashes (which itself adds up to a signed root). The swarm moves on while we fetch, so labels differ; the chunks of
+the versions since, which we store from our first minute, are then replayed onto the blocks whose label is older. A node whose
+folder is one of the last R versions needs no blocks at all: it replays the chain (`chain?`).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from codec import Manifest
+from swarm.protocol.events import Commit, Job, JobDone, JobKind, PartsDone, Run, UnknownLabel, VersionId
+from swarm.protocol.state import State
+from swarm.protocol.wire import Blob, WantBlob, WantBlock, WantManifest
+
+__all__ = ["Catchup", "Phase"]
+
+
+class Phase(Enum):
+    """Where a catch-up stands."""
+
+    IDLE = "idle"
+    LAYOUT = "layout"
+    FILES = "files"
+    OPEN = "open"
+    CHAIN = "chain"
+    HASHES = "hashes"
+    BLOCKS = "blocks"
+    REPLAY = "replay"
+
+
+BLOCK = 0
+"""`_Request.kind` of a block; the others are `Blob` kinds."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """Something asked of one peer."""
+
+    peer: bytes
+    kind: int
+    name: bytes
+    block: int
+    deadline: float
+
+
+class Catchup:
+    """Brings the replica to a version. `sources()` gives the peers to ask, the authority last."""
+
+    def __init__(self, state: State, sources: Callable[[], list[bytes]]) -> None:
+        self._state = state
+        self._sources = sources
+        self.phase = Phase.IDLE
+        self._target: Manifest | None = None
+        self._sealed_target = b""
+        self._layout: bytes | None = None
+        """Hash of the layout that our replica has."""
+        self._requests: dict[int, _Request] = {}
+        self._next_request = 1
+        self._wanted: deque[tuple[int, bytes]] = deque()
+        """Blobs still to ask for: (kind, name)."""
+        self._todo: deque[int] = deque()
+        self._labels: dict[int, VersionId] = {}
+        self._lists: set[VersionId] = set()
+        self._unlisted: dict[VersionId, list[int]] = {}
+        self._total = 0
+        self._replaying: VersionId | None = None
+        self._chain_until = 0.0
+        self._turn = 0
+        self._lacking: dict[bytes, set[bytes]] = {}
+        """Which peers said that they lack what (by blob name, or b"" for blocks)."""
+
+    @property
+    def active(self) -> bool:
+        return self.phase is not Phase.IDLE
+
+    @property
+    def fraction(self) -> float:
+        """How much of the blocks that differ we have; 1 when idle."""
+        if not self.active:
+            return 1.0
+        return len(self._labels) / self._total if self._total else 0.0
+
+    def has_layout(self, layout_hash: bytes) -> None:
+        """Our replica has this layout already."""
+        self._layout = layout_hash
+
+    def start(self, target: Manifest, sealed: bytes, now: float) -> None:
+        """Aim at this version. Chunks of later ones are stored from now on."""
+        state = self._state
+        self._target, self._sealed_target = target, sealed
+        self._requests.clear()
+        self._labels.clear()
+        self._lists.clear()
+        self._unlisted.clear()
+        self._lacking.clear()
+        self._todo.clear()
+        self._total = 0
+        self._replaying = None
+        state.held = None
+        state.floor = VersionId(target.epoch, target.version)
+        state.notify("catching_up", version=state.floor, root=target.root)
+        if self._layout == target.layout_hash:
+            self._want_hashes(now)
+        else:
+            self._enter(Phase.LAYOUT)
+            self._wanted = deque([(Blob.LAYOUT, target.layout_hash)])
+        self.tick(now)
+
+    # ------------------------------------------------------------ what arrives
+
+    def parts_done(self, event: PartsDone, now: float) -> None:
+        request = self._requests.pop(event.request, None)
+        if request is None or request.peer != event.peer:
+            return
+        if request.kind == BLOCK:
+            self._labels[request.block] = event.label
+        elif request.kind == Blob.LAYOUT:
+            self._wanted = deque((Blob.FILE, name) for name in event.needs)
+            self._enter(Phase.FILES)
+        elif request.kind == Blob.HASHES:
+            self._listed(event)
+        self.tick(now)
+
+    def unknown_label(self, event: UnknownLabel, now: float) -> None:
+        """The giver has moved on to a version whose list we lack: get its manifest, then its list, then ask again."""
+        request = self._requests.pop(event.request, None)
+        if request is None or request.peer != event.peer:
+            return
+        if event.label in self._lists or event.label <= self._state.floor:
+            self._todo.append(request.block)
+        else:
+            self._unlisted.setdefault(event.label, []).append(request.block)
+            self._state.send(event.peer, WantManifest(event.label.epoch, event.label.version))
+        self.tick(now)
+
+    def lacks(self, peer: bytes, number: int, now: float) -> None:
+        request = self._requests.pop(number, None)
+        if request is None or request.peer != peer:
+            return
+        self._lacking.setdefault(request.name, set()).add(peer)
+        self._again(request)
+        self.tick(now)
+
+    def lost(self, peer: bytes, now: float) -> None:
+        """The session with `peer` is gone: ask others for what it was to bring."""
+        for number in [n for n, r in self._requests.items() if r.peer == peer]:
+            self._again(self._requests.pop(number))
+        if self.active:
+            self.tick(now)
+
+    def done(self, event: JobDone, now: float) -> None:
+        """An OPEN or REPLAY has ended."""
+        if not self.active or self._target is None:
+            return
+        if event.job.kind == JobKind.OPEN and self.phase is Phase.OPEN:
+            self._opened(event, now)
+        elif event.job.kind == JobKind.REPLAY and event.job.version == self._replaying:
+            self._replayed(event)
+        self.tick(now)
+
+    # ------------------------------------------------------------ what follows
+
+    def tick(self, now: float) -> None:
+        """Ask again what is overdue, go on to the next phase where one is finished, keep the pipes full."""
+        if not self.active:
+            return
+        for number in [n for n, r in self._requests.items() if now >= r.deadline]:
+            self._again(self._requests.pop(number))
+        if self.phase is Phase.FILES and not self._wanted and not self._requests:
+            assert self._target is not None
+            self._enter(Phase.OPEN)
+            self._state.emit(Run(Job(JobKind.OPEN, self._state.floor, name=self._target.layout_hash)))
+        if self.phase is Phase.CHAIN:
+            self._look_for_chain(now)
+        if self.phase is Phase.BLOCKS:
+            self._ask_for_lists()
+            if not self._todo and not self._requests and not self._unlisted and not self._wanted:
+                self._enter(Phase.REPLAY)
+        if self.phase is Phase.REPLAY:
+            self._replay()
+        self._fill(now)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._state.notify("catch_up_phase", phase=phase.value)
+
+    def _opened(self, event: JobDone, now: float) -> None:
+        assert self._target is not None
+        if not event.ok:
+            self._state.notify("failed", what=str(event.result))
+            self.phase = Phase.IDLE
+            return
+        root, _ = event.result
+        self._layout = self._target.layout_hash
+        if root == self._target.root:
+            self._finish(self._target, self._sealed_target)
+            return
+        self._root = root
+        self._chain_until = now + self._state.tuning.pull_deadline_s
+        self._enter(Phase.CHAIN)
+        newest = self._target.version
+        for source in self._sources()[:1]:
+            for number in range(max(0, newest - self._state.tuning.retain_versions), newest):
+                self._state.send(source, WantManifest(self._target.epoch, number))
+
+    def chain_manifest(self, manifest: Manifest, sealed: bytes, now: float) -> None:
+        """A manifest of an older version: when it is what our folder holds, the chain from it is all we need."""
+        if self.phase is Phase.CHAIN and manifest.root == self._root:
+            state = self._state
+            state.floor = VersionId(manifest.epoch, manifest.version)
+            target, sealed_target = self._target, self._sealed_target
+            self._finish(manifest, sealed)
+            if target is not None:
+                state.chunks.manifest(target, sealed_target, now, state.effects)
+
+    def _look_for_chain(self, now: float) -> None:
+        if now >= self._chain_until:
+            self._want_hashes(now)
+
+    def _want_hashes(self, now: float) -> None:
+        assert self._target is not None
+        self._enter(Phase.HASHES)
+        self._wanted = deque([(Blob.HASHES, self._target.root)])
+
+    def _listed(self, event: PartsDone) -> None:
+        self._lists.add(event.label)
+        if self.phase is Phase.HASHES:
+            self._todo = deque(event.differs)
+            self._total = len(event.differs)
+            self._enter(Phase.BLOCKS)
+        self._todo.extend(self._unlisted.pop(event.label, ()))
+
+    def _ask_for_lists(self) -> None:
+        """Lists of versions that givers have moved on to, once their manifests are here."""
+        asked = {name for kind, name in self._wanted} | {r.name for r in self._requests.values()}
+        for label in self._unlisted:
+            version = self._state.chunks.version(label)
+            if version is not None and version.manifest is not None and version.manifest.root not in asked:
+                self._wanted.append((Blob.HASHES, version.manifest.root))
+
+    def _replay(self) -> None:
+        """Run REPLAY for one version after the other, up to the newest label; each needs all of its chunks."""
+        if self._replaying is not None:
+            return
+        state = self._state
+        last = max(self._labels.values(), default=state.floor)
+        at = state.floor
+        if last > at:
+            at = VersionId(at.epoch, at.version + 1)
+            version = state.chunks.version(at)
+            if version is None or not version.complete:
+                return  # pushes and pulls bring them
+        self._replaying = at
+        state.emit(Run(Job(JobKind.REPLAY, at)))
+
+    def _replayed(self, event: JobDone) -> None:
+        state = self._state
+        at = event.job.version
+        self._replaying = None
+        if not event.ok:
+            bad = tuple(event.result)
+            state.notify("damaged", version=at, what=f"{len(bad)} blocks")
+            for block in bad:
+                self._labels.pop(block, None)
+            self._todo = deque(bad)
+            self._total = max(self._total, len(bad))
+            self._enter(Phase.BLOCKS)
+            return
+        version = state.chunks.version(at)
+        if version is not None and version.manifest is not None:
+            manifest, sealed = version.manifest, version.sealed_manifest
+        else:
+            assert self._target is not None
+            manifest, sealed = self._target, self._sealed_target
+        state.floor = at
+        if at >= max(self._labels.values(), default=at):
+            self._finish(manifest, sealed)
+
+    def _finish(self, manifest: Manifest, sealed: bytes) -> None:
+        id_ = VersionId(manifest.epoch, manifest.version)
+        self.phase = Phase.IDLE
+        self._requests.clear()
+        self._state.settle(id_, manifest, sealed)
+        self._state.emit(Commit(id_, manifest))
+        self._state.notify("caught_up", version=id_, blocks=len(self._labels))
+
+    def _again(self, request: _Request) -> None:
+        if request.kind == BLOCK:
+            self._todo.append(request.block)
+        else:
+            self._wanted.append((request.kind, request.name))
+
+    def _fill(self, now: float) -> None:
+        tuning = self._state.tuning
+        while self._wanted and len(self._requests) < tuning.requests_in_flight:
+            kind, name = self._wanted[0]
+            peer = self._pick(name)
+            if peer is None:
+                return
+            self._wanted.popleft()
+            number = self._note(peer, kind, name, 0, now)
+            self._state.send(peer, WantBlob(number, kind, name, 0))
+        while self.phase is Phase.BLOCKS and self._todo and len(self._requests) < tuning.requests_in_flight:
+            peer = self._pick(b"")
+            if peer is None:
+                return
+            block = self._todo.popleft()
+            number = self._note(peer, BLOCK, b"", block, now)
+            self._state.send(peer, WantBlock(number, block))
+
+    def _note(self, peer: bytes, kind: int, name: bytes, block: int, now: float) -> int:
+        number = self._next_request
+        self._next_request = (number + 1) & 0x7FFFFFFF
+        self._requests[number] = _Request(peer, kind, name, block, now + self._state.tuning.request_deadline_s)
+        return number
+
+    def _pick(self, name: bytes) -> bytes | None:
+        """The next source that is not known to lack this and has room; the authority only when it is the only one."""
+        lacking = self._lacking.get(name, set())
+        sources = [p for p in self._sources() if p not in lacking]
+        if not sources and lacking:
+            self._lacking.pop(name, None)  # everybody said no once: they may have it by now; next tick
+            return None
+        others = [p for p in sources if p != self._state.swarm] or sources
+        busy = {p: sum(r.peer == p for r in self._requests.values()) for p in others}
+        free = [p for p in others if busy[p] < self._state.tuning.requests_per_peer]
+        if not free:
+            return None
+        self._turn += 1
+        return min(free, key=lambda p: (busy[p], (others.index(p) + self._turn) % len(others)))

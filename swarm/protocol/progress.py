@@ -1,0 +1,180 @@
+"""A version's way from its first piece to the replica: verified early, written late.
+
+Chunks are decoded into scratch as they become whole (STAGE), provided that their parent root is the replica's. When the
+manifest and all of its chunks are there, one COMMIT compares roots, makes the seal durable and scatters the bits. Versions
+are taken strictly in the order in which their parents chain.
+"""
+
+from collections.abc import Callable
+
+from codec import Manifest, open_manifest
+from swarm.protocol.chunks import Version
+from swarm.protocol.events import (
+    Announce,
+    Commit,
+    Drop,
+    HeaderStored,
+    Job,
+    JobDone,
+    JobKind,
+    PieceStored,
+    Run,
+    VersionId,
+)
+from swarm.protocol.exchange import HEADER
+from swarm.protocol.pull import Pulls
+from swarm.protocol.state import State
+from swarm.protocol.wire import ManifestNews, WantManifest
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Takes in headers, pieces and manifests; stages and commits."""
+
+    def __init__(self, state: State, pulls: Pulls, *, relay_only: bool, repair: Callable[[float], None]) -> None:
+        self._state = state
+        self._pulls = pulls
+        self._relay_only = relay_only
+        self._repair = repair
+        self._running: set[Job] = set()
+        self._asked: dict[VersionId, float] = {}
+
+    # ------------------------------------------------------------ what arrives
+
+    def header(self, event: HeaderStored, now: float) -> None:
+        state = self._state
+        state.exchange.arrived(event.peer, event.stripe, event.header_bytes, now, state.effects)
+        if VersionId(event.key.epoch, event.key.version) <= state.floor:
+            return
+        taken = state.chunks.header(event, now, state.effects)
+        if taken is not None and taken[1]:
+            state.exchange.push(taken[0], HEADER, event.peer, now, state.effects)
+
+    def piece(self, event: PieceStored, now: float) -> None:
+        state = self._state
+        chunk = state.chunks.find(event.key)
+        size = chunk.sizes[event.index] if chunk is not None and event.index < len(chunk.sizes) else 0
+        state.exchange.arrived(event.peer, event.stripe, size, now, state.effects)
+        taken = state.chunks.piece(event.key, event.index, now)
+        if taken is None or not taken[1]:
+            return
+        state.exchange.push(taken[0], event.index, event.peer, now, state.effects)
+        self._pulls.arrived(taken[0], now)
+        if taken[0].whole:
+            self.advance(now)
+
+    def manifest(self, sealed: bytes, now: float, *, source: bytes | None) -> None:
+        """A manifest, by tree, by gossip or as an answer. Passed on to all children when it is news."""
+        state = self._state
+        manifest = open_manifest(sealed, state.swarm)
+        id_ = VersionId(manifest.epoch, manifest.version)
+        self._asked.pop(id_, None)
+        if state.held == id_ and state.manifest is not None and state.manifest.root != manifest.root:
+            state.notify("equivocation", version=id_, ours=state.manifest.root, theirs=manifest.root)
+            return
+        if id_ <= state.floor:
+            return
+        if state.chunks.manifest(manifest, sealed, now, state.effects) is None:
+            return
+        for child in state.children():
+            if child != source:
+                state.send(child, ManifestNews(sealed))
+        if source is not None:
+            state.emit(Announce(sealed))
+        self.advance(now)
+
+    # ------------------------------------------------------------ what follows
+
+    def advance(self, now: float) -> None:
+        """Do whatever can be done next with the version whose parent we hold."""
+        state = self._state
+        if state.held is None or state.manifest is None:
+            return
+        version = self._next()
+        if version is None:
+            return
+        if self._relay_only:
+            if version.complete:
+                self._hold(version, now)
+            return
+        for _, chunk in sorted(version.chunks.items()):
+            if chunk.whole and not chunk.staged:
+                self._run(Job(JobKind.STAGE, version.id, chunk.key, generation=version.generation))
+        if version.complete and all(c.staged for c in version.chunks.values()):
+            self._run(Job(JobKind.COMMIT, version.id, generation=version.generation))
+
+    def done(self, event: JobDone, now: float) -> None:
+        """A STAGE or COMMIT has ended."""
+        self._running.discard(event.job)
+        version = self._state.chunks.version(event.job.version)
+        if version is None or version.generation != event.job.generation:
+            return
+        if not event.ok:
+            self._state.notify("damaged", version=event.job.version, what=str(event.result))
+            self._repair(now)
+        elif event.job.kind == JobKind.COMMIT:
+            self._hold(version, now)
+        else:
+            chunk = self._state.chunks.find(event.job.key) if event.job.key is not None else None
+            if chunk is not None:
+                chunk.staged = True
+            self.advance(now)
+
+    def fill_gaps(self, now: float, ask: list[bytes]) -> None:
+        """When we know of a later version but not of the next one, ask for the manifests between."""
+        state = self._state
+        known = [v.id for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
+        if not known or not ask or self._next() is not None:
+            return
+        last = max(known)
+        first = state.floor.version + 1 if last.epoch == state.floor.epoch else last.version
+        for number in range(max(first, last.version - state.tuning.retain_versions), last.version):
+            id_ = VersionId(last.epoch, number)
+            version = state.chunks.version(id_)
+            if (version is None or version.manifest is None) and now >= self._asked.get(id_, 0.0):
+                tries = self._asked.get(id_)
+                self._asked[id_] = now + state.tuning.pull_deadline_s
+                source = ask[(number + (0 if tries is None else int(now / state.tuning.pull_deadline_s))) % len(ask)]
+                state.send(source, WantManifest(id_.epoch, id_.version))
+
+    def behind(self, now: float) -> Manifest | None:
+        """The manifest to catch up with when the chain cannot be had: it is too long, or of another epoch."""
+        state = self._state
+        known = [v.manifest for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
+        if not known or self._next() is not None:
+            return None
+        last = max(known, key=lambda m: (m.epoch, m.version))
+        far = last.epoch != state.floor.epoch or last.version - state.floor.version > state.tuning.retain_versions
+        first = VersionId(state.floor.epoch, state.floor.version + 1)
+        stuck = first in self._asked and state.chunks.version(first) is None and self._waited(first, now)
+        return last if far or stuck else None
+
+    def _waited(self, id_: VersionId, now: float) -> bool:
+        return now - self._asked[id_] > 2 * self._state.tuning.pull_deadline_s
+
+    def _next(self) -> Version | None:
+        """The version that follows the one we hold; of several (a dead epoch's), the newest."""
+        state = self._state
+        root = state.manifest.root if state.manifest is not None else b""
+        after = [v for v in state.chunks.versions.values() if v.parent_root == root and v.id > state.floor]
+        return max(after, key=lambda v: v.id) if after else None
+
+    def _run(self, job: Job) -> None:
+        if job not in self._running:
+            self._running.add(job)
+            self._state.emit(Run(job))
+
+    def _hold(self, version: Version, now: float) -> None:
+        state = self._state
+        assert version.manifest is not None
+        state.settle(version.id, version.manifest, version.sealed_manifest)
+        state.emit(Commit(version.id, version.manifest))
+        while len(state.retained) > state.tuning.retain_versions:
+            old = state.retained.pop(0)
+            state.chunks.drop(old)
+            state.exchange.forget(old)
+            state.emit(Drop(old))
+        self.advance(now)
+
+

@@ -1,0 +1,83 @@
+"""What one peer (or the authority) knows: the one state that applied events change, shared by its machines."""
+
+import random
+from dataclasses import dataclass, field
+
+from codec import Manifest
+from codec.sign import Key
+from swarm.protocol.chunks import Chunks
+from swarm.protocol.events import Effect, Notify, Send, VersionId
+from swarm.protocol.exchange import Exchange
+from swarm.protocol.lease import Grant, Leases
+from swarm.protocol.plan import Roster
+from swarm.protocol.session import Sessions
+from swarm.protocol.tuning import Tuning
+from swarm.protocol.wire import Message
+
+__all__ = ["State"]
+
+
+@dataclass(slots=True)
+class State:
+    """Owned by a `Peer` or an `Authority`; its machines read and write it, one event at a time."""
+
+    key: Key
+    swarm: bytes
+    """The authority's public key."""
+    tuning: Tuning
+    rng: random.Random
+    chunks: Chunks
+    exchange: Exchange
+    sessions: Sessions
+    leases: Leases
+    grant: Grant | None = None
+    sealed_grant: bytes = b""
+    roster: Roster | None = None
+    sealed_roster: bytes = b""
+    held: VersionId | None = None
+    """The version that our replica is, whole and proven (a relay: whose chunks it has); None: none yet."""
+    manifest: Manifest | None = None
+    """Of `held`."""
+    sealed_manifest: bytes = b""
+    floor: VersionId = VersionId(0, 0)
+    """Versions up to this one are of no more interest: `held`, or what a catch-up aims at."""
+    retained: list[VersionId] = field(default_factory=list)
+    """Sealed versions whose chunks are kept for others, oldest first."""
+    effects: list[Effect] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, key: Key, swarm: bytes, tuning: Tuning, rng: random.Random) -> "State":
+        chunks = Chunks()
+        return cls(key, swarm, tuning, rng, chunks, Exchange(chunks, tuning), Sessions(tuning, rng), Leases(tuning))
+
+    def emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def send(self, peer: bytes, message: Message) -> None:
+        self.effects.append(Send(peer, message))
+
+    def notify(self, what: str, **info: object) -> None:
+        self.effects.append(Notify(what, dict(info)))
+
+    def take_effects(self) -> list[Effect]:
+        effects, self.effects = self.effects, []
+        return effects
+
+    def peer_of(self, slot: int) -> bytes | None:
+        """The peer that holds a slot (`AUTHORITY`: the authority)."""
+        if slot < 0:
+            return self.swarm
+        member = self.roster.member(slot) if self.roster is not None else None
+        return member.peer if member is not None else None
+
+    def children(self) -> list[bytes]:
+        """Every peer that hangs on us in any stripe, once, in a fixed order."""
+        return sorted({peer for edges in self.exchange.children.values() for peer in edges})
+
+    def settle(self, id_: VersionId, manifest: Manifest, sealed: bytes) -> None:
+        """We hold this version now."""
+        self.held, self.manifest, self.sealed_manifest = id_, manifest, sealed
+        self.floor = max(self.floor, id_)
+        if id_ not in self.retained:
+            self.retained.append(id_)
+            self.retained.sort()
