@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import trio
-from codec.errors import SwarmError
 
-__all__ = ["Accept", "Lane", "PeerKey", "Traffic", "Transport", "Unreachable"]
+from codec.errors import PeerError, SwarmError
+
+__all__ = ["Accept", "Lane", "PeerKey", "Traffic", "Transport", "Unreachable", "attend"]
 
 PeerKey = bytes
 """A peer's raw Ed25519 public key, 32 bytes."""
@@ -41,7 +42,11 @@ class Traffic:
 
 
 Accept = Callable[[PeerKey, Lane, trio.abc.HalfCloseableStream], Awaitable[None]]
-"""Called in a task of its own for each stream that a peer opens; the stream is closed when it returns."""
+"""Called in a task of its own for each stream that a peer opens; the stream is closed when it returns.
+
+A `PeerError` that leaves it drops the peer; a stream that breaks or is found closed ends quietly; anything else is our
+own bug and ends `serve`.
+"""
 
 
 class Transport(ABC):
@@ -79,3 +84,20 @@ class Transport(ABC):
     @abstractmethod
     def remote_address(self, peer: PeerKey) -> str | None:
         """The address the peer is seen at (multiaddr text), or None when it is not connected."""
+
+    @abstractmethod
+    def peers(self) -> list[PeerKey]:
+        """The peers with a live connection. One that falls silent leaves this list within the transport's own limit."""
+
+
+async def attend(
+    transport: Transport, accept: Accept, peer: PeerKey, lane: Lane, stream: trio.abc.HalfCloseableStream
+) -> None:
+    """Run `accept` on one stream by the rules of `Accept`: this ring's one place that decides what an error means."""
+    try:
+        async with stream:
+            await accept(peer, lane, stream)
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+    except PeerError:
+        await transport.disconnect(peer)
