@@ -1,0 +1,226 @@
+"""What a person may choose, as frozen values: `swarm.toml`, then `SWARM_*`, then flags; the later one wins.
+
+Each class is the flags of one command (a field's docstring is its help). Nothing but the command line builds them from
+text, so code and tests make them directly. Raises `ValueError` from a constructor for a value that makes no sense.
+"""
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from platformdirs import user_data_path
+
+__all__ = [
+    "DemoConfig",
+    "InviteConfig",
+    "JoinConfig",
+    "PeerConfig",
+    "Preset",
+    "RelayConfig",
+    "SeedConfig",
+    "address",
+    "default_home",
+    "duration_s",
+]
+
+Preset = Literal["wan", "lan", "loopback"]
+EngineName = Literal["none", "transformers", "vllm"]
+ModelName = Literal["tiny", "small", "smollm2"]
+
+SEED_PORT: Final = 4001
+"""libp2p's customary port."""
+DEFAULT_MBIT: Final = 100.0
+"""Taken for a link until it has been measured: too low costs a plan or two, too high makes the node late."""
+MAX_MBIT: Final = 1e7
+MAX_ADDRESSES: Final = 4
+"""As many as a ticket has room for; a machine has one or two that the world can dial."""
+_EXAMPLE: Final = "203.0.113.7:4001"
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def default_home() -> Path:
+    """Where keys, replicas and chunks live unless SWARM_HOME or --home says otherwise."""
+    return user_data_path("swarm-node")
+
+
+def _host_name() -> str:
+    return socket.gethostname()[:64]
+
+
+def duration_s(text: str) -> float:
+    """Seconds in "90s", "15m", "24h" or "7d". Raises `ValueError`."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"{text!r} is no duration; write it like 30m, 24h or 7d")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def address(text: str) -> str:
+    """A TCP address as multiaddr text, from that itself, "host:port", ":port" or "port". Raises `ValueError`."""
+    text = text.strip()
+    if text.startswith("/"):
+        kind, host, tcp, port = (text.split("/")[1:] + [""] * 4)[:4]
+        if tcp != "tcp" or text.count("/") != 4 or kind not in ("ip4", "ip6", "dns", "dns4", "dns6"):
+            raise ValueError(f"{text!r} is no TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
+    else:
+        host, _, port = text.rpartition(":")
+        host = host.strip("[]") or "0.0.0.0"
+        kind = "ip6" if ":" in host else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
+    if not _is_host(kind, host):
+        raise ValueError(f"{text!r} names no machine; write it like {_EXAMPLE}")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError(f"{text!r} names no port from 0 to 65535; write it like {_EXAMPLE}")
+    return f"/{kind}/{host}/tcp/{int(port)}"
+
+
+def _is_host(kind: str, host: str) -> bool:
+    try:
+        if kind == "ip4":
+            return bool(ipaddress.IPv4Address(host))
+        if kind == "ip6":
+            return bool(ipaddress.IPv6Address(host))
+    except ValueError:
+        return False
+    return re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,200}[A-Za-z0-9])?", host) is not None
+
+
+def _check_mbit(flag: str, value: float) -> None:
+    if not 0 < value <= MAX_MBIT:
+        raise ValueError(f"{flag} is in Mbit/s and must be more than 0; leave it out to have it measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConfig:
+    """What every process of a swarm may be told."""
+
+    home: Path = field(default_factory=default_home)
+    """Folder for the key, the replica and the chunks; one process at a time."""
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Address to listen on, as host:port, a port, or a multiaddr; repeat for more. Port 0: any free one."""
+    announce: tuple[str, ...] = ()
+    """Address at which the world reaches this machine, where that is not the one listened on (a rented box's port
+    mapping, say); repeat for more."""
+    name: str = field(default_factory=_host_name)
+    """What people call this machine."""
+    region: str = ""
+    """Machines that say the same region are near one another: lagging nodes ask there first."""
+    up_mbit: float = DEFAULT_MBIT
+    """Uplink in Mbit/s, until it is measured."""
+    down_mbit: float = DEFAULT_MBIT
+    """Downlink in Mbit/s, until it is measured."""
+
+    def __post_init__(self) -> None:
+        # Frozen: canonical values are put in place the one time that they are made.
+        object.__setattr__(self, "home", self.home.expanduser().absolute())
+        object.__setattr__(self, "listen", tuple(address(text) for text in self.listen))
+        object.__setattr__(self, "announce", tuple(address(text) for text in self.announce))
+        if not self.listen:
+            raise ValueError("--listen: at least one address")
+        if len(self.listen) > MAX_ADDRESSES or len(self.announce) > MAX_ADDRESSES:
+            raise ValueError(f"--listen, --announce: at most {MAX_ADDRESSES} addresses")
+        if any(text.endswith("/tcp/0") for text in self.announce):
+            raise ValueError("--announce: needs the port that the world dials")
+        if len(self.name) > 64 or len(self.region) > 64:
+            raise ValueError("--name, --region: at most 64 characters")
+        _check_mbit("--up-mbit", self.up_mbit)
+        _check_mbit("--down-mbit", self.down_mbit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedConfig(PeerConfig):
+    """The trainer's own process: it holds the key, admits nodes, and deals each version."""
+
+    base: Path
+    """Checkpoint folder of version 0: config, tokenizer and safetensors weights."""
+    key: Path | None = None
+    """The swarm's key file; without it SWARM_HOME's own, made at the first start."""
+    listen: tuple[str, ...] = (f"/ip4/0.0.0.0/tcp/{SEED_PORT}",)
+    """Address to listen on, as host:port, a port, or a multiaddr; repeat for more."""
+    preset: Preset = "wan"
+    """How patient the swarm is: heartbeats, leases, deadlines for such a network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinConfig(PeerConfig):
+    """A rollout node: a replica, and an engine that generates from it."""
+
+    engine: EngineName = "transformers"
+    """What generates; none: hold the policy and pass it on."""
+    model: Path | None = None
+    """Folder of the base checkpoint, if this machine has it; what differs or lacks is fetched from peers."""
+    device: str = "auto"
+    """Where the engine runs: auto, cpu, cuda or cuda:1."""
+    threads: int | None = None
+    """CPU threads of the engine; without it torch decides."""
+
+    def __post_init__(self) -> None:
+        PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise ValueError("--threads: 1 to 1024")
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):
+            raise ValueError("--device: auto, cpu, mps, cuda or cuda:N")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig(PeerConfig):
+    """Passes chunks on: no model, no GPU, no torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteConfig:
+    """What a new ticket allows."""
+
+    home: Path = field(default_factory=default_home)
+    """The seed's SWARM_HOME."""
+    key: Path | None = None
+    """The swarm's key file, where it is not SWARM_HOME's own."""
+    announce: tuple[str, ...] = ()
+    """Address at which nodes reach the seed; without it, those that the seed last announced. Repeat for more."""
+    expires: str = "24h"
+    """How long it can be used to come in (nodes that are in may stay): 30m, 24h, 7d."""
+    nodes: int = 10
+    """How many machines may use it."""
+    quota_gb: float = 0.0
+    """How many GB each of them may fetch while catching up; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "home", self.home.expanduser().absolute())
+        object.__setattr__(self, "announce", tuple(address(text) for text in self.announce))
+        duration_s(self.expires)
+        if len(self.announce) > MAX_ADDRESSES:
+            raise ValueError(f"--announce: at most {MAX_ADDRESSES} addresses")
+        if not 1 <= self.nodes <= 1_000_000:
+            raise ValueError("--nodes: 1 to 1000000")
+        if not 0 <= self.quota_gb <= 1e9:
+            raise ValueError("--quota-gb: 0 or more")
+
+    @property
+    def expires_s(self) -> float:
+        return duration_s(self.expires)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """A whole swarm on this machine."""
+
+    nodes: int = 4
+    """Rollout nodes at the start; one is killed during step 3 and a new one joins during step 4."""
+    steps: int = 5
+    """Training steps."""
+    model: ModelName = "tiny"
+    """Policy to train."""
+    seed: int = 0
+    """Of every random number in training and sampling."""
+    keep: bool = False
+    """Keep the folders of all processes (keys, replicas, logs) and say where they are."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.nodes <= 32:
+            raise ValueError("--nodes: 2 to 32, one of which will be killed")
+        if not 1 <= self.steps <= 10_000:
+            raise ValueError("--steps: 1 to 10000")
+        if not 0 <= self.seed < 1 << 32:
+            raise ValueError("--seed: 0 to 2^32 - 1")

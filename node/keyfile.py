@@ -1,0 +1,55 @@
+"""The file that holds a private key: one line of text, readable by its owner only, never overwritten."""
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+from codec.errors import UsageError
+from codec.sign import Key
+
+__all__ = ["load", "load_or_make", "write"]
+
+_PREFIX: Final = "swarm-key-1:"
+_MAX_BYTES: Final = 256
+
+
+def write(path: Path, key: Key) -> None:
+    """Write `key` to a new file of mode 0600, durable on return. Raises `UsageError`, also when the file exists."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists, and a key is never overwritten. Choose another name.") from error
+    except OSError as error:
+        raise UsageError(f"Cannot write the key to {path}: {error.strerror}.") from error
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{_PREFIX}{key.seed.hex()}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load(path: Path) -> Key:
+    """The key in `path`. Raises `UsageError` when it is not there, is no key, or others may read it."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise UsageError(f"There is no key at {path}. Make one: swarm-node keygen --out {path}") from error
+    except OSError as error:
+        raise UsageError(f"Cannot read the key at {path}: {error.strerror}.") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise UsageError(f"Others on this machine may read the key at {path}. Close it: chmod 600 {path}")
+    match = re.fullmatch(rb"%b([0-9a-f]{64})\s*" % _PREFIX.encode(), text)
+    if match is None:
+        raise UsageError(f"{path} is no swarm-node key file: it does not hold one line that begins with {_PREFIX}")
+    return Key(bytes.fromhex(match[1].decode()))
+
+
+def load_or_make(path: Path) -> Key:
+    """The key in `path`, which is made at the first call: a machine keeps its identity over restarts."""
+    if not path.exists():
+        write(path, Key.generate())
+    return load(path)
