@@ -1,0 +1,168 @@
+"""The one seam between a node and whatever generates its tokens.
+
+An engine is downstream of the replica: it is handed patches (tensor, flat index, new bits), which are idempotent, and
+proves on demand what its live parameters hold. Nothing here knows torch, so a node can hold the other end of an engine
+that lives in a process of its own.
+
+Calls are synchronous. `stage` may run in another thread while `generate` runs, because it touches no live parameter;
+everything else is called from one thread, so a commit always falls between two batches.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from codec.errors import SwarmError
+from codec.layout import Layout
+from numpy.typing import NDArray
+
+__all__ = [
+    "BASE_VERSION",
+    "Completion",
+    "Engine",
+    "EngineError",
+    "Patch",
+    "Prompt",
+    "SamplingParams",
+    "Span",
+    "Version",
+]
+
+Version = tuple[int, int]
+"""(epoch, v): ordered as the design orders versions."""
+
+BASE_VERSION: Final[Version] = (0, 0)
+
+Patch = Iterable[tuple[str, NDArray[np.int64], NDArray[np.unsignedinteger]]]
+"""(checkpoint tensor name, sorted flat indices, new bits): absolute bits, so applying one twice does no harm.
+
+The bits are unsigned integers as wide as an element of the tensor (uint16 for bf16). The arrays need to live only until
+the iterator moves on.
+"""
+
+MAX_SEED: Final = 2**64 - 1
+
+
+class EngineError(SwarmError):
+    """The engine cannot serve: nothing is loaded or attached, or a commit failed and it waits to be reloaded."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How to sample. `temperature` 0 is greedy. Raises `ValueError` when out of range.
+
+    A completion ends after `max_tokens` tokens, or with the first of `stop_tokens`, which is then its last token.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError("max_tokens: at least 1")
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ValueError("temperature: 0 to 100")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError("top_p: above 0, at most 1")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError("seed: 0 to 2^64 - 1")
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """Token ids to continue. `stream` picks the random numbers together with the sampling seed.
+
+    Two prompts with one (seed, stream) draw with the same random numbers wherever they stand in a batch: give every
+    sample of a group its own stream.
+    """
+
+    token_ids: tuple[int, ...]
+    stream: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise ValueError("token_ids: empty prompt")
+        if not 0 <= self.stream <= MAX_SEED:
+            raise ValueError("stream: 0 to 2^64 - 1")
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Tokens [start, end) of a completion were sampled from this version."""
+
+    version: Version
+    start: int
+    end: int
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """What an engine sampled for one prompt.
+
+    `logprobs`: one float32 value a token, the natural logarithm of the probability that the token had in the
+    distribution it was drawn from: after temperature and after the top-p cut. For a greedy completion it is that of
+    the distribution at temperature 1, since the true one would say 0 everywhere.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: Literal["stop", "length"]
+    spans: tuple[Span, ...]
+
+
+class Engine(ABC):
+    """Generates from one model and takes new versions of it in place.
+
+    Life: `load`, `attach`, then any number of `generate`, `stage`, `commit`, `live_hashes`, `reload`. A commit that
+    fails poisons the engine: `poisoned` says why, and `generate`, `stage` and `commit` raise `EngineError` until
+    `reload` has written every bit anew. So it never serves a mix of versions.
+    """
+
+    version: Version
+    """What the live parameters hold, as the last `attach`, `commit` or `reload` said."""
+
+    root: bytes
+    """State root of that version (32 bytes, or empty when nobody said it)."""
+
+    poisoned: str | None
+    """Why the engine may not serve, or None."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Load a Hugging Face folder (config, weights). Raises `UsageError` when it is not one."""
+
+    @abstractmethod
+    def attach(self, layout: Layout, version: Version = BASE_VERSION, root: bytes = b"") -> None:
+        """Map each tensor of `layout` to its live parameter; from now on the engine says that it holds `version`.
+
+        Nothing is compared here: whoever needs proof asks `live_hashes`. Raises `UsageError` when the loaded model has
+        other tensors, shapes or dtypes, or ties other tensors, than the layout.
+        """
+
+    @abstractmethod
+    def stage(self, patch: Patch) -> None:
+        """Convert and hold the next version's bits without touching a live parameter; replaces what was staged.
+
+        Raises `ValueError`, with nothing staged, when the patch does not fit the layout.
+        """
+
+    @abstractmethod
+    def commit(self, version: Version, root: bytes) -> float:
+        """Scatter what is staged (nothing staged: no bits change) and take the name. Returns the pause in seconds."""
+
+    @abstractmethod
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+        """One completion for each prompt, in their order, all from the version held now."""
+
+    @abstractmethod
+    def live_hashes(self, layout: Layout) -> NDArray[np.uint8]:
+        """BLAKE3 of every block of `layout`, read back out of the live parameters: uint8, (n_blocks, 32).
+
+        A tied tensor counts once, as in the layout. Works on a poisoned engine too, to see what it holds.
+        """
+
+    @abstractmethod
+    def reload(self, bits: Callable[[str], NDArray[np.unsignedinteger]], version: Version, root: bytes) -> None:
+        """Write every tensor of the layout anew and clear the poison. `bits(name)`: all its elements, flat or shaped."""

@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+import torch
+from node.engines.base import Prompt, SamplingParams
+from node.engines.sampling import draw, uniforms
+
+
+def test_uniforms_belong_to_their_stream():
+    a = uniforms(7, [0, 1, 2], 5)
+    b = uniforms(7, [2], 9)
+    np.testing.assert_array_equal(a[2], b[0, :5])
+    assert a.dtype == np.float64
+    assert a.min() >= 0
+    assert a.max() < 1
+    assert len(np.unique(a)) == a.size
+    assert not np.array_equal(a, uniforms(8, [0, 1, 2], 5))
+
+
+def test_draw_follows_the_distribution_and_reports_it():
+    logits = torch.tensor([0.0, 1.0, 2.0, float("-inf")]).expand(40_000, 4)
+    uniform = torch.from_numpy(np.random.default_rng(0).random(40_000))
+    token, logprob = draw(logits, uniform, SamplingParams(1, temperature=0.5))
+    wanted = torch.softmax(logits[0] / 0.5, -1)
+    shares = torch.bincount(token, minlength=4) / len(token)
+    torch.testing.assert_close(shares, wanted, atol=0.01, rtol=0)
+    torch.testing.assert_close(logprob, wanted.log()[token])
+    assert logprob.dtype == torch.float32
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
+def test_draw_never_picks_the_impossible(temperature):
+    logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0]]).expand(3, 4)
+    uniform = torch.tensor([0.0, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64)
+    token, _ = draw(logits, uniform, SamplingParams(1, temperature=temperature))
+    assert token.tolist() == [1, 3, 3]
+
+
+def test_top_p_keeps_the_likeliest_and_renormalises():
+    probabilities = torch.tensor([0.1, 0.5, 0.25, 0.15])
+    logits = probabilities.log().expand(1000, 4)
+    uniform = torch.from_numpy(np.random.default_rng(1).random(1000))
+    token, logprob = draw(logits, uniform, SamplingParams(1, top_p=0.7))
+    assert set(token.tolist()) == {1, 2}
+    torch.testing.assert_close(logprob.exp(), (probabilities / 0.75)[token])
+    sure, logprob = draw(logits, uniform, SamplingParams(1, top_p=1e-6))
+    assert set(sure.tolist()) == {1}
+    torch.testing.assert_close(logprob, torch.zeros(1000), atol=1e-6, rtol=0)
+
+
+def test_greedy_takes_the_largest():
+    token, logprob = draw(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([0.99]).double(), SamplingParams(1, 0.0))
+    assert token.tolist() == [1]
+    assert logprob[0] == torch.log_softmax(torch.tensor([1.0, 3.0, 2.0]), -1)[1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_tokens": 0}, {"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 1.1}]
+    + [{"seed": -1}, {"seed": 2**64}],
+)
+def test_sampling_params_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SamplingParams(**({"max_tokens": 1} | wrong))
+
+
+@pytest.mark.parametrize("wrong", [{"token_ids": ()}, {"token_ids": (1,), "stream": -1}])
+def test_prompts_are_checked(wrong):
+    with pytest.raises(ValueError, match="token_ids|stream"):
+        Prompt(**wrong)

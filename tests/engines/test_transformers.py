@@ -1,0 +1,248 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from blake3 import blake3
+from codec.errors import UsageError
+from codec.layout import Layout, TensorSpec
+from node.engines.base import EngineError, Prompt, SamplingParams
+from node.engines.transformers import TransformersEngine
+from safetensors import safe_open
+
+ROOT = b"r" * 32
+SAMPLING = SamplingParams(max_tokens=6, seed=3)
+PROMPTS = [Prompt((1, 2, 3), 0), Prompt((4, 5, 6), 1), Prompt((7, 8), 2), Prompt((1, 2, 3), 3)]
+
+
+def checkpoint(folder: Path) -> dict[str, np.ndarray]:
+    """The folder's bf16 bits, shaped, by name."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name).view(torch.int16).numpy().view(np.uint16) for name in file.keys()}  # noqa: SIM118
+
+
+def layout_of(bits: dict[str, np.ndarray], **more: Any) -> Layout:
+    return Layout(tuple(TensorSpec(name, "BF16", bits[name].shape, **more) for name in sorted(bits)))
+
+
+def hashes_of(bits: dict[str, np.ndarray], layout: Layout) -> np.ndarray:
+    """What `live_hashes` must say; small tensors only, one block each."""
+    return np.stack([np.frombuffer(blake3(bits[t.name].tobytes()).digest(), np.uint8) for t in layout.tensors])
+
+
+def changed(bits: dict[str, np.ndarray], seed: int = 0, share: float = 0.05, small: bool = True):
+    """A patch and the bits it leads to. `small`: the next value on the line; else any bit pattern at all."""
+    rng, patch, new = np.random.default_rng(seed), [], {}
+    for name, old in bits.items():
+        flat = old.reshape(-1).copy()
+        at = np.flatnonzero(rng.random(flat.size) < share).astype(np.int64)
+        flat[at] = flat[at] ^ 1 if small else rng.integers(0, 1 << 16, len(at)).astype(np.uint16)
+        patch.append((name, at, flat[at]))
+        new[name] = flat.reshape(old.shape)
+    return patch, new
+
+
+def engine_on(folder: Path, arithmetic: Any = "auto") -> TransformersEngine:
+    engine = TransformersEngine(threads=1, device="cpu", arithmetic=arithmetic)
+    engine.load(folder)
+    engine.attach(layout_of(checkpoint(folder)), (0, 0), ROOT)
+    return engine
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
+@pytest.mark.parametrize("folder", ["tied_folder", "untied_folder"])
+def test_commit_equals_a_fresh_engine(folder, arithmetic, request, tmp_path):
+    base = request.getfixturevalue(folder)
+    bits = checkpoint(base)
+    engine = engine_on(base, arithmetic)
+    layout = layout_of(bits)
+    np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(bits, layout))
+    before = engine.generate(PROMPTS, SAMPLING)
+    for v in range(1, 4):
+        patch, bits = changed(bits, seed=v)
+        engine.stage(iter(patch))
+        assert engine.generate(PROMPTS, SAMPLING)[0].spans[0].version == (0, v - 1)  # staging changes nothing yet
+        assert engine.commit((0, v), bytes([v]) * 32) > 0
+        np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(bits, layout))
+    assert (engine.version, engine.root) == ((0, 3), b"\x03" * 32)
+
+    fresh = engine_on(base, arithmetic)
+    fresh.reload(lambda name: bits[name], (0, 3), b"\x03" * 32)
+    after = engine.generate(PROMPTS, SAMPLING)
+    assert after == fresh.generate(PROMPTS, SAMPLING)
+    assert [c.logprobs for c in after] != [c.logprobs for c in before]
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
+def test_any_bit_pattern_survives(tied_folder, arithmetic):
+    bits = checkpoint(tied_folder)
+    engine, layout = engine_on(tied_folder, arithmetic), layout_of(bits)
+    patch, bits = changed(bits, share=0.9, small=False)  # NaN payloads, -0, denormals, infinities among them
+    engine.stage(patch)
+    engine.commit((0, 1), ROOT)
+    np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(bits, layout))
+
+
+def test_staging_is_replaced_and_idempotent(tied_folder):
+    bits = checkpoint(tied_folder)
+    engine, layout = engine_on(tied_folder), layout_of(bits)
+    dropped, _ = changed(bits, seed=1)
+    patch, new = changed(bits, seed=2)
+    engine.stage(dropped)
+    for v in (1, 2):
+        engine.stage(patch)
+        engine.commit((0, v), ROOT)
+        np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(new, layout))
+
+
+def test_a_commit_without_bits_takes_the_name(tied_folder):
+    engine = engine_on(tied_folder)
+    engine.commit((1, 7), ROOT)
+    assert engine.generate(PROMPTS[:1], SAMPLING)[0].spans[0].version == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "indices", "bits"),
+    [
+        ("model.nothing", [0], [1]),
+        ("model.norm.weight", [32], [1]),
+        ("model.norm.weight", [-1], [1]),
+        ("model.norm.weight", [3, 2], [1, 1]),
+        ("model.norm.weight", [2, 2], [1, 1]),
+        ("model.norm.weight", [1, 2], [1]),
+    ],
+)
+def test_a_patch_that_does_not_fit_changes_nothing(tied_folder, name, indices, bits):
+    base = checkpoint(tied_folder)
+    engine, layout = engine_on(tied_folder), layout_of(base)
+    good, _ = changed(base)
+    with pytest.raises(ValueError, match="patch"):
+        engine.stage([*good, (name, np.array(indices, np.int64), np.array(bits, np.uint16))])
+    with pytest.raises(ValueError, match="uint32"):
+        engine.stage([("model.norm.weight", np.array([0]), np.array([1], np.uint32))])
+    engine.commit((0, 1), ROOT)
+    np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(base, layout))
+
+
+def test_a_failed_commit_poisons_until_reload(tied_folder):
+    bits = checkpoint(tied_folder)
+    engine, layout = engine_on(tied_folder), layout_of(bits)
+    patch, new = changed(bits)
+    engine.stage(patch)
+    engine._staged.insert(3, Broken())  # ty: ignore
+    with pytest.raises(RuntimeError, match="device lost"):
+        engine.commit((0, 1), ROOT)
+    assert engine.poisoned is not None
+    assert engine.version == (0, 0)
+    assert not np.array_equal(engine.live_hashes(layout), hashes_of(bits, layout))  # it really is a mix
+    for call in (
+        lambda: engine.generate(PROMPTS, SAMPLING),
+        lambda: engine.stage(patch),
+        lambda: engine.commit((0, 1), ROOT),
+    ):
+        with pytest.raises(EngineError, match="poisoned"):
+            call()
+    engine.reload(lambda name: new[name].reshape(-1), (0, 1), ROOT)
+    assert engine.poisoned is None
+    np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(new, layout))
+    engine.generate(PROMPTS, SAMPLING)
+
+
+class Broken:
+    def apply(self) -> None:
+        raise RuntimeError("device lost")
+
+
+def test_a_failed_reload_stays_poisoned(tied_folder):
+    engine = engine_on(tied_folder)
+    with pytest.raises(ValueError, match="elements"):
+        engine.reload(lambda name: np.zeros(3, np.uint16), (0, 1), ROOT)
+    with pytest.raises(EngineError, match="reload"):
+        engine.generate(PROMPTS, SAMPLING)
+
+
+def test_rows_do_not_depend_on_their_batch(tied_folder):
+    engine = engine_on(tied_folder)
+    sampling = SamplingParams(max_tokens=12, seed=9, stop_tokens=(0, 1, 2))
+    prompts = [Prompt((5, 6, i % 30), i) for i in range(40)] + [Prompt((5, 6), 40)]
+    together = engine.generate(prompts, sampling)
+    assert [engine.generate([p], sampling)[0].token_ids for p in prompts] == [c.token_ids for c in together]
+    assert [c.token_ids for c in engine.generate(prompts[::-1], sampling)] == [c.token_ids for c in together][::-1]
+    assert {c.finish_reason for c in together} == {"stop", "length"}
+    for c in together:
+        assert (c.finish_reason == "stop") == (c.token_ids[-1] in (0, 1, 2))
+        assert not set(c.token_ids[:-1]) & {0, 1, 2}
+        assert len(c.token_ids) == len(c.logprobs) == c.spans[0].end <= 12
+
+
+def test_logprobs_are_those_of_a_plain_forward(tied_folder):
+    engine = engine_on(tied_folder)
+    sampling = SamplingParams(max_tokens=8, temperature=0.7, seed=1)
+    completion = engine.generate([Prompt((3, 9, 27))], sampling)[0]
+    with torch.no_grad():
+        logits = engine._loaded()(input_ids=torch.tensor([(3, 9, 27, *completion.token_ids)])).logits[0, 2:-1]
+    wanted = torch.log_softmax(logits / 0.7, -1)[range(8), completion.token_ids]
+    torch.testing.assert_close(torch.tensor(completion.logprobs), wanted, atol=1e-4, rtol=0)
+
+
+def test_what_was_not_loaded_or_attached_is_refused(tied_folder):
+    engine = TransformersEngine(threads=1, device="cpu")
+    with pytest.raises(EngineError, match="loaded"):
+        engine.generate(PROMPTS, SAMPLING)
+    engine.load(tied_folder)
+    with pytest.raises(EngineError, match="attached"):
+        engine.stage([])
+    with pytest.raises(ValueError, match="token id"):
+        engine.generate([Prompt((40,))], SAMPLING)
+
+
+def test_folders_that_are_no_model_are_refused(tmp_path):
+    engine = TransformersEngine(threads=1, device="cpu")
+    with pytest.raises(UsageError, match="config.json"):
+        engine.load(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "nothing_known"}')
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        engine.load(tmp_path)
+
+
+def test_layouts_of_another_model_are_refused(tied_folder, untied_folder):
+    tied, untied = checkpoint(tied_folder), checkpoint(untied_folder)
+    engine = TransformersEngine(threads=1, device="cpu")
+    engine.load(tied_folder)
+    with pytest.raises(UsageError, match="ties"):
+        engine.attach(layout_of(untied))
+    with pytest.raises(UsageError, match="lacks"):
+        engine.attach(layout_of({name: bits for name, bits in tied.items() if "norm" not in name}))
+    with pytest.raises(UsageError, match="lacks"):
+        engine.attach(layout_of(tied | {"model.more": np.zeros(3, np.uint16)}))
+    with pytest.raises(UsageError, match=r"\(3,\)"):
+        engine.attach(layout_of(tied | {"model.norm.weight": np.zeros(3, np.uint16)}))
+    with pytest.raises(UsageError, match="F16"):
+        engine.attach(Layout(tuple(TensorSpec(n, "F16", tied[n].shape) for n in sorted(tied))))
+    aliases = {"model.embed_tokens.weight": ("lm_head.weight",)}
+    told = Layout(tuple(TensorSpec(n, "BF16", tied[n].shape, aliases.get(n, ())) for n in sorted(tied)))
+    engine.attach(told)
+    engine.load(untied_folder)
+    with pytest.raises(UsageError, match="ties"):
+        engine.attach(told)
+
+
+def test_arithmetic_on_live_parameters_is_found(tied_folder):
+    bits = checkpoint(tied_folder)
+    engine, layout = engine_on(tied_folder), layout_of(bits)
+    with torch.no_grad():
+        engine._loaded().get_parameter("model.norm.weight").mul_(1.0001)
+    wrong = (engine.live_hashes(layout) != hashes_of(bits, layout)).any(1)
+    assert [t.name for t, w in zip(layout.tensors, wrong, strict=True) if w] == ["model.norm.weight"]
+
+
+def test_blocks_of_a_large_tensor_are_hashed_apart():
+    from node.engines.live import LiveParameters
+
+    model = torch.nn.Linear(1 << 10, (1 << 11) + 1, bias=False, dtype=torch.bfloat16)
+    layout = Layout((TensorSpec("weight", "BF16", tuple(model.weight.shape)),))
+    flat = model.weight.detach().view(torch.int16).flatten().numpy()
+    wanted = [blake3(flat[at : at + (1 << 20)].tobytes()).digest() for at in range(0, flat.size, 1 << 20)]
+    assert len(wanted) == 3
+    assert [row.tobytes() for row in LiveParameters(model, layout).hashes(layout)] == wanted
