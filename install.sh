@@ -51,4 +51,6 @@ case ",$EXTRAS," in
 esac
 if [ "$EXTRAS" = none ]; then what=.; else what=".[$EXTRAS]"; fi
 pip install -q -c "$VENV/constraints.txt" -e "$what"
+# trio has types of its own; a dependency of libp2p brings stubs of an old trio that would shadow them.
+rm -rf "$VENV"/lib/python*/site-packages/trio-stubs
 say "Installed: $VENV/bin/swarm-node --help"

@@ -1,0 +1,60 @@
+"""Asking the swarm process of this machine how it stands: one question and one answer over `SWARM_HOME/status.sock`.
+
+The state is a plain dict of plain values, made by the process asked; `terminal` says which keys it shows.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from codec.errors import PeerError
+from node.local import ChannelClosed, ChannelTimeout, connect
+from node.local_async import AsyncChannel
+from node.local_async import serve as serve_socket
+from swarm.transport.base import Unreachable
+
+__all__ = ["SOCKET_NAME", "Ask", "State", "ask", "serve"]
+
+SOCKET_NAME: Final = "status.sock"
+ANSWER_WITHIN_S: Final = 10.0
+"""A swarm process answers between two events of its core; one that takes longer than this is stuck."""
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """How do you stand?"""
+
+
+class State(msgspec.Struct, frozen=True, tag="state"):
+    """Thus."""
+
+    state: dict[str, Any]
+
+
+async def serve(
+    home: Path, state: Callable[[], dict[str, Any]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Answer until cancelled; `state()` is called at each question and must be quick. Raises `UsageError`."""
+
+    async def converse(channel: AsyncChannel) -> None:
+        while True:
+            await channel.recv()
+            await channel.send(State(state()))
+
+    await serve_socket(home / SOCKET_NAME, converse, receives=Ask, task_status=task_status)
+
+
+def ask(home: Path) -> dict[str, Any]:
+    """The state of the swarm process of `home`. Raises `Unreachable` when none answers."""
+    try:
+        with connect(home / SOCKET_NAME, State) as channel:
+            channel.send(Ask(), timeout_s=ANSWER_WITHIN_S)
+            answer, _ = channel.recv(ANSWER_WITHIN_S)
+            return answer.state
+    except (ChannelClosed, ChannelTimeout, PeerError) as error:
+        raise Unreachable(
+            f"No swarm process answers in {home} ({error}). Start one (swarm-node seed, join or relay), "
+            "or name the folder of the one that runs: --home, or SWARM_HOME."
+        ) from error

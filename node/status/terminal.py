@@ -1,0 +1,175 @@
+"""The swarm as a person watches it in a terminal: who holds what, which tree, which step.
+
+`view` is a pure function of the state, a plain dict. Keys, all of which may be missing:
+
+- `swarm` (PeerId), `role`, `head` ([epoch, v]), `sent_bytes`, `control_bytes`, `message` (a line of news)
+- `nodes`: list of `slot`, `name`, `peer` (PeerId), `held` and `engine` ([epoch, v] or None), `standing` ("fresh",
+  "soft", "dead"), `lease_s`, `catching_up` (0..1), `sent_bytes`, `received_bytes`, `tokens_s`
+- `stripes`: list, one a stripe, of {child slot: parent slot or None for the trainer}
+- `steps`: list of `version`, `density`, `bits_per_change`, `delta_bytes`, `trainer_copies`, `publish_to_all_s`,
+  `commit_pause_ms`, `reward`
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["size", "view", "watch"]
+
+State = dict[str, Any]
+
+STEPS_SHOWN: Final = 8
+NODES_SHOWN: Final = 40
+REFRESH_S: Final = 0.25
+
+
+def size(count: float | None) -> str:
+    """Bytes as people read them, in powers of ten: 999 B, 1.2 kB, 3.4 MB."""
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _version(held: Any) -> str:
+    if held is None:
+        return "-"
+    epoch, version = held
+    return f"v{version}" if epoch == 0 else f"v{version} (epoch {epoch})"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _heading(state: State) -> Text:
+    heading = Text()
+    heading.append(f"swarm {state.get('swarm', '')[-8:] or '-'}", style="bold")
+    heading.append(f"   head {_version(state.get('head'))}", style="bold cyan")
+    if "sent_bytes" in state:
+        heading.append(f"   trainer sent {size(state['sent_bytes'])}")
+        if "control_bytes" in state:
+            heading.append(f", of which control {size(state['control_bytes'])}")
+    return heading
+
+
+_STANDING: Final = {"fresh": "green", "soft": "yellow", "dead": "red"}
+
+
+def _nodes(state: State) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("slot", "node", "holds", "engine", "lease", "sent", "received", "tokens/s"):
+        table.add_column(name, justify="left" if name == "node" else "right", no_wrap=True)
+    nodes = sorted(state.get("nodes", ()), key=lambda node: node["slot"])
+    head = state.get("head")
+    for node in nodes[:NODES_SHOWN]:
+        held = node.get("held")
+        lagging = head is not None and held is not None and list(held) < list(head)
+        catching_up = node.get("catching_up", 1.0)
+        holds = f"{100 * catching_up:.0f} %" if catching_up < 1 else _version(held)
+        lease_s = node.get("lease_s")
+        table.add_row(
+            str(node["slot"]),
+            Text(node.get("name") or node.get("peer", "")[-8:]),
+            Text(holds, style="yellow" if lagging or catching_up < 1 else "green"),
+            _version(node.get("engine")),
+            Text(
+                _number(lease_s, ".0f") + (" s" if lease_s is not None else ""), _STANDING.get(node.get("standing"), "")
+            ),
+            size(node.get("sent_bytes")),
+            size(node.get("received_bytes")),
+            _number(node.get("tokens_s"), ",.0f"),
+        )
+    if len(nodes) > NODES_SHOWN:
+        table.add_row("", f"and {len(nodes) - NODES_SHOWN} more")
+    return table
+
+
+def tree(parents: dict[Any, Any]) -> str:
+    """One stripe's tree on one line: `T(2(0 3) 1)` is a trainer with children 2 and 1, and 2 has 0 and 3.
+
+    A slot whose parent is not in the tree, or that stands in a ring, is shown after `?`: such a roster is wrong, and a
+    view of it must say so and end.
+    """
+    children: dict[Any, list[int]] = {}
+    for child, parent in parents.items():
+        children.setdefault(None if parent is None else int(parent), []).append(int(child))
+    shown: set[int] = set()
+
+    def below(slot: int | None) -> str:
+        parts = []
+        for child in sorted(children.get(slot, ())):
+            shown.add(child)
+            parts.append(f"{child}{below(child)}")
+        return f"({' '.join(parts)})" if parts else ""
+
+    text = f"T{below(None)}"
+    lost = sorted(int(child) for child in parents if int(child) not in shown)
+    return text + (f" ? {' '.join(map(str, lost))}" if lost else "")
+
+
+def _stripes(state: State) -> RenderableType | None:
+    stripes = state.get("stripes")
+    if not stripes:
+        return None
+    same: dict[str, list[int]] = {}
+    for index, parents in enumerate(stripes):
+        same.setdefault(tree(parents), []).append(index)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("stripes", justify="right", no_wrap=True)
+    table.add_column("tree (T: trainer)", overflow="ellipsis", no_wrap=True)
+    for text, indices in same.items():
+        table.add_row(" ".join(map(str, indices)), text)
+    return table
+
+
+def _steps(state: State) -> RenderableType | None:
+    steps = state.get("steps")
+    if not steps:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("version", "density", "bits/change", "delta", "copies sent", "to all", "pause", "reward"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in steps[-STEPS_SHOWN:]:
+        density, pause = step.get("density"), step.get("commit_pause_ms")
+        table.add_row(
+            f"v{step['version']}",
+            "-" if density is None else f"{100 * density:.2f} %",
+            _number(step.get("bits_per_change"), ".2f"),
+            size(step.get("delta_bytes")),
+            _number(step.get("trainer_copies"), ".3f"),
+            _number(step.get("publish_to_all_s"), ".2f") + (" s" if step.get("publish_to_all_s") is not None else ""),
+            "-" if pause is None else f"{pause:.1f} ms",
+            _number(step.get("reward"), ".3f"),
+        )
+    return table
+
+
+def view(state: State) -> RenderableType:
+    """`state` as something that rich prints."""
+    parts: list[RenderableType] = [_heading(state), Text(), _nodes(state)]
+    for part in (_stripes(state), _steps(state)):
+        if part is not None:
+            parts += [Text(), part]
+    if state.get("message"):
+        parts += [Text(), Text(state["message"], style="italic")]
+    return Group(*parts)
+
+
+async def watch(state: Callable[[], State], *, console: Console | None = None, refresh_s: float = REFRESH_S) -> None:
+    """Show `state()` live until cancelled; the last picture stays on the screen."""
+    with Live(view(state()), console=console or Console(stderr=True), auto_refresh=False) as live:
+        try:
+            while True:
+                await trio.sleep(refresh_s)
+                live.update(view(state()), refresh=True)
+        finally:
+            live.update(view(state()), refresh=True)
