@@ -1,0 +1,73 @@
+"""Is this rollout what was asked for, from a version that counts? Pure checks of one result against one lease."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from codec.errors import PeerError
+from node.engines.base import Version
+from node.ledger.messages import Reason, Rollout, VersionSpan, unpack_floats, unpack_tokens, work_hash
+from node.ledger.state import Group, Head
+
+__all__ = ["judge", "lag_reason", "oldest_version"]
+
+LOGPROB_SLACK: Final = 1e-3
+"""A log-probability may exceed 0 by rounding, no more."""
+
+
+def judge(rollout: Rollout, group: Group, head: Head, roots: Mapping[Version, bytes], max_lag: int) -> Reason | None:
+    """None when `rollout` may count for its sample of `group`; otherwise why not."""
+    if rollout.work != work_hash(group.id, rollout.sample, group.prompt, group.sampling):
+        return Reason.WRONG_WORK
+    if not _well_formed(rollout, group):
+        return Reason.MALFORMED
+    for span in rollout.spans:
+        if reason := _span_reason(span, head, roots, max_lag):
+            return reason
+    return None
+
+
+def lag_reason(version: Version, head: Head, max_lag: int) -> Reason | None:
+    """Is `version` within the staleness bound of `head`? A version of a rolled-back epoch never is."""
+    if version > head.name:
+        return Reason.TOO_NEW
+    if version[0] != head.epoch or head.version - version[1] > max_lag:
+        return Reason.TOO_OLD
+    return None
+
+
+def oldest_version(rollout: Rollout) -> Version:
+    """The oldest version that any token of `rollout` came from."""
+    return min((span.epoch, span.version) for span in rollout.spans)
+
+
+def _span_reason(span: VersionSpan, head: Head, roots: Mapping[Version, bytes], max_lag: int) -> Reason | None:
+    version = (span.epoch, span.version)
+    if reason := lag_reason(version, head, max_lag):
+        return reason
+    root = roots.get(version)
+    if root is None:
+        return Reason.TOO_OLD  # within the bound, yet from before this ledger's memory: cannot be checked
+    return None if root == span.root else Reason.WRONG_ROOT
+
+
+def _well_formed(rollout: Rollout, group: Group) -> bool:
+    """Lengths agree, values make sense, it ends where the sampling says that it must, and spans cover every token."""
+    try:
+        tokens, logprobs = unpack_tokens(rollout.token_ids), unpack_floats(rollout.logprobs)
+    except PeerError:
+        return False
+    stops = group.sampling.stop_tokens
+    ends = [span.end for span in rollout.spans]
+    versions = [(span.epoch, span.version) for span in rollout.spans]
+    return (
+        0 < len(tokens) <= group.sampling.max_tokens
+        and len(logprobs) == len(tokens)
+        and all(math.isfinite(value) and value <= LOGPROB_SLACK for value in logprobs)
+        and not any(token in stops for token in tokens[:-1])
+        and (tokens[-1] in stops if rollout.finish_reason == "stop" else len(tokens) == group.sampling.max_tokens)
+        and ends[-1] == len(tokens)
+        and all(a < b for a, b in itertools.pairwise([0, *ends]))
+        and all(a < b for a, b in itertools.pairwise(versions))  # an engine only moves forward
+    )
