@@ -1,0 +1,380 @@
+"""Many streams over one secured connection: yamux.
+
+Three tasks a connection. One reads frames and hands them out; it never waits for a stream's reader, since windows bound
+what can arrive. One writes whole frames from a queue, so that a cancelled sender cannot leave half a frame behind; if
+the writer itself is cancelled, the connection is ending. One pings: a peer from which nothing is heard within
+`Limits.silence_s` of a ping is gone, and every stream breaks.
+
+A peer that breaks a rule (window, length, id, flags) ends the connection; `reason` says how. What is merely late (data
+for a stream that we reset or never knew) is answered with RST.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+import trio
+
+from codec.errors import PeerError
+from swarm.transport.base import Unreachable
+from swarm.transport.yamux.frames import ACK, FIN, GO_AWAY_NORMAL, RST, SYN, FrameParser, Head, Kind, encode_head
+from swarm.transport.yamux.limits import Limits
+from swarm.transport.yamux.stream import YamuxStream
+from swarm.transport.yamux.window import Budget, ReceiveWindow
+
+__all__ = ["ByteLink", "Connection", "StreamLink"]
+
+_WRITE_BYTES: Final = 262_144
+"""About as much as one write takes: enough to make a system call cheap, little enough to overtake with a ping."""
+_MAX_STREAM_ID: Final = 2**32 - 1
+
+
+class ByteLink(Protocol):
+    """What a connection runs on: an ordered byte stream that somebody else has secured."""
+
+    async def receive(self) -> bytes | memoryview:
+        """What has arrived, or b"" at the end. A view is valid until the next call."""
+        ...
+
+    async def send(self, parts: Sequence[bytes | memoryview]) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class StreamLink:
+    """Any trio stream as a `ByteLink`."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+
+    async def receive(self) -> bytes:
+        return bytes(await self._stream.receive_some(_WRITE_BYTES))
+
+    async def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        await self._stream.send_all(b"".join(parts))
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class Connection:
+    """One end of a yamux session. `run()` makes it live; everything else may be called from any task."""
+
+    def __init__(self, link: ByteLink, *, client: bool, limits: Limits | None = None) -> None:
+        """`client`: we dialed (our stream ids are odd)."""
+        self.limits = limits or Limits()
+        self.reason = ""
+        self.round_trip_s = 0.0
+        """Smoothed, from pings; 0 until the first answer."""
+        self._link = link
+        self._parser = FrameParser(self.limits.max_frame_bytes)
+        self._budget = Budget(self.limits.window_budget_bytes)
+        self._streams: dict[int, YamuxStream] = {}
+        self._next_id = 1 if client else 2
+        self._accepted: deque[YamuxStream] = deque()
+        self._accepting = trio.lowlevel.ParkingLot()
+        self._going_away = False
+        # The data frame whose payload is arriving.
+        self._target: YamuxStream | None = None
+        self._target_head = Head(Kind.DATA, 0, 0, 0)
+        # Frames on their way out.
+        self._control: deque[bytes] = deque()
+        self._data: deque[tuple[bytes, memoryview]] = deque()
+        self._queued_bytes = 0
+        self._frames_queued = 0
+        self._frames_written = 0
+        self._writer = trio.lowlevel.ParkingLot()
+        self.room = trio.lowlevel.ParkingLot()
+        self._heard = 0
+        self._ping = (0, 0.0)  # value, when sent
+        self._scope = trio.CancelScope()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.reason)
+
+    @property
+    def stream_count(self) -> int:
+        return len(self._streams)
+
+    @property
+    def unread_bytes(self) -> int:
+        """The most that the peer may have us hold at this moment: all receive windows together."""
+        return sum(stream.receive_window.size for stream in self._streams.values())
+
+    async def run(self) -> None:
+        """Carry the connection until it ends or is cancelled. Never raises what a peer or the network can cause."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    for loop in (self._read_loop, self._write_loop, self._watch_loop):
+                        nursery.start_soon(self._guard, loop)
+        finally:
+            self._end("the connection was closed")
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(_Closer(self._link))
+
+    async def open(self) -> YamuxStream:
+        """A new stream; costs no round trip. `Unreachable` if the connection ends or has too many."""
+        await trio.lowlevel.checkpoint()
+        if self.closed or self._going_away:
+            raise Unreachable(self.reason or "the peer is going away")
+        if self._count(self._next_id) >= self.limits.max_outbound_streams or self._next_id > _MAX_STREAM_ID:
+            raise Unreachable(f"{self.limits.max_outbound_streams} streams are open on this connection already")
+        stream = self._add(self._next_id)
+        self._next_id += 2
+        self._queue_control(Kind.WINDOW, SYN, stream.stream_id, stream.receive_window.first_increment)
+        return stream
+
+    async def accept(self) -> YamuxStream:
+        """The next stream that the peer opened. `Unreachable` when the connection has ended."""
+        await trio.lowlevel.checkpoint()
+        while not self._accepted:
+            if self.closed:
+                raise Unreachable(self.reason)
+            await self._accepting.park()
+        return self._accepted.popleft()
+
+    async def aclose(self) -> None:
+        """Say good-bye, as far as that goes at once, and end the connection."""
+        if not self.closed:
+            self._queue_control(Kind.GO_AWAY, 0, 0, GO_AWAY_NORMAL)
+            with trio.move_on_after(0.1):
+                await self.flushed()
+        self._end("we closed the connection")
+        await trio.aclose_forcefully(_Closer(self._link))
+
+    async def flushed(self) -> None:
+        """Wait until every frame that is queued now has left, or the connection has ended."""
+        mark = self._frames_queued
+        while self._frames_written < mark and not self.closed:
+            await self.room.park()
+
+    # What streams call.
+
+    @property
+    def has_room(self) -> bool:
+        return self._queued_bytes < self.limits.send_queue_bytes
+
+    def queue_data(self, stream_id: int, payload: memoryview, flags: int = 0) -> None:
+        if not self.closed:
+            self._data.append((encode_head(Kind.DATA, flags, stream_id, len(payload)), payload))
+            self._queued_bytes += len(payload)
+            self._frames_queued += 1
+            self._writer.unpark_all()
+
+    def consumed(self, stream: YamuxStream, length: int) -> None:
+        if stream.over:
+            self._forget(stream)
+        elif not stream.ended:
+            increment = stream.receive_window.consumed(length, trio.current_time(), self.round_trip_s)
+            if increment:
+                self._queue_control(Kind.WINDOW, 0, stream.stream_id, increment)
+
+    def finish_stream(self, stream: YamuxStream) -> None:
+        if not stream.finished:
+            stream.finished = True
+            self.queue_data(stream.stream_id, memoryview(b""), FIN)
+            if stream.over:
+                self._forget(stream)
+
+    def close_stream(self, stream: YamuxStream, unread_bytes: int) -> None:
+        """FIN; then it is remembered until the peer's FIN, too much data that nobody reads (RST), or a time."""
+        if stream.broken:
+            return
+        self.finish_stream(stream)
+        if stream.ended:
+            self._forget(stream)
+        else:
+            self._discard(stream, unread_bytes)
+
+    def _discard(self, stream: YamuxStream, length: int) -> None:
+        stream.discarded_bytes += length
+        if stream.discarded_bytes > self.limits.discard_bytes:
+            self.reset_stream(stream)
+
+    def reset_stream(self, stream: YamuxStream) -> None:
+        # Behind the data that is queued: a FIN before it still ends the stream properly.
+        self.queue_data(stream.stream_id, memoryview(b""), RST)
+        self._forget(stream)
+
+    # Reading.
+
+    async def _read_loop(self) -> None:
+        while True:
+            data = await self._link.receive()
+            if not data:
+                raise trio.BrokenResourceError("the peer closed the connection")
+            self._heard += 1
+            for event in self._parser.feed(data):
+                if isinstance(event, Head):
+                    self._on_head(event)
+                else:
+                    self._on_payload(event)
+
+    def _on_head(self, head: Head) -> None:
+        if head.kind is Kind.PING:
+            self._on_ping(head)
+        elif head.kind is Kind.GO_AWAY:
+            self._going_away = True
+        else:
+            stream = self._streams.get(head.stream_id)
+            if head.flags & SYN:
+                stream = self._on_syn(head.stream_id, stream)
+            if head.kind is Kind.WINDOW:
+                if stream:
+                    stream.granted(head.length)
+                    self._on_flags(stream, head.flags)
+                # else: its update and our end of the stream crossed; nothing to say
+            else:
+                self._on_data(stream, head)
+
+    def _on_syn(self, stream_id: int, known: YamuxStream | None) -> YamuxStream | None:
+        if known or stream_id % 2 == self._next_id % 2:
+            raise PeerError(f"yamux stream id {stream_id} was not the peer's to open")
+        if self._count(stream_id) >= self.limits.max_inbound_streams or (
+            len(self._accepted) >= self.limits.accept_backlog
+        ):
+            self._queue_control(Kind.WINDOW, RST, stream_id, 0)
+            return None
+        stream = self._add(stream_id)
+        self._queue_control(Kind.WINDOW, ACK, stream_id, stream.receive_window.first_increment)
+        self._accepted.append(stream)
+        self._accepting.unpark()
+        return stream
+
+    def _on_data(self, stream: YamuxStream | None, head: Head) -> None:
+        if stream is None:
+            if head.length and not head.flags & (SYN | RST):
+                self._queue_control(Kind.WINDOW, RST, head.stream_id, 0)
+        else:
+            if stream.ended and head.length:
+                raise PeerError(f"yamux data after the end of stream {head.stream_id}")
+            stream.receive_window.received(head.length)
+        self._target, self._target_head = stream, head
+        if not head.length and stream:
+            self._on_flags(stream, head.flags)
+
+    def _on_payload(self, piece: bytes) -> None:
+        stream = self._target
+        if stream is None or stream.broken:
+            return
+        if stream.closed:
+            self._discard(stream, len(piece))
+        else:
+            stream.deliver(piece)
+        if not self._parser.payload_left:
+            self._on_flags(stream, self._target_head.flags)
+
+    def _on_flags(self, stream: YamuxStream, flags: int) -> None:
+        if flags & FIN:
+            stream.end()
+        if flags & RST:
+            stream.break_("the peer reset the stream")
+        if flags & (FIN | RST) and stream.over:
+            self._forget(stream)
+
+    def _on_ping(self, head: Head) -> None:
+        if head.flags & SYN:
+            self._queue_control(Kind.PING, ACK, 0, head.length)
+        elif head.length == self._ping[0]:
+            measured_s = trio.current_time() - self._ping[1]
+            self.round_trip_s = 0.75 * self.round_trip_s + 0.25 * measured_s if self.round_trip_s else measured_s
+
+    # Writing.
+
+    def _queue_control(self, kind: Kind, flags: int, stream_id: int, length: int) -> None:
+        if self.closed:
+            return
+        if len(self._control) >= self.limits.max_control_frames:
+            self._end("the peer asks for answers and does not read them")
+            return
+        self._control.append(encode_head(kind, flags, stream_id, length))
+        self._frames_queued += 1
+        self._writer.unpark_all()
+
+    async def _write_loop(self) -> None:
+        while True:
+            parts: list[bytes | memoryview] = list(self._control)
+            frames, length = len(parts), 0
+            self._control.clear()
+            while self._data and length < _WRITE_BYTES:
+                head, payload = self._data.popleft()
+                frames += 1
+                length += len(payload)
+                parts.append(head)
+                if payload:
+                    parts.append(payload)
+            if not parts:
+                await self._writer.park()
+                continue
+            with trio.fail_after(self.limits.write_stall_s):
+                await self._link.send(parts)
+            self._queued_bytes -= length
+            self._frames_written += frames
+            self.room.unpark_all()
+
+    # Watching.
+
+    async def _watch_loop(self) -> None:
+        while True:
+            heard = self._heard
+            self._ping = (self._ping[0] + 1 & 0xFFFFFFFF, trio.current_time())
+            self._queue_control(Kind.PING, SYN, 0, self._ping[0])
+            await trio.sleep(self.limits.silence_s)
+            if self._heard == heard:
+                raise trio.BrokenResourceError(f"nothing heard from the peer for {self.limits.silence_s:g} s")
+            await trio.sleep(self.limits.ping_interval_s)
+            self._sweep()
+
+    def _sweep(self) -> None:
+        before_s = trio.current_time() - self.limits.linger_s
+        for stream in [stream for stream in self._streams.values() if stream.closed]:
+            if stream.closed_at_s <= before_s:
+                stream.reset()
+
+    # Ending.
+
+    async def _guard(self, loop: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await loop()
+        except (PeerError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._end(str(error) or "the connection broke")
+        except trio.TooSlowError:
+            self._end(f"the peer has taken nothing for {self.limits.write_stall_s:g} s")
+
+    def _end(self, why: str) -> None:
+        if not self.reason:
+            self.reason = why
+            for stream in list(self._streams.values()):
+                stream.break_(why, keep_unread=True)
+            self._streams.clear()
+            self._data.clear()
+            self._control.clear()
+            self.room.unpark_all()
+            self._accepting.unpark_all()
+            self._scope.cancel()
+
+    # The table.
+
+    def _add(self, stream_id: int) -> YamuxStream:
+        window = ReceiveWindow(self._budget, self.limits.first_window_bytes, self.limits.max_window_bytes)
+        stream = self._streams[stream_id] = YamuxStream(self, stream_id, window)
+        return stream
+
+    def _forget(self, stream: YamuxStream) -> None:
+        if self._streams.pop(stream.stream_id, None):
+            stream.receive_window.release()
+
+    def _count(self, like_id: int) -> int:
+        return sum(1 for stream_id in self._streams if stream_id % 2 == like_id % 2)
+
+
+class _Closer(trio.abc.AsyncResource):
+    """Lets `trio.aclose_forcefully` close a link."""
+
+    def __init__(self, link: ByteLink) -> None:
+        self._link = link
+
+    async def aclose(self) -> None:
+        await self._link.aclose()

@@ -1,0 +1,192 @@
+"""One yamux stream, as trio's `HalfCloseableStream`."""
+
+import operator
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from swarm.transport.yamux.window import ReceiveWindow, SendWindow
+
+if TYPE_CHECKING:
+    from swarm.transport.yamux.connection import Connection
+
+__all__ = ["YamuxStream"]
+
+
+class YamuxStream(trio.abc.HalfCloseableStream):
+    """A stream over a `Connection`; that makes it, feeds it and forgets it.
+
+    `send_all` returns when its bytes are queued for the socket, in whole frames: cancelling it never harms the
+    connection, though then nobody knows how much was sent. A writer whose peer reads nothing waits, up to
+    `Limits.stall_s`; then the stream is reset. `aclose` waits until what was queued has left.
+    """
+
+    def __init__(self, connection: "Connection", stream_id: int, window: ReceiveWindow) -> None:
+        self.stream_id = stream_id
+        self.receive_window = window
+        self.send_window = SendWindow()
+        self._connection = connection
+        self._chunks: deque[bytes] = deque()
+        self._head_read = 0  # bytes of the first chunk that were read already
+        self._readers = trio.lowlevel.ParkingLot()
+        self._writers = trio.lowlevel.ParkingLot()
+        self._sending = False
+        self._receiving = False
+        self.ended = False  # the peer's FIN came
+        self.finished = False  # our FIN is queued
+        self.broken = ""  # reset by either side, or the connection ended: why
+        self.closed = False  # aclose() was called
+        self.closed_at_s = 0.0
+        self.discarded_bytes = 0  # arrived after that
+
+    # Sending.
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with self._only_sender():
+            await trio.lowlevel.checkpoint()
+            self._check_sendable()
+            # Frames wait in a queue after we return, so what the caller could change is copied.
+            view = memoryview(data if isinstance(data, bytes) else bytes(data))
+            while view:
+                length = min(await self._wait_sendable(), len(view))
+                self.send_window.credit -= length
+                self._connection.queue_data(self.stream_id, view[:length])
+                view = view[length:]
+
+    async def wait_send_all_might_not_block(self) -> None:
+        with self._only_sender():
+            await trio.lowlevel.checkpoint()
+            self._check_sendable()
+            await self._wait_sendable()
+
+    async def send_eof(self) -> None:
+        with self._only_sender():
+            await trio.lowlevel.checkpoint()
+            if self.closed:
+                raise trio.ClosedResourceError("this stream is closed")
+            if self.broken:
+                raise trio.BrokenResourceError(self.broken)
+            self._connection.finish_stream(self)
+
+    async def _wait_sendable(self) -> int:
+        """How long a frame may be sent now; waits for credit and for room in the connection's queue."""
+        connection = self._connection
+        while True:
+            if not self.send_window.credit:
+                stall_s = connection.limits.stall_s
+                with trio.move_on_after(stall_s):
+                    while not self.send_window.credit:
+                        await self._writers.park()
+                        self._check_sendable()
+                if not self.send_window.credit:
+                    self.reset(f"the peer has read nothing for {stall_s:g} s")
+            self._check_sendable()
+            if connection.has_room:
+                return min(self.send_window.credit, connection.limits.send_frame_bytes)
+            await connection.room.park()
+            self._check_sendable()
+
+    def _check_sendable(self) -> None:
+        if self.closed or self.finished:
+            raise trio.ClosedResourceError("this stream is closed for sending")
+        if self.broken:
+            raise trio.BrokenResourceError(self.broken)
+
+    @contextmanager
+    def _only_sender(self) -> Iterator[None]:
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._sending = True
+        try:
+            yield
+        finally:
+            self._sending = False
+
+    # Receiving.
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if max_bytes is not None and operator.index(max_bytes) < 1:
+            raise ValueError("max_bytes must be at least 1")
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving on this stream")
+        self._receiving = True
+        try:
+            await trio.lowlevel.checkpoint()
+            while not self._chunks:
+                if self.closed:
+                    raise trio.ClosedResourceError("this stream is closed")
+                if self.ended:
+                    return b""
+                if self.broken:
+                    raise trio.BrokenResourceError(self.broken)
+                await self._readers.park()
+            data = self._take(max_bytes)
+        finally:
+            self._receiving = False
+        self._connection.consumed(self, len(data))
+        return data
+
+    def _take(self, max_bytes: int | None) -> bytes:
+        chunk, start = self._chunks[0], self._head_read
+        if max_bytes is None or len(chunk) - start <= max_bytes:
+            self._chunks.popleft()
+            self._head_read = 0
+            return chunk[start:] if start else chunk
+        self._head_read = start + max_bytes
+        return chunk[start : self._head_read]
+
+    # Closing.
+
+    async def aclose(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.closed_at_s = trio.current_time()
+            self._connection.close_stream(self, sum(map(len, self._chunks)))
+            self._chunks.clear()
+            self._wake()
+        await trio.lowlevel.checkpoint()
+        await self._connection.flushed()
+
+    def reset(self, why: str = "this stream was reset") -> None:
+        """End both directions at once; the peer's end breaks."""
+        if not self.broken:
+            self._connection.reset_stream(self)
+            self.break_(why)
+
+    # What the connection calls.
+
+    @property
+    def over(self) -> bool:
+        """Both directions have ended and nothing is left to read: the connection may forget it."""
+        return bool(self.broken) or (self.ended and self.finished and not self._chunks)
+
+    def deliver(self, piece: bytes) -> None:
+        self._chunks.append(piece)
+        self._readers.unpark_all()
+
+    def end(self) -> None:
+        self.ended = True
+        self._readers.unpark_all()
+
+    def granted(self, increment: int) -> None:
+        self.send_window.raise_by(increment)
+        self._writers.unpark_all()
+
+    def break_(self, why: str, *, keep_unread: bool = False) -> None:
+        """No more in either direction. What the peer sent before its FIN stays readable, the rest goes."""
+        if not self.broken:
+            self.broken = why
+            if not self.ended and not keep_unread:
+                self._chunks.clear()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._readers.unpark_all()
+        self._writers.unpark_all()
+        self._connection.room.unpark_all()
+
+    def __repr__(self) -> str:
+        return f"<YamuxStream {self.stream_id}>"

@@ -1,0 +1,250 @@
+"""The muxer as its users see it: two ends over an in-memory stream."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import trio
+import trio.testing
+
+from swarm.transport.base import Unreachable
+from swarm.transport.yamux import Connection, Limits, StreamLink, YamuxStream
+
+
+@asynccontextmanager
+async def session(limits: Limits | None = None) -> AsyncIterator[tuple[Connection, Connection]]:
+    near_io, far_io = trio.testing.memory_stream_pair()
+    near = Connection(StreamLink(near_io), client=True, limits=limits)
+    far = Connection(StreamLink(far_io), client=False, limits=limits)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(near.run)
+        nursery.start_soon(far.run)
+        yield near, far
+        nursery.cancel_scope.cancel()
+
+
+async def stream_pair(near: Connection, far: Connection) -> tuple[YamuxStream, YamuxStream]:
+    stream = await near.open()
+    return stream, await far.accept()
+
+
+async def test_is_a_stream() -> None:
+    async with session() as (near, far):
+
+        async def make() -> tuple[YamuxStream, YamuxStream]:
+            return await stream_pair(near, far)
+
+        async def make_clogged() -> tuple[YamuxStream, YamuxStream]:
+            ends = await stream_pair(near, far)
+            for end in ends:
+                await trio.testing.wait_all_tasks_blocked()
+                await end.send_all(bytes(end.send_window.credit))
+            return ends
+
+        await trio.testing.check_half_closeable_stream(make, make_clogged)
+        assert not near.closed
+        assert not far.closed
+
+
+async def test_many_streams_both_ways() -> None:
+    async with session() as (near, far):
+
+        async def send(connection: Connection, number: int) -> None:
+            async with await connection.open() as stream:
+                await stream.send_all(bytes([number]) * 100_000)
+
+        got: list[tuple[int, int]] = []
+
+        async def serve(connection: Connection) -> None:
+            for _ in range(20):
+                stream = await connection.accept()
+                data = b"".join([bytes(piece) async for piece in stream])
+                got.append((data[0], len(data)))
+                await stream.aclose()
+
+        async with trio.open_nursery() as nursery:
+            for connection in (near, far):
+                nursery.start_soon(serve, connection)
+                for number in range(20):
+                    nursery.start_soon(send, connection, number)
+        assert sorted(got) == sorted((number, 100_000) for number in range(20) for _ in "ab")
+        await trio.testing.wait_all_tasks_blocked()
+        assert near.stream_count == 0 == far.stream_count
+
+
+async def test_a_reader_that_pauses_a_minute(autojump_clock: trio.testing.MockClock) -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.send_all, bytes(5_000_000))
+            await trio.sleep(70)
+            left = 5_000_000
+            while left:
+                left -= len(await reader.receive_some())
+
+
+async def test_a_reader_that_stops_for_good(autojump_clock: trio.testing.MockClock) -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        start_s = trio.current_time()
+        with pytest.raises(trio.BrokenResourceError, match="read nothing for 180 s"):
+            await writer.send_all(bytes(5_000_000))
+        assert trio.current_time() - start_s == pytest.approx(180)
+        other, _ = await stream_pair(near, far)  # the connection itself is well
+        await other.send_all(b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(trio.BrokenResourceError):
+            await reader.receive_some()
+
+
+async def test_a_silent_peer_is_found(autojump_clock: trio.testing.MockClock) -> None:
+    near_io, _far_io = trio.testing.memory_stream_pair()
+    near = Connection(StreamLink(near_io), client=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(near.run)
+        stream = await near.open()
+        with pytest.raises(trio.BrokenResourceError, match="nothing heard"):
+            await stream.receive_some()
+        assert trio.current_time() <= Limits().ping_interval_s + Limits().silence_s
+    assert near.closed
+    with pytest.raises(Unreachable, match="nothing heard"):
+        await near.open()
+    with pytest.raises(Unreachable, match="nothing heard"):
+        await near.accept()
+
+
+async def test_a_socket_that_takes_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    near_io, far_io = trio.testing.lockstep_stream_pair()
+    limits = replace(Limits(), silence_s=3600.0)
+    near = Connection(StreamLink(near_io), client=True, limits=limits)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(near.run)
+    assert "taken nothing for 30 s" in near.reason
+    await far_io.aclose()
+
+
+async def test_window_grows_for_a_fast_reader_within_the_budget(autojump_clock: trio.testing.MockClock) -> None:
+    limits = replace(Limits(), window_budget_bytes=3 << 20)
+    async with session(limits) as (near, far):
+        ends = [await stream_pair(near, far) for _ in range(8)]
+        bound = 8 * 262_144 + (3 << 20)
+        assert far.unread_bytes <= bound
+
+        async def drain(stream: YamuxStream) -> None:
+            left = 8_000_000
+            while left:
+                left -= len(await stream.receive_some())
+
+        async with trio.open_nursery() as nursery:
+            for writer, reader in ends:
+                nursery.start_soon(writer.send_all, bytes(8_000_000))
+                nursery.start_soon(drain, reader)
+        assert far.unread_bytes <= bound
+        for writer, reader in ends:
+            await writer.aclose()
+            await reader.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        first, _ = await stream_pair(near, far)  # the budget came back
+        await trio.testing.wait_all_tasks_blocked()
+        assert first.send_window.credit == limits.first_window_bytes
+
+
+async def test_cancelled_in_the_middle_of_sending() -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.send_all, bytes(10_000_000))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        await writer.aclose()
+        other, other_reader = await stream_pair(near, far)
+        await other.send_all(b"whole")
+        assert await other_reader.receive_some() == b"whole"  # no half frame in between
+        got = 0
+        while piece := await reader.receive_some():
+            got += len(piece)
+        assert 0 < got < 10_000_000
+
+
+async def test_accept_queue_and_stream_limits() -> None:
+    limits = replace(Limits(), accept_backlog=2, max_outbound_streams=4)
+    async with session(limits) as (near, far):
+        streams = [await near.open() for _ in range(4)]
+        with pytest.raises(Unreachable, match="4 streams"):
+            await near.open()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [bool(stream.broken) for stream in streams] == [False, False, True, True]
+        await far.accept()
+        await streams[0].aclose()
+        await near.open()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not near.closed
+
+
+async def test_close_says_everything_first() -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        await writer.send_all(bytes(900_000))
+        await writer.aclose()
+        await near.aclose()
+        got = 0
+        while piece := await reader.receive_some():
+            got += len(piece)
+        assert got == 900_000
+
+
+async def test_a_closed_stream_that_the_peer_keeps_open_is_swept(autojump_clock: trio.testing.MockClock) -> None:
+    async with session() as (near, far):
+        stream, other = await stream_pair(near, far)
+        await stream.aclose()
+        assert near.stream_count == 1
+        await trio.sleep(60)
+        assert near.stream_count == 0
+        with pytest.raises(trio.BrokenResourceError):
+            await other.send_all(b"x")
+        assert await other.receive_some() == b""  # our FIN had come first
+
+
+async def test_a_reply_survives_closing_with_the_request_unended() -> None:
+    async with session() as (near, far):
+        asker, answerer = await stream_pair(near, far)
+        await asker.send_all(b"question")
+        assert await answerer.receive_some() == b"question"
+        await answerer.send_all(b"answer")
+        await answerer.aclose()
+        with pytest.raises(trio.BrokenResourceError):
+            await asker.send_all(bytes(2_000_000))
+        assert await asker.receive_some() == b"answer"
+        assert await asker.receive_some() == b""
+
+
+async def test_both_ends_reset_at_once() -> None:
+    async with session() as (near, far):
+        one, other = await stream_pair(near, far)
+        one.reset()
+        other.reset()
+        await trio.testing.wait_all_tasks_blocked()
+        assert near.stream_count == far.stream_count == 0
+        assert not near.closed
+        assert not far.closed
+
+
+async def test_lost_connection_breaks_streams_but_keeps_what_came() -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        await writer.send_all(b"last words")
+        await trio.testing.wait_all_tasks_blocked()
+        await near.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert await reader.receive_some() == b"last words"
+        with pytest.raises(trio.BrokenResourceError):
+            await reader.receive_some()
+        with pytest.raises(trio.BrokenResourceError):
+            await writer.send_all(b"x")
+
+
+async def test_round_trip_is_measured() -> None:
+    async with session() as (near, _):
+        await trio.sleep(0.05)
+        assert 0 < near.round_trip_s < 0.05
