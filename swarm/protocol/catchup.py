@@ -2,10 +2,10 @@
 
 layout -> files -> open -> chain? -> hashes -> blocks -> replay
 
-Every block that arrives is labelled with the version that its giver holds, and is checked against that version's list of
-block hashes (which itself adds up to a signed root). The swarm moves on while we fetch, so labels differ; the chunks of
-the versions since, which we store from our first minute, are then replayed onto the blocks whose label is older. A node whose
-folder is one of the last R versions needs no blocks at all: it replays the chain (`chain?`).
+Every block that arrives is labelled with the version that its giver holds, and is checked against that version's list
+of block hashes (which itself adds up to a signed root). The swarm moves on while we fetch, so labels differ; the chunks
+of the versions since, which we store from our first minute, are then replayed onto the blocks whose label is older. A
+node whose folder is one of the last R versions needs no blocks at all: it replays the chain (`chain?`).
 """
 
 from collections import deque

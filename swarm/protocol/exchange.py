@@ -2,8 +2,8 @@
 
 A child attaches to a parent for one stripe and says what it has. From then on the parent pushes every piece of that
 stripe as soon as it holds it, as far as the child's *credit* reaches: the total that the child allows, which grows as
-the child itself passes pieces on. So a slow branch is given less without anybody measuring it, and the authority deals the
-next chunk to the stripe that drains fastest. A socket's acceptance is not progress; credit is.
+the child itself passes pieces on. So a slow branch is given less without anybody measuring it, and the authority deals
+the next chunk to the stripe that drains fastest. A socket's acceptance is not progress; credit is.
 
 A child that takes nothing for `lag_after_s` while something waits for it is *lagging*: it no longer holds back what we
 grant our own parent, and it pulls what it lacks.

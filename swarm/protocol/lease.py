@@ -224,6 +224,8 @@ class Leases:
         self.sealed = b""
         self.heard_at = 0.0
         """Local time at which the newest one arrived."""
+        self.hash = b""
+        """`heartbeat_hash` of the newest one."""
 
     def hear(self, sealed: bytes, swarm: bytes, now: float) -> bool:
         """Take a heartbeat in; True when it is news. `PeerError` when it is forged."""
@@ -233,6 +235,7 @@ class Leases:
         if self.heartbeat is not None and heartbeat.order <= self.heartbeat.order:
             return False
         self.heartbeat, self.sealed, self.heard_at = heartbeat, sealed, now
+        self.hash = heartbeat_hash(sealed)
         return True
 
     def standing(self, slot: int, now: float) -> Standing:

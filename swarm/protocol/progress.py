@@ -1,8 +1,8 @@
 """A version's way from its first piece to the replica: verified early, written late.
 
 Chunks are decoded into scratch as they become whole (STAGE), provided that their parent root is the replica's. When the
-manifest and all of its chunks are there, one COMMIT compares roots, makes the seal durable and scatters the bits. Versions
-are taken strictly in the order in which their parents chain.
+manifest and all of its chunks are there, one COMMIT compares roots, makes the seal durable and scatters the bits.
+Versions are taken strictly in the order in which their parents chain.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from swarm.protocol.chunks import Version
 from swarm.protocol.events import (
     Announce,
     Commit,
-    Drop,
     HeaderStored,
     Job,
     JobDone,
@@ -170,11 +169,4 @@ class Progress:
         assert version.manifest is not None
         state.settle(version.id, version.manifest, version.sealed_manifest)
         state.emit(Commit(version.id, version.manifest))
-        while len(state.retained) > state.tuning.retain_versions:
-            old = state.retained.pop(0)
-            state.chunks.drop(old)
-            state.exchange.forget(old)
-            state.emit(Drop(old))
         self.advance(now)
-
-

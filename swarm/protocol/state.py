@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from codec import Manifest
 from codec.sign import Key
 from swarm.protocol.chunks import Chunks
-from swarm.protocol.events import Effect, Notify, Send, VersionId
+from swarm.protocol.events import Drop, Effect, Notify, Send, VersionId
 from swarm.protocol.exchange import Exchange
 from swarm.protocol.lease import Grant, Leases
 from swarm.protocol.plan import Roster
@@ -39,10 +39,10 @@ class State:
     manifest: Manifest | None = None
     """Of `held`."""
     sealed_manifest: bytes = b""
-    floor: VersionId = VersionId(0, 0)
+    manifests: dict[VersionId, bytes] = field(default_factory=dict)
+    """Sealed manifests of the versions that we held, as many as `retain_versions`."""
+    floor: VersionId = field(default_factory=lambda: VersionId(0, 0))
     """Versions up to this one are of no more interest: `held`, or what a catch-up aims at."""
-    retained: list[VersionId] = field(default_factory=list)
-    """Sealed versions whose chunks are kept for others, oldest first."""
     effects: list[Effect] = field(default_factory=list)
 
     @classmethod
@@ -75,9 +75,14 @@ class State:
         return sorted({peer for edges in self.exchange.children.values() for peer in edges})
 
     def settle(self, id_: VersionId, manifest: Manifest, sealed: bytes) -> None:
-        """We hold this version now."""
+        """We hold this version now. Chunks of the last `retain_versions` stay for others; older ones go."""
         self.held, self.manifest, self.sealed_manifest = id_, manifest, sealed
         self.floor = max(self.floor, id_)
-        if id_ not in self.retained:
-            self.retained.append(id_)
-            self.retained.sort()
+        self.manifests[id_] = sealed
+        for old in sorted(self.manifests)[: -self.tuning.retain_versions]:
+            del self.manifests[old]
+        sealed_ones = sorted(v for v in self.chunks.versions if v <= id_)
+        for old in sealed_ones[: -self.tuning.retain_versions]:
+            self.chunks.drop(old)
+            self.exchange.forget(old)
+            self.emit(Drop(old))

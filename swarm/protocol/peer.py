@@ -1,0 +1,334 @@
+"""A member of the swarm: its machines, wired once, and one event applied at a time.
+
+documents, sessions, parents, reports ...... membership
+pieces in, pieces on, credit ............... exchange (edges) over chunks (the book)
+what lags .................................. pull
+whole chunks -> scratch -> replica ......... progress
+from nothing to a version .................. catchup
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from codec import ChunkKey, Manifest, open_manifest
+from codec.errors import PeerError
+from codec.sign import Key
+from swarm.protocol.catchup import Catchup, Phase
+from swarm.protocol.chunks import mask_of
+from swarm.protocol.events import (
+    Close,
+    Effect,
+    Event,
+    HeaderStored,
+    Heard,
+    JobDone,
+    JobKind,
+    LocalLeave,
+    ManifestSeen,
+    PartsDone,
+    PeerDown,
+    PeerUp,
+    PieceBad,
+    PieceStored,
+    SendBlob,
+    SendBlock,
+    SendDone,
+    SendHeader,
+    SendPiece,
+    SetTimer,
+    Timer,
+    UnknownLabel,
+    VersionId,
+)
+from swarm.protocol.lease import Standing, open_report
+from swarm.protocol.membership import Membership
+from swarm.protocol.plan import AUTHORITY
+from swarm.protocol.progress import Progress
+from swarm.protocol.pull import Pulls
+from swarm.protocol.session import Session
+from swarm.protocol.state import State
+from swarm.protocol.tuning import Tuning
+from swarm.protocol.wire import (
+    Attach,
+    Bye,
+    Credit,
+    Detach,
+    HeartbeatNews,
+    Hello,
+    Join,
+    Lacks,
+    LacksChunk,
+    ManifestNews,
+    Refused,
+    Reports,
+    RosterNews,
+    WantBlob,
+    WantBlock,
+    WantChunk,
+    WantManifest,
+    Welcome,
+    Work,
+)
+
+__all__ = ["BAN_S", "Peer", "serve_chunk", "serve_manifest"]
+
+BAN_S = 600.0
+"""How long a peer that sent false bytes is refused by whoever saw it."""
+
+
+class Peer:
+    """Everything that one member decides. Pure: `apply(event, now)` in, effects out."""
+
+    def __init__(
+        self,
+        key: Key,
+        swarm: bytes,
+        authority: tuple[str, ...],
+        join: Join,
+        tuning: Tuning,
+        rng: random.Random,
+        *,
+        held: bytes | None = None,
+        layout_hash: bytes | None = None,
+    ) -> None:
+        """`held`: the sealed manifest of the version that our replica is proven to be (None: catch up from nothing)."""
+        self.state = State.new(key, swarm, tuning, rng)
+        self.pulls = Pulls(tuning)
+        self.membership = Membership(self.state, join, authority)
+        self.catchup = Catchup(self.state, self._sources)
+        self.progress = Progress(self.state, self.pulls, relay_only=join.relay_only, repair=self._repair)
+        self._relay_only = join.relay_only
+        if layout_hash is not None:
+            self.catchup.has_layout(layout_hash)
+        if held is not None:
+            manifest = open_manifest(held, swarm)
+            self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, held)
+        self._on: dict[type[Event], Callable[[Any, float], None]] = {
+            PeerUp: self._peer_up,
+            PeerDown: self._peer_down,
+            Heard: self._heard,
+            HeaderStored: self.progress.header,
+            PieceStored: self.progress.piece,
+            PieceBad: self._piece_bad,
+            PartsDone: self.catchup.parts_done,
+            UnknownLabel: self.catchup.unknown_label,
+            SendDone: self._sent,
+            ManifestSeen: self._manifest_seen,
+            JobDone: self._job_done,
+            Timer: self._tick,
+            LocalLeave: lambda event, now: self.membership.leave(now),
+        }
+        self._says: dict[type, Callable[[Session, Any, float], None]] = {
+            HeartbeatNews: lambda s, m, now: self.membership.heartbeat(m.heartbeat, now),
+            RosterNews: lambda s, m, now: self.membership.roster(m.roster, now),
+            ManifestNews: self._manifest_news,
+            Reports: lambda s, m, now: self.membership.climb(m, now),
+            Attach: lambda s, m, now: self.state.exchange.attached(s.peer, m, now, self.state.effects),
+            Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
+            Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
+            WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m),
+            LacksChunk: self._lacks_chunk,
+            WantBlob: lambda s, m, now: self.state.emit(SendBlob(s.peer, m.request, m.kind, m.name, m.offset)),
+            WantBlock: self._want_block,
+            Lacks: lambda s, m, now: self.catchup.lacks(s.peer, m.request, now),
+            WantManifest: lambda s, m, now: serve_manifest(self.state, s.peer, m),
+            Work: lambda s, m, now: self.state.notify("work", peer=s.peer, body=m.body),
+            Bye: self._bye,
+        }
+
+    def start(self, now: float) -> list[Effect]:
+        """The first effects: reach for the authority, start the clock."""
+        self._tick(Timer("tick"), now)
+        return self.state.take_effects()
+
+    def apply(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; what is to be done about it."""
+        self._on[type(event)](event, now)
+        if not self.catchup.active:
+            self.progress.advance(now)
+        return self.state.take_effects()
+
+    # ------------------------------------------------------------ sessions
+
+    def _peer_up(self, event: PeerUp, now: float) -> None:
+        self.membership.up(self.state.sessions.up(event.peer, event.address, now))
+
+    def _peer_down(self, event: PeerDown, now: float) -> None:
+        session = self.state.sessions.down(event.peer, event.dial_failed, now)
+        if event.dial_failed and event.peer == self.state.swarm:
+            self.state.notify("unreachable", why=event.why)
+        self.pulls.lost(event.peer)
+        self.membership.lost(event.peer, session, now)
+        self.catchup.lost(event.peer, now)
+
+    def _heard(self, event: Heard, now: float) -> None:
+        session = self.state.sessions.get(event.peer)
+        if session is None:
+            return
+        session.heard_at = now
+        try:
+            self._dispatch(session, event.message, now)
+        except PeerError as error:
+            self.state.emit(Close(event.peer, str(error), BAN_S))
+
+    def _dispatch(self, session: Session, message: Any, now: float) -> None:
+        if isinstance(message, Hello):
+            self.membership.hello(session, message, now)
+        elif isinstance(message, Welcome):
+            self.membership.welcome(session, message, now)
+            if message.manifest:
+                self._welcomed(message.manifest, now)
+        elif isinstance(message, Refused):
+            if session.peer == self.state.swarm:
+                self.membership.refused(message.code, message.why, now)
+        elif not session.ready:
+            raise PeerError(f"{type(message).__name__}: before hello")
+        elif type(message) in self._says:
+            self._says[type(message)](session, message, now)
+        else:
+            raise PeerError(f"{type(message).__name__}: not for a member")
+
+    def _piece_bad(self, event: PieceBad, now: float) -> None:
+        """Local evidence: whoever sent bytes that do not verify is dropped by us; nobody is asked to believe it."""
+        self.state.notify("bad_bytes", peer=event.peer, what=event.what)
+        self.state.emit(Close(event.peer, event.what, BAN_S))
+
+    def _bye(self, session: Session, message: Bye, now: float) -> None:
+        if message.release:
+            report = open_report(message.release, self.state.swarm)
+            if report.peer != session.peer or not report.leaving:
+                raise PeerError("bye: not the sender's own")
+        self.state.emit(Close(session.peer, "left"))
+
+    # ------------------------------------------------------------ versions
+
+    def _welcomed(self, sealed: bytes, now: float) -> None:
+        """The head, at admission: where there is no replica yet, it is what to catch up with."""
+        if self.state.held is None and not self.catchup.active:
+            manifest = open_manifest(sealed, self.state.swarm)
+            if self._relay_only:
+                self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, sealed)
+            else:
+                self.catchup.start(manifest, sealed, now)
+        else:
+            self.progress.manifest(sealed, now, source=None)
+        self.membership.rewire(now)
+
+    def _manifest_news(self, session: Session, message: ManifestNews, now: float) -> None:
+        if self.catchup.phase is Phase.CHAIN:
+            self.catchup.chain_manifest(open_manifest(message.manifest, self.state.swarm), message.manifest, now)
+        self._take_manifest(message.manifest, now, session.peer)
+
+    def _manifest_seen(self, event: ManifestSeen, now: float) -> None:
+        """Off the tree; the gossip validator saw the signature, and an old or odd one changes nothing."""
+        self._take_manifest(event.manifest, now, None)
+
+    def _take_manifest(self, sealed: bytes, now: float, source: bytes | None) -> None:
+        before = self.state.held
+        self.progress.manifest(sealed, now, source=source)
+        if self.state.held != before:
+            self._tell(now)
+
+    def _job_done(self, event: JobDone, now: float) -> None:
+        before = self.state.held
+        if event.job.kind in (JobKind.OPEN, JobKind.REPLAY):
+            self.catchup.done(event, now)
+        else:
+            self.progress.done(event, now)
+        if self.state.held != before:
+            self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        """We hold another version: say so at once, not at the next heartbeat."""
+        self.membership.catching_up = self.catchup.fraction
+        self.membership.report(now)
+
+    def _repair(self, now: float) -> None:
+        """Some block is not what the version we hold says: fetch what differs from it, and go on from there."""
+        manifest: Manifest | None = self.state.manifest
+        if manifest is not None and not self.catchup.active:
+            self.catchup.start(manifest, self.state.sealed_manifest, now)
+
+    # ------------------------------------------------------------ giving and asking
+
+    def _sources(self) -> list[bytes]:
+        """Whom to ask for what the trees do not bring: members we are connected to, the authority last."""
+        state = self.state
+        ready = sorted(s.peer for s in state.sessions if s.ready and s.slot is not None)
+        turn = state.grant.slot % len(ready) if ready and state.grant is not None else 0
+        authority = [state.swarm] if state.sessions.ready(state.swarm) else []
+        return ready[turn:] + ready[:turn] + authority
+
+    def _pull_sources(self, stripe: int | None) -> list[bytes]:
+        """For a known stripe the roster's backups come first; whoever is our parent in it has had its chance."""
+        state = self.state
+        sources = self._sources()
+        if stripe is None or state.roster is None or state.grant is None:
+            return sources
+        order = [state.peer_of(s) for s in state.roster.backups(stripe, state.grant.slot) if s != AUTHORITY]
+        rank = {peer: i for i, peer in enumerate(p for p in order if p is not None)}
+        last = len(rank)
+        return sorted(sources, key=lambda p: (p == state.swarm, rank.get(p, last)))
+
+    def _lacks_chunk(self, session: Session, message: LacksChunk, now: float) -> None:
+        self.pulls.lacks(session.peer, ChunkKey(message.epoch, message.version, message.attempt, message.seq))
+
+    def _want_block(self, session: Session, message: WantBlock, now: float) -> None:
+        if self.state.held is None or self._relay_only:
+            self.state.send(session.peer, Lacks(message.request))
+        else:
+            self.state.emit(SendBlock(session.peer, message.request, message.block))
+
+    def _sent(self, event: SendDone, now: float) -> None:
+        if event.stripe is not None and not event.pull:
+            self.state.exchange.sent(event.peer, event.stripe, event.key, event.index, now, self.state.effects)
+
+    # ------------------------------------------------------------ time
+
+    def _tick(self, event: Timer, now: float) -> None:
+        state = self.state
+        state.sessions.expire_mute(now, state.effects)
+        state.exchange.tick(now, state.effects)
+        self.membership.catching_up = self.catchup.fraction
+        self.membership.tick(now)
+        if state.grant is not None:
+            waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]
+            self.pulls.tick(waiting, state.exchange.progress_at, self._pull_sources, now, state.effects)
+            self.progress.fill_gaps(now, self._sources())
+            behind = self.progress.behind(now)
+            if behind is not None and not self.catchup.active and not self._relay_only:
+                version = state.chunks.version(VersionId(behind.epoch, behind.version))
+                assert version is not None
+                self.catchup.start(behind, version.sealed_manifest, now)
+            self.catchup.tick(now)
+        state.emit(SetTimer("tick", now + state.tuning.tick_s))
+
+    def standing(self, now: float) -> Standing:
+        """Our own lease, as the newest heartbeat has it."""
+        grant = self.state.grant
+        return Standing.DEAD if grant is None else self.state.leases.standing(grant.slot, now)
+
+
+def serve_chunk(state: State, peer: bytes, want: WantChunk) -> None:
+    """Answer a pull with the header and whatever pieces asked for we hold."""
+    key = ChunkKey(want.epoch, want.version, want.attempt, want.seq)
+    chunk = state.chunks.find(key)
+    pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
+    if chunk is None or not pieces:
+        state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
+        return
+    state.emit(SendHeader(peer, chunk.stripe, key, pull=True))
+    for index in range(len(chunk.sizes)):
+        if pieces >> index & 1:
+            state.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))
+
+
+def serve_manifest(state: State, peer: bytes, want: WantManifest) -> None:
+    """Answer with the manifest if we have it; silence is the other answer."""
+    id_ = VersionId(want.epoch, want.version)
+    version = state.chunks.version(id_)
+    if version is not None and version.manifest is not None:
+        state.send(peer, ManifestNews(version.sealed_manifest))
+    elif id_ in state.manifests:
+        state.send(peer, ManifestNews(state.manifests[id_]))
