@@ -1,0 +1,93 @@
+"""The codec: what changed between two versions of a model, in as few bits as may be, provably.
+
+Pure: bits in, bytes out. No network, no clock, no threads, no torch. Reading order: `bits` (dtypes), `layout` (tensors
+and blocks), `rice` (the coder; its kernels in `scan`, `planes`, `lanes`), `pco` (the other coder), `chunk` and `pack`
+(what travels), `manifest` (what a version is), `staging` and `replica` (the bits of one version), `patch` (towards an
+engine), `checkpoint` (Hugging Face folders). `docs/codec.md` specifies every byte.
+
+Names are loaded when first used, so that a relay, which never decodes, never loads a compiler.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from codec.errors import PeerError, SwarmError, UsageError
+
+if TYPE_CHECKING:
+    from codec.bits import DTYPES, DType
+    from codec.checkpoint import Checkpoint, write_checkpoint
+    from codec.chunk import BlockDelta, Chunk, ChunkHeader, ChunkKey, chunk_id, open_header, seal_chunk, verify_piece
+    from codec.layout import BLOCK_ELEMENTS, BlockSpec, FileSpec, Layout, TensorSpec
+    from codec.manifest import Manifest, open_manifest, state_root
+    from codec.pack import Packer, chunk_target, piece_target
+    from codec.patch import read_patch, write_patch
+    from codec.replica import Replica
+    from codec.sign import Key
+    from codec.staging import Staged, StagedBlock, Torn
+
+__all__ = [
+    "BLOCK_ELEMENTS",
+    "DTYPES",
+    "BlockDelta",
+    "BlockSpec",
+    "Checkpoint",
+    "Chunk",
+    "ChunkHeader",
+    "ChunkKey",
+    "DType",
+    "FileSpec",
+    "Key",
+    "Layout",
+    "Manifest",
+    "Packer",
+    "PeerError",
+    "Replica",
+    "Staged",
+    "StagedBlock",
+    "SwarmError",
+    "TensorSpec",
+    "Torn",
+    "UsageError",
+    "chunk_id",
+    "chunk_target",
+    "open_header",
+    "open_manifest",
+    "piece_target",
+    "read_patch",
+    "seal_chunk",
+    "state_root",
+    "verify_piece",
+    "write_checkpoint",
+    "write_patch",
+]
+
+_HOMES = {
+    "bits": ("DTYPES", "DType"),
+    "checkpoint": ("Checkpoint", "write_checkpoint"),
+    "chunk": (
+        "BlockDelta",
+        "Chunk",
+        "ChunkHeader",
+        "ChunkKey",
+        "chunk_id",
+        "open_header",
+        "seal_chunk",
+        "verify_piece",
+    ),
+    "layout": ("BLOCK_ELEMENTS", "BlockSpec", "FileSpec", "Layout", "TensorSpec"),
+    "manifest": ("Manifest", "open_manifest", "state_root"),
+    "pack": ("Packer", "chunk_target", "piece_target"),
+    "patch": ("read_patch", "write_patch"),
+    "replica": ("Replica",),
+    "sign": ("Key",),
+    "staging": ("Staged", "StagedBlock", "Torn"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'codec' has no attribute {name!r}")
+    value = getattr(import_module(f"codec.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value

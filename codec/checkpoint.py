@@ -1,0 +1,328 @@
+"""Checkpoint folders as Hugging Face lays them out: safetensors of any sharding, and the small files beside them.
+
+Read with the standard library and numpy alone: the header of a safetensors file is JSON, and the data can be mapped. So
+no torch is needed, and a 16 GB model costs no memory to open.
+"""
+
+import json
+import mmap
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from blake3 import blake3
+
+from codec.bits import DTYPES, Bits
+from codec.errors import PeerError, UsageError
+from codec.layout import FileSpec, Layout, TensorSpec
+
+__all__ = ["Checkpoint", "is_model_file", "write_checkpoint"]
+
+_MAX_HEADER_BYTES: Final = 100_000_000
+"""The limit of the safetensors library itself."""
+_INDEX: Final = "model.safetensors.index.json"
+_SHARD_BYTES: Final = 5 * 10**9
+
+_MODEL_FILE: Final = re.compile(
+    r"(config|generation_config|preprocessor_config|processor_config|added_tokens|special_tokens_map|vocab)\.json"
+    r"|tokenizer[^/]*|merges\.txt|vocab\.txt|spiece\.model|sentencepiece[^/]*\.model|[^/]*\.tiktoken|chat_template[^/]*"
+)
+_EMBEDDINGS: Final = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+_HEAD: Final = "lm_head.weight"
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name is one of the small ones that an engine needs to load the model."""
+    return _MODEL_FILE.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Where one tensor's bytes are."""
+
+    spec: TensorSpec
+    data: mmap.mmap | bytes
+    offset: int
+
+    def bits(self) -> Bits:
+        dtype = self.spec.type.bits
+        count = self.spec.elements
+        if self.offset % dtype.itemsize:  # headers may be of any length: copy to where the elements are aligned
+            raw = self.data[self.offset : self.offset + count * dtype.itemsize]
+            return np.frombuffer(raw, dtype)
+        return np.frombuffer(self.data, dtype, count, self.offset)
+
+
+class Checkpoint:
+    """The weights and small files of one folder, or the weights of one file. Use `Checkpoint.open`."""
+
+    def __init__(self, path: Path, stored: Mapping[str, _Stored]) -> None:
+        self.path = path
+        self._stored = dict(stored)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Checkpoint":
+        """Map the checkpoint at `path`: a folder, or a .safetensors file.
+
+        Raises `UsageError` when there is none, or it is damaged.
+        """
+        path = Path(path)
+        try:
+            files = _weight_files(path)
+            stored: dict[str, _Stored] = {}
+            for file in files:
+                for tensor in _read_header(file):
+                    if tensor.spec.name in stored:
+                        raise UsageError(
+                            f"{path}: two files hold {tensor.spec.name!r}. Remove the one that is not yours."
+                        )
+                    stored[tensor.spec.name] = tensor
+            checkpoint = cls(path, stored)
+            _ = checkpoint.layout  # its checks belong here, where the path is known
+        except PeerError as error:
+            raise UsageError(f"{path} is damaged, or no checkpoint: {error}.") from error
+        except OSError as error:
+            raise UsageError(f"Cannot read {error.filename or path}: {error.strerror}.") from error
+        return checkpoint
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The stored tensors, tied ones once, in the layout's order."""
+        return tuple(tensor.name for tensor in self.layout.tensors)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The tensor table, ties found, and the hashes of the small files."""
+        tied = self._tie()
+        specs = []
+        for name in sorted(self._stored):
+            spec = self._stored[name].spec
+            if tied is not None and name == tied[1]:
+                continue
+            aliases = (tied[1],) if tied is not None and name == tied[0] else ()
+            specs.append(TensorSpec(name, spec.dtype, spec.shape, aliases))
+        files = []
+        for name, data in self._read_files():
+            files.append(FileSpec(name, len(data), blake3(data).digest()))
+        return Layout(tuple(specs), tuple(files))
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The contents of the small files by name."""
+        return dict(self._read_files())
+
+    def bits(self, name: str) -> Bits:
+        """The tensor as a flat read-only array of unsigned integers, mapped, not read. Raises `KeyError`."""
+        return self._stored[self.layout.tensor(name).name].bits()
+
+    def _read_files(self) -> Iterable[tuple[str, bytes]]:
+        if not self.path.is_dir():
+            return
+        for file in sorted(self.path.iterdir(), key=lambda file: file.name):
+            if is_model_file(file.name) and file.is_file():
+                yield file.name, file.read_bytes()
+
+    def _config(self) -> dict[str, Any]:
+        try:
+            config = json.loads((self.path / "config.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return config if isinstance(config, dict) else {}
+
+    def _tie(self) -> tuple[str, str] | None:
+        """(embedding, head) if the config ties them, and the head is absent or holds the same bits."""
+        config = self._config()
+        text = config.get("text_config")
+        flags = [part.get("tie_word_embeddings") for part in (config, text) if isinstance(part, dict)]
+        if True not in flags:
+            return None
+        embeddings = [name for name in self._stored if name.endswith(_EMBEDDINGS)]
+        if len(embeddings) != 1:
+            return None
+        heads = [name for name in self._stored if name == _HEAD or name.endswith("." + _HEAD)]
+        if not heads:
+            return embeddings[0], _HEAD
+        embedding, head = self._stored[embeddings[0]], self._stored[heads[0]]
+        same_type = (embedding.spec.dtype, embedding.spec.shape) == (head.spec.dtype, head.spec.shape)
+        if len(heads) == 1 and same_type and np.array_equal(embedding.bits(), head.bits()):
+            return embeddings[0], heads[0]
+        return None
+
+
+def _weight_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UsageError(f"{path} does not exist. Give a checkpoint folder or a .safetensors file.")
+    index = path / _INDEX
+    if index.is_file():
+        return [path / name for name in _indexed(index)]
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise UsageError(
+            f"{path} has no .safetensors files. Save the model with save_pretrained(safe_serialization=True)."
+        )
+    return found
+
+
+def _indexed(index: Path) -> list[str]:
+    """The files that an index names, each one beside it."""
+    table = _parse(index.read_bytes(), index.name)
+    weights = table.get("weight_map")
+    if not isinstance(weights, dict):
+        raise PeerError(f"{index.name}.weight_map: missing")
+    names = set(weights.values()) if all(isinstance(name, str) for name in weights.values()) else {""}
+    for name in names:
+        if not name or "/" in name or "\\" in name or name.startswith("."):
+            raise PeerError(f"{index.name}.weight_map: {name[:40]!r} is no file beside it")
+    return sorted(names)
+
+
+def _parse(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise PeerError(f"{what}: not JSON") from error
+    if not isinstance(table, dict):
+        raise PeerError(f"{what}: no table")
+    return table
+
+
+def _read_header(file: Path) -> Iterable[_Stored]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
+            raise PeerError(f"{file.name}: no safetensors header, or the file is cut off")
+        table = _parse(stream.read(length), f"{file.name}: header")
+        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    table.pop("__metadata__", None)
+    start = 8 + length
+    for name, entry in table.items():
+        yield _check_entry(file.name, name, entry, data, start, size - start)
+
+
+def _check_entry(file: str, name: str, entry: Any, data: mmap.mmap, start: int, room: int) -> _Stored:
+    """One row of a header, everything bounded. `start`: of the data in the file; `room`: its bytes."""
+
+    def counts(value: Any, most: int) -> tuple[int, ...] | None:
+        """A short list of plain integers from 0 to 2^50."""
+        if not isinstance(value, list) or len(value) > most:
+            return None
+        if any(type(number) is not int or not 0 <= number <= 1 << 50 for number in value):
+            return None
+        return tuple(value)
+
+    if not isinstance(entry, dict):
+        raise PeerError(f"{file}: {name[:80]!r}: no table")
+    dtype = entry.get("dtype")
+    shape, span = counts(entry.get("shape"), 16), counts(entry.get("data_offsets"), 2)
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise PeerError(f"{file}: {name[:80]!r}.dtype: {str(dtype)[:20]} is not known to this version")
+    if shape is None or span is None or len(span) != 2:
+        raise PeerError(f"{file}: {name[:80]!r}: shape or data_offsets are no short lists of numbers")
+    begin, end = span
+    if not begin <= end <= room or end - begin != prod(shape) * DTYPES[dtype].itemsize:
+        raise PeerError(f"{file}: {name[:80]!r}.data_offsets: not within the file, or not of the shape's size")
+    return _Stored(TensorSpec(name, dtype, shape), data, start + begin)
+
+
+def write_checkpoint(
+    folder: str | os.PathLike[str],
+    layout: Layout,
+    bits: Callable[[str], Bits],
+    files: Mapping[str, bytes],
+    shard_bytes: int = _SHARD_BYTES,
+) -> None:
+    """Write a folder that Hugging Face libraries load: shards, index and small files; whole, or not at all.
+
+    `bits(name)`: the tensor, flat. `files`: those in the layout must have its hashes (else `PeerError`). A folder of
+    that name must not exist (`UsageError`); a full disk is a `UsageError` too and leaves nothing behind.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise UsageError(f"{folder} exists already. Remove it, or choose another folder.")
+    for spec in layout.files:
+        if spec.name in files and blake3(files[spec.name]).digest() != spec.hash:
+            raise PeerError(f"file {spec.name}: its hash is not the layout's")
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        _write_weights(partial, layout, bits, shard_bytes)
+        for name, data in files.items():
+            _write_file(partial / name, [data])
+        _sync_folder(partial)
+        partial.rename(folder)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        raise UsageError(f"Cannot write {folder}: {error.strerror}.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_weights(folder: Path, layout: Layout, bits: Callable[[str], Bits], shard_bytes: int) -> None:
+    shards: list[list[TensorSpec]] = [[]]
+    room = shard_bytes
+    for tensor in layout.tensors:
+        if tensor.nbytes > room and shards[-1]:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(tensor)
+        room -= tensor.nbytes
+    names = (
+        ["model.safetensors"]
+        if len(shards) == 1
+        else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    )
+    for name, shard in zip(names, shards, strict=True):
+        _write_file(folder / name, _shard(shard, bits))
+    if len(shards) > 1:
+        weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        index = {"metadata": {"total_size": layout.full_bytes}, "weight_map": weight_map}
+        _write_file(folder / _INDEX, [json.dumps(index, indent=2).encode()])
+
+
+def _shard(tensors: list[TensorSpec], bits: Callable[[str], Bits]) -> Iterable[bytes | memoryview]:
+    """The parts of a safetensors file: header, then each tensor. Wide elements first, so that all are aligned."""
+    tensors = sorted(tensors, key=lambda tensor: (-tensor.type.itemsize, tensor.name))
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        table[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    yield len(header).to_bytes(8, "little") + header
+    for tensor in tensors:
+        data = np.ascontiguousarray(bits(tensor.name))
+        assert (data.dtype, data.size) == (tensor.type.bits, tensor.elements), tensor.name
+        yield data.view(np.uint8).data
+
+
+def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    with path.open("xb") as stream:
+        for part in parts:
+            stream.write(part)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

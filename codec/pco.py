@@ -1,0 +1,91 @@
+"""The position-independent coder: gaps between changes and ordinal differences, each through pcodec.
+
+About 10 bits a change at 1 % density, where `codec.rice` takes 7.1; but a decoder need not look at the old weights to
+know *where* something changes, so it runs at the speed of the changes and not of the model. For fast links and few
+cores.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pcodec import ChunkConfig, standalone  # pyright: ignore[reportAttributeAccessIssue]
+
+from codec.bits import Bits, DType, from_ordinal, ordinal
+from codec.errors import PeerError
+from codec.layout import BLOCK_ELEMENTS
+from codec.rice import decode_plainly, encode_plainly
+from codec.varint import Reader, Writer
+
+__all__ = ["decode_block", "encode_block"]
+
+_LEVEL = 4
+"""pcodec's own scale of 0 to 12: beyond 4 the sizes of deltas no longer change and the time doubles."""
+
+
+def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
+    """The changes from `old` to `new` (flat arrays of `dtype.bits`, at most a block), or None if there are none."""
+    assert old.dtype == new.dtype == dtype.bits
+    assert old.size == new.size <= BLOCK_ELEMENTS
+    if dtype.itemsize == 8:
+        plain = encode_plainly(old, new)
+        return None if plain is None else plain[0]
+    positions = np.flatnonzero(old != new)
+    if positions.size == 0:
+        return None
+    gaps = np.diff(positions, prepend=-1).astype(np.uint32) - np.uint32(1)
+    difference = ordinal(new[positions], dtype) - ordinal(old[positions], dtype)
+    config = ChunkConfig(compression_level=_LEVEL)
+    coded_gaps = standalone.simple_compress(gaps, config)
+    out = Writer()
+    out.uint(positions.size)
+    out.uint(len(coded_gaps))
+    out.raw(coded_gaps)
+    out.raw(standalone.simple_compress(_widened(difference), config))
+    return bytes(out.data)
+
+
+def decode_block(payload: bytes, old: Bits, dtype: DType) -> tuple[NDArray[np.uint32], Bits]:
+    """Positions (uint32, ascending) and new bits of the changes in `payload`, relative to `old`.
+
+    Raises `PeerError` naming the field.
+    """
+    assert old.dtype == dtype.bits
+    assert old.size <= BLOCK_ELEMENTS
+    if dtype.itemsize == 8:
+        return decode_plainly(payload, old)
+    reader = Reader(payload, "pco")
+    count = reader.uint("count", old.size)
+    if count == 0:
+        raise PeerError("pco.count: no changes")
+    gaps = _expand(reader.raw("gaps", reader.uint("length", len(payload))), np.zeros(count, np.uint32), "gaps")
+    wide = _expand(reader.raw("differences", reader.left), _widened(np.zeros(count, dtype.bits)), "differences")
+    positions = np.cumsum(gaps, dtype=np.int64) + np.arange(count)
+    if positions[-1] >= old.size:
+        raise PeerError("pco.gaps: a change beyond the end of the block")
+    difference = wide.view(np.dtype(f"u{wide.itemsize}")).astype(dtype.bits)
+    if np.any(difference == 0):
+        raise PeerError("pco.differences: a change by nothing")
+    return positions.astype(np.uint32), from_ordinal(ordinal(old[positions], dtype) + difference, dtype)
+
+
+def _widened(difference: Bits) -> NDArray[np.signedinteger[Any]]:
+    """Signed, so that small steps down are small numbers; pcodec knows 16, 32 and 64 bits."""
+    signed = difference.view(np.dtype(f"i{difference.itemsize}"))
+    return signed.astype(np.int16) if signed.itemsize == 1 else signed
+
+
+def _expand(data: bytes, into: NDArray[Any], field: str) -> NDArray[Any]:
+    """Decompress exactly `into.size` numbers. pcodec allocates nothing that `into` does not bound."""
+    try:
+        progress = standalone.simple_decompress_into(data, into)
+    except (RuntimeError, TypeError) as error:
+        raise PeerError(f"pco.{field}: {error}") from error
+    except BaseException as error:
+        # A panic of the Rust library arrives as a BaseException of its own, outside Exception.
+        if type(error).__name__ == "PanicException":
+            raise PeerError(f"pco.{field}: pcodec gave up on it") from error
+        raise
+    if progress.n_processed != into.size or not progress.finished:
+        raise PeerError(f"pco.{field}: not {into.size} numbers")
+    return into

@@ -1,0 +1,163 @@
+"""Verify early: decode a verified chunk into scratch, and predict the hash of each block, touching nothing.
+
+What comes out can be written at the seal in a moment (`codec.replica`), or sent to an engine (`codec.patch`).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from codec import pco, rice
+from codec.bits import Bits, DType
+from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE, BlockDelta, BlockEntry, ChunkHeader
+from codec.errors import PeerError, SwarmError
+from codec.layout import BLOCK_ELEMENTS, Layout
+
+__all__ = ["Source", "Staged", "StagedBlock", "Torn", "block_hash", "decode", "encode", "stage_chunk"]
+
+
+class Torn(SwarmError):
+    """Blocks that hold neither the version before nor the one after: fetch them whole from a peer.
+
+    `blocks`: their ids.
+    """
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self.blocks = tuple(blocks)
+        shown = ", ".join(map(str, self.blocks[:8])) + (", ..." if len(self.blocks) > 8 else "")
+        super().__init__(f"blocks {shown} hold no known version")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedBlock:
+    """New bits for one block. `positions`: uint32 within the block, ascending; `bits`: uintN, one for each."""
+
+    block: int
+    positions: NDArray[np.uint32]
+    bits: Bits
+    old_hash: bytes
+    new_hash: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Staged:
+    """A chunk, decoded: the blocks that it changes, in ascending order. Blocks that were already there are left out."""
+
+    blocks: tuple[StagedBlock, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return sum(block.positions.nbytes + block.bits.nbytes + 128 for block in self.blocks)
+
+    @property
+    def changed(self) -> int:
+        """Elements changed."""
+        return sum(block.positions.size for block in self.blocks)
+
+    def __iter__(self) -> Iterator[StagedBlock]:
+        return iter(self.blocks)
+
+
+class Source(Protocol):
+    """Whatever holds one version of a model's blocks: a replica, or a mapped checkpoint."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def hashes(self) -> NDArray[np.uint8]:
+        """uint8 (n_blocks, 32)."""
+        ...
+
+    def block(self, block: int) -> Bits:
+        """The block's elements, flat."""
+        ...
+
+
+def block_hash(bits: Bits) -> bytes:
+    """BLAKE3 of a block's bytes, little endian: which version it holds."""
+    return blake3(bits.view(np.uint8).data).digest()
+
+
+def encode(block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE) -> BlockDelta | None:
+    """The block's change with `coder`, or raw where that is shorter; None if nothing changed."""
+    payload = (pco if coder == CODER_PCO else rice).encode_block(old, new, dtype)
+    if payload is None:
+        return None
+    if coder == CODER_RAW or len(payload) >= new.nbytes:
+        coder, payload = CODER_RAW, new.tobytes()
+    return BlockDelta(block, coder, block_hash(new), payload)
+
+
+class _Copies:
+    """Blocks of scratch, reused."""
+
+    _free: list[NDArray[np.uint64]] = []  # noqa: RUF012
+
+    def __enter__(self) -> NDArray[np.uint64]:
+        try:
+            self._copy = self._free.pop()
+        except IndexError:
+            self._copy = np.empty(BLOCK_ELEMENTS, np.uint64)
+        return self._copy
+
+    def __exit__(self, *error: object) -> None:
+        self._free.append(self._copy)
+
+
+def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> tuple[NDArray[np.uint32], Bits] | None:
+    """Positions and new bits, or None when the block would not get the hash that the header promises.
+
+    `payload`: verified, so bytes that cannot be decoded mean that `old` is not what they were made against.
+    """
+    with _Copies() as scratch:
+        copy = scratch.view(dtype.bits)[: old.size]
+        try:
+            if entry.coder == CODER_RAW:
+                if len(payload) != old.nbytes:
+                    raise PeerError(f"raw.length: {len(payload)} bytes, not {old.nbytes}")
+                copy[:] = np.frombuffer(payload, dtype.bits)
+                positions = np.flatnonzero(copy != old).astype(np.uint32)
+                bits = copy[positions]
+            elif entry.coder == CODER_PCO:
+                positions, bits = pco.decode_block(bytes(payload), old, dtype)
+                copy[:] = old
+                copy[positions] = bits
+            else:
+                positions, bits = rice.decode_onto(payload, old, copy, dtype)
+        except PeerError:
+            return None
+        return (positions, bits) if block_hash(copy) == entry.new_hash else None
+
+
+def stage_chunk(source: Source, header: ChunkHeader, body: bytes | bytearray | memoryview) -> Staged:
+    """Decode every block of a verified chunk against `source`; nothing is written.
+
+    A block that has its new hash already is skipped. Raises `Torn` when a block would not get its hash: its bits are
+    not those of the chunk's parent. Raises `PeerError` for another model's chunk, or one that lists a block twice over.
+    """
+    layout = source.layout
+    if header.layout_hash != layout.hash:
+        raise PeerError("chunk.layout hash: of another model")
+    if header.blocks[-1].block >= layout.n_blocks:
+        raise PeerError(f"chunk.block: {header.blocks[-1].block} of {layout.n_blocks}")
+    staged: list[StagedBlock] = []
+    torn: list[int] = []
+    for entry, payload in zip(header.blocks, header.payloads(body), strict=True):
+        old_hash = source.hashes[entry.block].tobytes()
+        if old_hash == entry.new_hash:
+            continue
+        dtype = layout.block(entry.block).dtype
+        decoded = decode(entry, payload, source.block(entry.block), dtype)
+        if decoded is None:
+            torn.append(entry.block)
+        else:
+            staged.append(StagedBlock(entry.block, *decoded, old_hash, entry.new_hash))
+    if torn:
+        raise Torn(torn)
+    return Staged(tuple(staged))
