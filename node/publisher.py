@@ -1,0 +1,185 @@
+"""From block deltas to a sealed version: packs, signs and hands on each chunk as soon as it is full.
+
+Trusted bytes only: the trainer is on this host and runs as the same user. Yet it may die at any byte; what it leaves
+open is abandoned, and the next attempt names itself.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from codec import (
+    BlockDelta,
+    Chunk,
+    ChunkKey,
+    Key,
+    Manifest,
+    Packer,
+    Replica,
+    chunk_target,
+    piece_target,
+    seal_chunk,
+    state_root,
+)
+from codec.errors import PeerError, SwarmError
+
+__all__ = ["Attempt", "Busy", "Publisher", "Sealed", "Seed"]
+
+
+class Busy(SwarmError):
+    """Another trainer is publishing to this seed at the moment; one publishes at a time."""
+
+
+class Attempt(NamedTuple):
+    """One try at publishing one version, as the seed durably recorded it.
+
+    `last_payload_bytes`: F of the version before, from which chunks get their size (0: not known).
+    """
+
+    epoch: int
+    version: int
+    attempt: int
+    parent_root: bytes
+    last_payload_bytes: int
+
+
+class Sealed(NamedTuple):
+    """A version that is out."""
+
+    root: bytes
+    payload_bytes: int
+    chunks: int
+
+
+class Seed(Protocol):
+    """What the publisher asks of the swarm."""
+
+    replica: Replica
+    """The truth; holds the parent until `seal` returns."""
+    key: Key
+    """The authority."""
+
+    async def open_attempt(self) -> Attempt:
+        """Durably begin the next version (again)."""
+        ...
+
+    async def add_chunk(self, chunk: Chunk) -> None:
+        """Store and deal a chunk of the open attempt. Waits while the store is full; never for a slow peer."""
+        ...
+
+    async def seal(self, manifest: Manifest) -> bytes:
+        """Make the version durable, send its seal, scatter it into the replica; its root."""
+        ...
+
+    async def abandon(self) -> None:
+        """The open attempt, if there is one, is dead: drop what it left."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for `Swarm.state`."""
+        ...
+
+
+class Publisher:
+    """One seed's publishing side. Calls come one at a time from one conversation: begin, add..., end, begin, ..."""
+
+    def __init__(self, seed: Seed) -> None:
+        self.seed = seed
+        self._open: _Version | None = None
+
+    @property
+    def busy(self) -> bool:
+        """A version is open."""
+        return self._open is not None
+
+    async def begin(self) -> Attempt:
+        """Open the next version. Raises `Busy` when one is open."""
+        if self._open is not None:
+            raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
+        attempt = await self.seed.open_attempt()
+        self._open = _Version(attempt, self.seed)
+        return attempt
+
+    async def add(self, deltas: Sequence[BlockDelta]) -> None:
+        """Take changed blocks, in any order, each once. Raises `PeerError` for a block that cannot be."""
+        version = self._current()
+        for delta in deltas:
+            version.note(delta)
+            for full in version.packer.add(delta):
+                await version.send(full)
+
+    async def end(self, changed: int, root: bytes) -> Sealed:
+        """Seal the version, whose root the trainer knows from its own bits. Raises `PeerError` if ours differs."""
+        version = self._current()
+        if version.root() != root:
+            raise PeerError("publish.root: the blocks received do not add up to the trainer's weights")
+        for rest in version.packer.flush():
+            await version.send(rest)
+        await self.seed.seal(version.manifest(changed))
+        self._open = None
+        return Sealed(root, version.payload_bytes, len(version.chunk_ids))
+
+    async def abandon(self) -> None:
+        """Drop the open version, if there is one."""
+        if self._open is not None:
+            self._open = None
+            await self.seed.abandon()
+
+    def _current(self) -> "_Version":
+        if self._open is None:
+            raise PeerError("publish: no version is open")
+        return self._open
+
+
+class _Version:
+    """What is known of the open version so far."""
+
+    def __init__(self, attempt: Attempt, seed: Seed) -> None:
+        self.attempt = attempt
+        self.seed = seed
+        self.packer = Packer(chunk_target(attempt.last_payload_bytes))
+        self.hashes = seed.replica.hashes.copy()
+        self.seen = np.zeros(seed.replica.layout.n_blocks, np.bool_)
+        self.chunk_ids: list[bytes] = []
+        self.payload_bytes = 0
+
+    def note(self, delta: BlockDelta) -> None:
+        if delta.block >= len(self.seen):
+            raise PeerError(f"publish.block: {delta.block} of {len(self.seen)}")
+        if self.seen[delta.block]:
+            raise PeerError(f"publish.block: {delta.block} came twice")
+        self.seen[delta.block] = True
+        self.hashes[delta.block] = np.frombuffer(delta.new_hash, np.uint8)
+
+    def root(self) -> bytes:
+        return state_root(self.seed.replica.layout.hash, self.hashes)
+
+    async def send(self, deltas: list[BlockDelta]) -> None:
+        attempt = self.attempt
+        chunk = seal_chunk(
+            ChunkKey(attempt.epoch, attempt.version, attempt.attempt, len(self.chunk_ids)),
+            attempt.parent_root,
+            self.seed.replica.layout.hash,
+            deltas,
+            self.seed.key,
+            piece_target(attempt.last_payload_bytes),
+        )
+        self.chunk_ids.append(chunk.id)
+        self.payload_bytes += chunk.nbytes
+        await self.seed.add_chunk(chunk)
+
+    def manifest(self, changed: int) -> Manifest:
+        attempt = self.attempt
+        return Manifest(
+            swarm=self.seed.key.public,
+            epoch=attempt.epoch,
+            version=attempt.version,
+            attempt=attempt.attempt,
+            parent_root=attempt.parent_root,
+            root=self.root(),
+            layout_hash=self.seed.replica.layout.hash,
+            chunk_ids=tuple(self.chunk_ids),
+            payload_bytes=self.payload_bytes,
+            changed=changed,
+        )

@@ -1,0 +1,182 @@
+"""What a trainer and the seed on its host say over the seed's Unix socket.
+
+Each connection has one purpose, which its first message names, and the trainer speaks first:
+
+    Attach ---> Attached (replica, block hashes as descriptors)        a publisher; then, for each version:
+        PublishBegin ---> PublishOpened
+        PublishBlocks... PublishEnd ---> PublishSealed
+    OpenRollouts ---> Room                                             one batch of prompts; then, in any order:
+        Offer..., Taken...              Room..., Sample...
+    AskState ---> State
+
+Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. A publisher that
+hangs up in the middle of a version abandons it.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from codec.chunk import MAX_BODY_BYTES, BlockDelta
+from node.engines.base import SamplingParams
+
+__all__ = [
+    "PROTOCOL",
+    "AskState",
+    "Attach",
+    "Attached",
+    "Delta",
+    "FromSeed",
+    "FromTrainer",
+    "Offer",
+    "OpenRollouts",
+    "PublishBegin",
+    "PublishBlocks",
+    "PublishEnd",
+    "PublishOpened",
+    "PublishSealed",
+    "Refusal",
+    "Room",
+    "Sample",
+    "State",
+    "Taken",
+]
+
+PROTOCOL: Final = 1
+
+U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+GroupId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Packed32 = Annotated[bytes, msgspec.Meta(max_length=4 << 16)]
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """I shall publish. `protocol`: ours; the seed refuses another."""
+
+    protocol: int
+
+
+class Attached(msgspec.Struct, frozen=True, tag="attached"):
+    """The head, the layout, and two descriptors: the truth replica, sealed against writing, and its block hashes."""
+
+    epoch: U32
+    version: U63
+    root: Hash
+    layout: bytes
+
+
+class PublishBegin(msgspec.Struct, frozen=True, tag="begin"):
+    """A new version comes. `step`: the trainer's own count, for people."""
+
+    step: U63
+
+
+class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
+    """Durable: this is what the version will be called."""
+
+    epoch: U32
+    version: U63
+    attempt: U32
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """A `codec.BlockDelta` on its way."""
+
+    block: U63
+    coder: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    new_hash: Hash
+    payload: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_BODY_BYTES)]
+
+    def unwrap(self) -> BlockDelta:
+        return BlockDelta(self.block, self.coder, self.new_hash, self.payload)
+
+
+class PublishBlocks(msgspec.Struct, frozen=True, tag="blocks"):
+    """Some changed blocks of the version that is open."""
+
+    deltas: tuple[Delta, ...]
+
+
+class PublishEnd(msgspec.Struct, frozen=True, tag="end"):
+    """That was all. `changed`: elements whose bits differ; `root`: what the trainer's own bits add up to."""
+
+    changed: U63
+    root: Hash
+
+
+class PublishSealed(msgspec.Struct, frozen=True, tag="sealed"):
+    """The version is durable, signed and on its way, and the replica holds it."""
+
+    root: Hash
+    payload_bytes: U63
+    chunks: U63
+
+
+class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
+    """I want `n` samples of each prompt that I shall offer.
+
+    `session` names the batch. With `keep`, what was done for it outlives this connection: whoever opens the same
+    session again goes on with it.
+    """
+
+    session: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    n: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    sampling: SamplingParams
+    keep: bool = False
+
+
+class Room(msgspec.Struct, frozen=True, tag="room"):
+    """You may now offer this many groups more (a new number replaces the old one)."""
+
+    groups: U32
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """One prompt (packed token ids). Offering a group twice does no harm."""
+
+    group: GroupId
+    prompt: Packed32
+
+
+class Sample(msgspec.Struct, frozen=True, tag="sample"):
+    """One sample of a complete group; a group's samples come one after another, `left` counts down to 0.
+
+    `token_ids` (u32) and `logprobs` (f32) are packed little-endian; `spans`: (epoch, version, end) each.
+    """
+
+    group: GroupId
+    sample: U32
+    left: U32
+    token_ids: Packed32
+    logprobs: Packed32
+    finish_reason: Literal["stop", "length"]
+    spans: tuple[tuple[int, int, int], ...]
+    node: Hash
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """I have this group; forget it."""
+
+    group: GroupId
+
+
+class AskState(msgspec.Struct, frozen=True, tag="ask"):
+    """How are things?"""
+
+
+class State(msgspec.Struct, frozen=True, tag="state"):
+    """Plain values, for programs and people; see `Swarm.state`."""
+
+    info: dict[str, Any]
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """No, and why; `usage`: the user can fix it. The connection ends."""
+
+    why: str
+    usage: bool = False
+
+
+FromTrainer = Attach | PublishBegin | PublishBlocks | PublishEnd | OpenRollouts | Offer | Taken | AskState
+FromSeed = Attached | PublishOpened | PublishSealed | Room | Sample | State | Refusal
