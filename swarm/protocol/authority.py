@@ -247,9 +247,9 @@ class Authority:
         session = self.state.sessions.get(peer) if peer is not None else None
         if peer is None or slot is None or session is None:
             return
-        session.ready, session.slot = True, slot
         self._plan(now)
         self._beat(now)
+        session.ready, session.slot = True, slot
         sealed = self.book.leases[slot].sealed
         state = self.state
         state.send(peer, Welcome(sealed, state.sealed_roster, state.leases.sealed, state.sealed_manifest))

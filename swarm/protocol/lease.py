@@ -47,7 +47,7 @@ AuthorityTime = NewType("AuthorityTime", float)
 
 Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-U63 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Slots = Annotated[bytes, msgspec.Meta(max_length=2048)]
 MAX_SLOTS = 2048 * 8

@@ -88,12 +88,16 @@ class Membership:
 
     # ------------------------------------------------------------ sessions
 
-    def up(self, session: Session) -> None:
+    def up(self, session: Session, now: float) -> None:
         """A session is open: ask to join, or say hello."""
         if self._state.grant is not None:
             greet(self._state, session.peer)
         elif session.peer == self._state.swarm:
-            self._state.send(session.peer, self._join)
+            self._ask_to_join(now)
+
+    def _ask_to_join(self, now: float) -> None:
+        self._next_appeal = now + self._state.tuning.hello_deadline_s
+        self._state.send(self._state.swarm, self._join)
 
     def hello(self, session: Session, message: Hello, now: float) -> None:
         """`PeerError` when its grant is not one."""
@@ -316,8 +320,7 @@ class Membership:
             return
         if state.grant is None and now >= self._next_appeal:
             if state.sessions.reach(state.swarm, self._authority, now, state.effects):
-                self._next_appeal = now + state.tuning.hello_deadline_s
-                state.send(state.swarm, self._join)
+                self._ask_to_join(now)
             return
         for slot in [s for s, at in self._lost.items() if now - at > state.tuning.soft_ttl_s]:
             del self._lost[slot]

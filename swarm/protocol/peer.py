@@ -152,7 +152,7 @@ class Peer:
     # ------------------------------------------------------------ sessions
 
     def _peer_up(self, event: PeerUp, now: float) -> None:
-        self.membership.up(self.state.sessions.up(event.peer, event.address, now))
+        self.membership.up(self.state.sessions.up(event.peer, event.address, now), now)
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
         session = self.state.sessions.down(event.peer, event.dial_failed, now)
@@ -170,7 +170,11 @@ class Peer:
         try:
             self._dispatch(session, event.message, now)
         except PeerError as error:
-            self.state.emit(Close(event.peer, str(error), BAN_S))
+            self._expel(event.peer, str(error))
+
+    def _expel(self, peer: bytes, why: str) -> None:
+        """Close and refuse; the authority only closed, for without it there is no way back."""
+        self.state.emit(Close(peer, why, 0.0 if peer == self.state.swarm else BAN_S))
 
     def _dispatch(self, session: Session, message: Any, now: float) -> None:
         if isinstance(message, Hello):
@@ -192,7 +196,7 @@ class Peer:
     def _piece_bad(self, event: PieceBad, now: float) -> None:
         """Local evidence: whoever sent bytes that do not verify is dropped by us; nobody is asked to believe it."""
         self.state.notify("bad_bytes", peer=event.peer, what=event.what)
-        self.state.emit(Close(event.peer, event.what, BAN_S))
+        self._expel(event.peer, event.what)
 
     def _bye(self, session: Session, message: Bye, now: float) -> None:
         if message.release:

@@ -44,8 +44,8 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """The signed plan. `parents[k][i]` is the slot that `members[i]` hangs on in stripe k, or `AUTHORITY`."""
 
     swarm: Key32
-    boot: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
-    serial: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+    boot: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    serial: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     authority: Addresses
     members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     parents: Annotated[tuple[tuple[int, ...], ...], msgspec.Meta(max_length=64)]

@@ -66,7 +66,7 @@ SmallSealed = Annotated[bytes, msgspec.Meta(max_length=4096)]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-U63 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Mbit = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
 
