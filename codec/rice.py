@@ -19,9 +19,17 @@ from codec.errors import PeerError
 from codec.lanes import CLASSES, LANES
 from codec.layout import BLOCK_ELEMENTS
 from codec.planes import FIELDS, read_planes, write_planes
-from codec.scan import NEVER, exponents, scan_decode, scan_encode
+from codec.scan import NEVER, exponents, scan_decode, scan_encode, scatter
 
-__all__ = ["decode_block", "decode_onto", "decode_plainly", "encode_block", "encode_changes", "encode_plainly"]
+__all__ = [
+    "decode_block",
+    "decode_onto",
+    "decode_plainly",
+    "encode_block",
+    "encode_changes",
+    "encode_plainly",
+    "warm_up",
+]
 
 Positions = NDArray[np.uint32]
 
@@ -234,3 +242,13 @@ def decode_plainly(payload: bytes | memoryview, old: Bits) -> tuple[Positions, A
     if positions[-1] >= old.size or np.any(positions[1:] <= positions[:-1]):
         raise PeerError("rice.positions: not ascending within the block")
     return positions, np.frombuffer(payload, old.dtype, count, 4 * count).copy()
+
+
+def warm_up(dtype: DType) -> None:
+    """Compile (or load from the cache) every kernel that this dtype needs, so that no measured or awaited call does."""
+    old = np.arange(LANES + 1, dtype=dtype.bits)
+    payload = encode_block(old, old ^ dtype.bits.type(1), dtype)
+    assert payload is not None
+    positions, bits = decode_onto(payload, old, old.copy(), dtype)
+    decode_block(payload, old, dtype)
+    scatter(old, positions, bits)
