@@ -1,7 +1,7 @@
 """What a person may choose, as frozen values: `swarm.toml`, then `SWARM_*`, then flags; the later one wins.
 
 Each class is the flags of one command (a field's docstring is its help). Nothing but the command line builds them from
-text, so code and tests make them directly. Raises `ValueError` from a constructor for a value that makes no sense.
+text, so code and tests make them directly. A constructor raises `UsageError` for a value that makes no sense.
 """
 
 import ipaddress
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from platformdirs import user_data_path
+
+from codec.errors import UsageError
 
 __all__ = [
     "DemoConfig",
@@ -51,28 +53,28 @@ def _host_name() -> str:
 
 
 def duration_s(text: str) -> float:
-    """Seconds in "90s", "15m", "24h" or "7d". Raises `ValueError`."""
+    """Seconds in "90s", "15m", "24h" or "7d". Raises `UsageError`."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text.strip())
     if match is None or float(match[1]) <= 0:
-        raise ValueError(f"{text!r} is no duration; write it like 30m, 24h or 7d")
+        raise UsageError(f"{text!r} is no duration; write it like 30m, 24h or 7d")
     return float(match[1]) * _UNITS_S[match[2]]
 
 
 def address(text: str) -> str:
-    """A TCP address as multiaddr text, from that itself, "host:port", ":port" or "port". Raises `ValueError`."""
+    """A TCP address as multiaddr text, from that itself, "host:port", ":port" or "port". Raises `UsageError`."""
     text = text.strip()
     if text.startswith("/"):
         kind, host, tcp, port = (text.split("/")[1:] + [""] * 4)[:4]
         if tcp != "tcp" or text.count("/") != 4 or kind not in ("ip4", "ip6", "dns", "dns4", "dns6"):
-            raise ValueError(f"{text!r} is no TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
+            raise UsageError(f"{text!r} is no TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
     else:
         host, _, port = text.rpartition(":")
         host = host.strip("[]") or "0.0.0.0"
         kind = "ip6" if ":" in host else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
     if not _is_host(kind, host):
-        raise ValueError(f"{text!r} names no machine; write it like {_EXAMPLE}")
+        raise UsageError(f"{text!r} names no machine; write it like {_EXAMPLE}")
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-        raise ValueError(f"{text!r} names no port from 0 to 65535; write it like {_EXAMPLE}")
+        raise UsageError(f"{text!r} names no port from 0 to 65535; write it like {_EXAMPLE}")
     return f"/{kind}/{host}/tcp/{int(port)}"
 
 
@@ -89,7 +91,7 @@ def _is_host(kind: str, host: str) -> bool:
 
 def _check_mbit(flag: str, value: float) -> None:
     if not 0 < value <= MAX_MBIT:
-        raise ValueError(f"{flag} is in Mbit/s and must be more than 0; leave it out to have it measured")
+        raise UsageError(f"{flag} is in Mbit/s and must be more than 0; leave it out to have it measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +120,13 @@ class PeerConfig:
         object.__setattr__(self, "listen", tuple(address(text) for text in self.listen))
         object.__setattr__(self, "announce", tuple(address(text) for text in self.announce))
         if not self.listen:
-            raise ValueError("--listen: at least one address")
+            raise UsageError("--listen: at least one address")
         if len(self.listen) > MAX_ADDRESSES or len(self.announce) > MAX_ADDRESSES:
-            raise ValueError(f"--listen, --announce: at most {MAX_ADDRESSES} addresses")
+            raise UsageError(f"--listen, --announce: at most {MAX_ADDRESSES} addresses")
         if any(text.endswith("/tcp/0") for text in self.announce):
-            raise ValueError("--announce: needs the port that the world dials")
+            raise UsageError("--announce: needs the port that the world dials")
         if len(self.name) > 64 or len(self.region) > 64:
-            raise ValueError("--name, --region: at most 64 characters")
+            raise UsageError("--name, --region: at most 64 characters")
         _check_mbit("--up-mbit", self.up_mbit)
         _check_mbit("--down-mbit", self.down_mbit)
 
@@ -159,9 +161,9 @@ class JoinConfig(PeerConfig):
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
         if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise ValueError("--threads: 1 to 1024")
+            raise UsageError("--threads: 1 to 1024")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):
-            raise ValueError("--device: auto, cpu, mps, cuda or cuda:N")
+            raise UsageError("--device: auto, cpu, mps, cuda or cuda:N")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +180,7 @@ class InviteConfig:
     key: Path | None = None
     """The swarm's key file, where it is not SWARM_HOME's own."""
     announce: tuple[str, ...] = ()
-    """Address at which nodes reach the seed; without it, those that the seed last announced. Repeat for more."""
+    """Address at which nodes reach the seed; without it, those that the seed last announced; repeat for more."""
     expires: str = "24h"
     """How long it can be used to come in (nodes that are in may stay): 30m, 24h, 7d."""
     nodes: int = 10
@@ -191,11 +193,11 @@ class InviteConfig:
         object.__setattr__(self, "announce", tuple(address(text) for text in self.announce))
         duration_s(self.expires)
         if len(self.announce) > MAX_ADDRESSES:
-            raise ValueError(f"--announce: at most {MAX_ADDRESSES} addresses")
+            raise UsageError(f"--announce: at most {MAX_ADDRESSES} addresses")
         if not 1 <= self.nodes <= 1_000_000:
-            raise ValueError("--nodes: 1 to 1000000")
+            raise UsageError("--nodes: 1 to 1000000")
         if not 0 <= self.quota_gb <= 1e9:
-            raise ValueError("--quota-gb: 0 or more")
+            raise UsageError("--quota-gb: 0 or more")
 
     @property
     def expires_s(self) -> float:
@@ -219,8 +221,8 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         if not 2 <= self.nodes <= 32:
-            raise ValueError("--nodes: 2 to 32, one of which will be killed")
+            raise UsageError("--nodes: 2 to 32, one of which will be killed")
         if not 1 <= self.steps <= 10_000:
-            raise ValueError("--steps: 1 to 10000")
+            raise UsageError("--steps: 1 to 10000")
         if not 0 <= self.seed < 1 << 32:
-            raise ValueError("--seed: 0 to 2^32 - 1")
+            raise UsageError("--seed: 0 to 2^32 - 1")

@@ -36,7 +36,7 @@ class Contact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except FileNotFoundError as error:
             raise UsageError(
                 f"No seed has run in {home} yet, so nobody knows its address. "
-                "Start it (swarm-node seed), name its folder with --home, or give --announce."
+                "Start it (swarm-node seed), or name its folder with --home."
             ) from error
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(f"{home / _NAME} cannot be read ({error}). Start the seed again.") from error

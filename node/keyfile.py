@@ -9,7 +9,12 @@ from typing import Final
 from codec.errors import UsageError
 from codec.sign import Key
 
-__all__ = ["load", "load_or_make", "write"]
+__all__ = ["AUTHORITY_KEY", "NODE_KEY", "load", "load_or_make", "write"]
+
+AUTHORITY_KEY: Final = "authority.key"
+"""In the seed's SWARM_HOME: whoever has it is the swarm."""
+NODE_KEY: Final = "node.key"
+"""In a member's SWARM_HOME: made at its first start."""
 
 _PREFIX: Final = "swarm-key-1:"
 _MAX_BYTES: Final = 256

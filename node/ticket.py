@@ -43,8 +43,12 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     preset: Preset
 
     def __post_init__(self) -> None:
-        if any(address(text) != text for text in self.addrs):
-            raise ValueError("addrs: multiaddr text of TCP addresses")
+        try:
+            canonical = tuple(address(text) for text in self.addrs)
+        except UsageError as error:
+            raise ValueError(f"addrs: {error}") from error
+        if canonical != self.addrs:
+            raise ValueError("addrs: not multiaddr text")
 
     def __str__(self) -> str:
         body = msgspec.msgpack.encode(self)

@@ -1,0 +1,119 @@
+"""Commands of whoever runs the trainer: keygen, seed, invite, publish."""
+
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from codec.errors import UsageError
+from codec.sign import Key
+from node import keyfile
+from node.commands.report import TRAIN, AsJson, examples, print_json
+from node.config import InviteConfig, SeedConfig, default_home
+
+__all__ = ["register"]
+
+
+def keygen(*, out: Path | None = None, home: Path | None = None, as_json: AsJson = False) -> None:
+    """Make the key of a new swarm, and print its PeerId.
+
+    Whoever has this file is the swarm: keep it on the trainer's machine, and a copy where you keep secrets.
+
+    Parameters
+    ----------
+    out
+        File to make; without it SWARM_HOME/authority.key, which seed and invite use.
+    home
+        SWARM_HOME, where out is not given.
+    """
+    from swarm.transport.identity import peer_id
+
+    path = out or (home or default_home()) / keyfile.AUTHORITY_KEY
+    key = Key.generate()
+    keyfile.write(path, key)
+    if as_json:
+        print_json({"peer_id": peer_id(key.public), "public_key": key.public.hex(), "file": str(path)})
+    else:
+        print(peer_id(key.public))
+        print(f"The key is in {path}; nobody but you may read it.", file=sys.stderr)
+
+
+async def seed(*, config: Annotated[SeedConfig, Parameter(name="*")]) -> None:
+    """Run the swarm's seed beside the trainer, until interrupted.
+
+    It holds the key, admits nodes by their tickets, and deals each version that is published to it.
+    """
+    from node.lifetime import until_signalled
+    from node.seed import run
+
+    await until_signalled(partial(run, config))
+
+
+def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfig(), as_json: AsJson = False) -> None:
+    """Print a ticket: everything that a machine needs to come in, as one string.
+
+    Whoever has a ticket can fetch the policy until it expires, so send it as you would a password.
+    """
+    from node.contact import Contact
+    from node.ticket import Ticket
+    from swarm.protocol.lease import Capability, seal
+
+    key = keyfile.load(config.key or config.home / keyfile.AUTHORITY_KEY)
+    contact = Contact.read(config.home)
+    if contact.authority != key.public:
+        raise UsageError(
+            f"The seed of {config.home} runs with another key, which would not accept this ticket. "
+            "Give its key file with --key, or its folder with --home."
+        )
+    expires = time.time() + config.expires_s
+    capability = Capability(key.public, os.urandom(16), expires, config.nodes, round(config.quota_gb * 1e9))
+    ticket = Ticket(key.public, config.announce or contact.addrs, seal(capability, key), contact.preset)
+    if as_json:
+        print_json({"ticket": str(ticket), "expires": expires, "nodes": config.nodes, "addrs": list(ticket.addrs)})
+        return
+    print(ticket)
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
+    print(f"For {config.nodes} machines, until {until}: swarm-node join TICKET", file=sys.stderr)
+
+
+def publish(folder: Path, /, *, home: Path | None = None, as_json: AsJson = False) -> None:
+    """Publish a checkpoint folder as the next version, through the seed that runs on this machine.
+
+    Parameters
+    ----------
+    folder
+        Hugging Face folder (safetensors, of any sharding) of the same model as the seed's base.
+    home
+        The seed's SWARM_HOME.
+    """
+    from node.publish import publish_folder
+
+    report = publish_folder(home or default_home(), folder)
+    if as_json:
+        print_json(report)
+
+
+def register(app: App) -> None:
+    app.command(
+        keygen,
+        group=TRAIN,
+        help_epilogue=examples("swarm-node keygen", "swarm-node keygen --out ~/secrets/policy.key"),
+    )
+    app.command(
+        seed,
+        group=TRAIN,
+        help_epilogue=examples(
+            "swarm-node seed --base ~/models/Qwen3-8B",
+            "swarm-node seed --base . --listen 4001 --announce 203.0.113.7:31001 --up-mbit 900",
+        ),
+    )
+    app.command(
+        invite,
+        group=TRAIN,
+        help_epilogue=examples("swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --json"),
+    )
+    app.command(publish, group=TRAIN, help_epilogue=examples("swarm-node publish runs/step_0017"))

@@ -1,0 +1,74 @@
+"""Commands of whoever lends a machine: join, relay."""
+
+from functools import partial
+from importlib.util import find_spec
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from codec.errors import UsageError
+from node.commands.report import LEND, examples
+from node.config import JoinConfig, RelayConfig
+
+__all__ = ["register"]
+
+_ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers"), "vllm": ("vllm",)}
+_HOW_TO_GET: Final = {"transformers": "pip install 'swarm-node[torch]'", "vllm": "pip install vllm"}
+
+
+def check_engine(engine: str) -> None:
+    """`UsageError` when the packages of `engine` are not installed; looks without importing them."""
+    lacking = [package for package in _ENGINE_NEEDS[engine] if find_spec(package) is None]
+    if lacking:
+        raise UsageError(
+            f"--engine {engine} needs {' and '.join(lacking)}: {_HOW_TO_GET[engine]}. "
+            "With --engine none this machine holds the policy and passes it on."
+        )
+
+
+async def join(ticket: str, /, *, config: Annotated[JoinConfig, Parameter(name="*")] = JoinConfig()) -> None:
+    """Come into a swarm, hold its policy, generate rollouts; until interrupted.
+
+    Parameters
+    ----------
+    ticket
+        What swarm-node invite printed.
+    """
+    from node.ticket import Ticket
+
+    parsed = Ticket.parse(ticket)
+    check_engine(config.engine)
+    from node.join import run
+    from node.lifetime import until_signalled
+
+    await until_signalled(partial(run, parsed, config))
+
+
+async def relay(ticket: str, /, *, config: Annotated[RelayConfig, Parameter(name="*")] = RelayConfig()) -> None:
+    """Come into a swarm and only pass chunks on: no model, no GPU, no torch; until interrupted.
+
+    Parameters
+    ----------
+    ticket
+        What swarm-node invite printed.
+    """
+    from node.ticket import Ticket
+
+    parsed = Ticket.parse(ticket)
+    from node.lifetime import until_signalled
+    from node.relay import run
+
+    await until_signalled(partial(run, parsed, config))
+
+
+def register(app: App) -> None:
+    app.command(
+        join,
+        group=LEND,
+        help_epilogue=examples(
+            "swarm-node join swarm1...",
+            "swarm-node join swarm1... --engine vllm --model ~/Qwen3-8B --up-mbit 200",
+            "swarm-node join swarm1... --listen 4001 --announce 203.0.113.7:31001",
+        ),
+    )
+    app.command(relay, group=LEND, help_epilogue=examples("swarm-node relay swarm1... --listen 4001 --up-mbit 900"))

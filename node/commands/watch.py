@@ -1,0 +1,121 @@
+"""Commands that show: status, demo, config show, version."""
+
+import sys
+from functools import partial
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from codec.errors import UsageError
+from node.commands.report import SEE, TRY, AsJson, examples, print_json
+from node.config import DemoConfig, default_home
+from node.sources import CONFIGURABLE, explain, toml_path
+
+__all__ = ["register", "version"]
+
+
+def version() -> str:
+    """The installed release."""
+    return installed_version("swarm-node")
+
+
+async def status(*, home: Path | None = None, watch: bool = False, as_json: AsJson = False) -> None:
+    """Show how the swarm stands, as the seed, node or relay of this machine sees it.
+
+    Parameters
+    ----------
+    home
+        SWARM_HOME of the process to ask.
+    watch
+        Keep showing it, until interrupted.
+    """
+    from node.status.query import ask
+
+    folder = home or default_home()
+    state = ask(folder)
+    if as_json:
+        print_json(state)
+        return
+    from rich.console import Console
+
+    from node.lifetime import until_signalled
+    from node.status import terminal
+
+    console = Console()
+    if watch:
+        await until_signalled(partial(terminal.watch, lambda: ask(folder), console=console, refresh_s=1.0))
+    else:
+        console.print(terminal.view(state))
+
+
+async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfig(), as_json: AsJson = False) -> int:
+    """Run a whole swarm on this machine: a trainer, its seed, and nodes that generate, each a process of its own.
+
+    A node is killed during step 3 and another joins during step 4. At the end each node's bits, and each engine's, are
+    compared with the trainer's; a difference is exit code 1.
+    """
+    from node.demo import run
+    from node.lifetime import until_signalled
+
+    report: dict[str, Any] = await until_signalled(partial(run, config, live=not as_json and sys.stderr.isatty()))
+    if as_json:
+        print_json(report)
+    else:
+        from node.demo import render
+
+        print(render(report))
+    return 0 if report["roots_equal"] and report["engines_equal"] else 1
+
+
+def _config_show(app: App, command: str | None, as_json: bool) -> None:
+    if command is not None and command not in CONFIGURABLE:
+        raise UsageError(f"{command} has no settings of its own. These do: {', '.join(CONFIGURABLE)}.")
+    shown = {name: explain(app, name) for name in ([command] if command else CONFIGURABLE)}
+    if as_json:
+        print_json({"file": str(toml_path() or ""), "commands": shown})
+        return
+    print(f"swarm.toml: {toml_path() or 'none'}")
+    for name, settings in shown.items():
+        print(f"\n[{name}]")
+        for key, entry in settings.items():
+            value = entry["value"]
+            text = "-" if value in (None, "", []) else ", ".join(value) if isinstance(value, list) else str(value)
+            print(f"{key:<12} {text:<40} {entry['source']}".rstrip())
+
+
+def register(app: App) -> None:
+    app.command(
+        status,
+        group=SEE,
+        help_epilogue=examples("swarm-node status", "swarm-node status --watch", "swarm-node status --json"),
+    )
+    app.command(
+        demo, group=TRY, help_epilogue=examples("swarm-node demo", "swarm-node demo --nodes 8 --steps 20 --json")
+    )
+    config = App(name="config", help="Show what is configured, and where.", help_epilogue="", group=SEE)
+
+    def show(command: str | None = None, /, *, as_json: AsJson = False) -> None:
+        """Show every setting of a command (of all: leave it out), and where its value comes from.
+
+        A flag beats SWARM_*, which beats swarm.toml, which beats the default.
+
+        Parameters
+        ----------
+        command
+            seed, join, relay, invite or demo.
+        """
+        _config_show(app, command, as_json)
+
+    config.command(show, help_epilogue=examples("swarm-node config show join", "swarm-node config show --json"))
+    app.command(config)
+
+    def show_version(*, as_json: AsJson = False) -> None:
+        """Print the installed release."""
+        if as_json:
+            print_json({"swarm-node": version()})
+        else:
+            print(version())
+
+    app.command(show_version, name="version", group=SEE)

@@ -1,0 +1,50 @@
+"""How long a command lives: until its work is done, or a signal asks it to go."""
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import trio
+
+__all__ = ["Interrupted", "until_signalled"]
+
+T = TypeVar("T")
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(Exception):
+    """A signal ended the command; everything it had begun is unwound. `args`: the signal's name, the exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name, 128 + number)
+
+
+async def until_signalled(work: Callable[[], Awaitable[T]]) -> T:
+    """What `work` returns. SIGINT or SIGTERM cancels it, waits for it to unwind, and raises `Interrupted`.
+
+    A second signal does not wait: the replica proves or repairs itself at the next start, so this is safe.
+    """
+    received: list[int] = []
+    results: list[T] = []
+    work_scope = trio.CancelScope()
+
+    async def watch(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.open_signal_receiver(*_SIGNALS) as signals:
+            task_status.started()
+            async for number in signals:
+                if received:
+                    os._exit(128 + number)
+                received.append(number)
+                print("Stopping; once more to stop at once.", file=sys.stderr, flush=True)
+                work_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch)
+        with work_scope:
+            results.append(await work())
+        nursery.cancel_scope.cancel()
+    if received:
+        raise Interrupted(received[0])
+    return results[0]

@@ -1,0 +1,60 @@
+"""What all tests share: thread counts for two busy cores, hypothesis profiles, and `--no-skips`."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Before any test imports a library that reads them.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(_name, "2")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Everyday runs repeat exactly; `make fuzz` looks further, with new examples each time.
+settings.register_profile(
+    "everyday",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("fuzz", deadline=None, max_examples=5000, suppress_health_check=list(HealthCheck))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed, and so has no test")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append(report.nodeid)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _skipped.append(report.nodeid)
+
+
+_skipped: list[str] = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if session.config.getoption("--no-skips") and _skipped and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.getoption("--no-skips") and _skipped:
+        terminalreporter.section("skipped, which counts as failed here")
+        for test in _skipped:
+            terminalreporter.line(test)
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the settings and the swarm of whoever runs it."""
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path_factory.getbasetemp() / "swarm-home"))

@@ -1,0 +1,179 @@
+"""The house stands: imports point inward only, the core is pure, torch stays where it belongs, files stay small."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).parents[1]
+RINGS = ("codec", "swarm.protocol", "swarm", "node", "scenarios")
+"""From the inside out; a module may import from its own ring and from those before it."""
+
+IMPURE = {
+    *("trio", "asyncio", "anyio", "libp2p", "socket", "ssl", "select", "selectors", "http", "urllib", "requests"),
+    *("threading", "multiprocessing", "concurrent", "subprocess", "signal", "time", "secrets", "uuid"),
+    *("torch", "transformers", "rich", "cyclopts", "structlog", "logging"),
+}
+HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
+MAX_LINES = 500
+
+
+def modules(package: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted((HOUSE / package).rglob("*.py")):
+        name = ".".join(path.relative_to(HOUSE).with_suffix("").parts)
+        yield name.removesuffix(".__init__"), path
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that the file names, wherever in it, with the line."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            source = ".".join(filter(None, (base, node.module)))
+            for alias in node.names:  # `from swarm import shell` names swarm.shell
+                yield f"{source}.{alias.name}", node.lineno
+
+
+def is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def ring(name: str) -> int | None:
+    return next((rank for rank, package in enumerate(RINGS) if is_in(name, package)), None)
+
+
+ALL = [(name, path) for package in ("codec", "swarm", "node", "scenarios") for name, path in modules(package)]
+
+
+def test_imports_point_inward() -> None:
+    outward = []
+    for name, path in ALL:
+        for imported, line in imports(name, path):
+            theirs, ours = ring(imported), ring(name)
+            assert ours is not None
+            if theirs is not None and theirs > ours:
+                outward.append(f"{path.relative_to(HOUSE)}:{line} imports {imported}")
+    assert not outward, "\n".join(outward)
+
+
+def test_the_core_is_pure() -> None:
+    impure = [
+        f"{path.relative_to(HOUSE)}:{line} imports {imported}"
+        for name, path in ALL
+        if is_in(name, "codec") or is_in(name, "swarm.protocol")
+        for imported, line in imports(name, path)
+        if imported.split(".")[0] in IMPURE
+    ]
+    # `random.Random` is a type of argument; every other name in that module draws from the one hidden generator.
+    impure += [
+        f"{path.relative_to(HOUSE)}:{node.lineno} uses random.{node.attr}"
+        for name, path in ALL
+        if is_in(name, "codec") or is_in(name, "swarm.protocol")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.value.id == "random" and node.attr != "Random"
+    ]
+    assert not impure, "\n".join(impure)
+
+
+def test_torch_stays_with_engines_and_trainers() -> None:
+    heavy = [
+        f"{path.relative_to(HOUSE)}:{line} imports {imported}"
+        for name, path in ALL
+        if not (is_in(name, "node.engines") or is_in(name, "node.trainers") or is_in(name, "scenarios"))
+        for imported, line in imports(name, path)
+        if imported.split(".")[0] in HEAVY
+    ]
+    assert not heavy, "\n".join(heavy)
+
+
+def test_libp2p_stays_behind_the_seam() -> None:
+    direct = [
+        f"{path.relative_to(HOUSE)}:{line} imports {imported}"
+        for name, path in ALL
+        if not (is_in(name, "swarm.transport") or is_in(name, "swarm.gossip"))
+        for imported, line in imports(name, path)
+        if imported.split(".")[0] == "libp2p"
+    ]
+    assert not direct, "\n".join(direct)
+
+
+@pytest.mark.parametrize(("name", "path"), ALL, ids=[name for name, _ in ALL])
+def test_one_noun_a_file(name: str, path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= MAX_LINES, f"{path.relative_to(HOUSE)} has {lines} lines: split it by its nouns"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from swarm import shell", ["swarm.shell"]),
+        ("def f():\n    import trio.abc", ["trio.abc"]),
+        ("from . import wire\nfrom ..store import disk", ["swarm.protocol.wire", "swarm.store.disk"]),
+    ],
+)
+def test_the_checker_sees(tmp_path: Path, source: str, expected: list[str]) -> None:
+    file = tmp_path / "plan.py"
+    file.write_text(source)
+    assert [imported for imported, _ in imports("swarm.protocol.plan", file)] == expected
+
+
+BASE_INSTALL = """
+import importlib, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "tokenizers", "vllm"}:
+            raise ModuleNotFoundError(f"{name} is not in the base install", name=name)
+
+sys.meta_path.insert(0, Refuse())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(len(sys.argv) - 1)
+"""
+
+
+def python(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", source, *arguments]
+    return subprocess.run(command, cwd=HOUSE, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_base_install_needs_no_torch() -> None:
+    """Everything but engines and trainers loads where torch cannot be imported."""
+    names = [
+        name
+        for name, _ in ALL
+        if not (is_in(name, "node.engines") or is_in(name, "node.trainers") or is_in(name, "scenarios"))
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", BASE_INSTALL, *names],
+        cwd=HOUSE,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(names) > 20
+
+
+HELP = """
+import sys
+from node.cli import run
+assert run(["--help"]) == 0 and run(["join", "--help"]) == 0
+loaded = {"torch", "transformers", "libp2p", "trio", "numba", "numpy"} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def test_help_loads_nothing_heavy() -> None:
+    done = python(HELP)
+    assert done.returncode == 0, done.stderr
+    assert "Examples:\n\n  swarm-node join" in done.stdout
