@@ -7,8 +7,8 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from codec.bits import DTYPES, Bits
 from codec.checkpoint import Checkpoint, write_checkpoint
 from codec.chunk import CODER_RICE, Chunk, ChunkKey, open_header, seal_chunk, verify_piece
 from codec.errors import PeerError, UsageError
-from codec.jit import compiled
 from codec.layout import Layout
 from codec.manifest import Manifest, state_root
 from codec.pack import Packer, chunk_target, piece_target
@@ -29,8 +28,8 @@ from node.delta_file import DeltaFile, DeltaWriter
 
 __all__ = ["DeltaReport", "Progress", "apply", "delta", "render"]
 
-Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done (0 to 1)."""
+Progress = Callable[[float, float], None]
+"""Called with how many blocks are done, and how many there are to do; a block is looked at more than once."""
 
 _SAMPLES: Final = 16
 """Blocks coded beforehand to guess F, from which the chunk size follows."""
@@ -62,15 +61,22 @@ class DeltaReport:
     star_delta_s: float
     swarm_s: float
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for --json."""
+        return asdict(self)
 
-def _quiet(doing: str, share: float) -> None:
+
+def _quiet(done: float, total: float) -> None:
     """No progress shown."""
 
 
 class _Mapped:
-    """A checkpoint as a source of blocks (`codec.staging.Source`), in the coordinates of `layout`."""
+    """A checkpoint as a source of blocks (`codec.staging.Source`), in the coordinates of `layout`; hashes them all.
 
-    def __init__(self, checkpoint: Checkpoint, layout: Layout, progress: Progress, doing: str) -> None:
+    `done`, `total`: blocks looked at before, and in the whole undertaking, for `progress`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, layout: Layout, progress: Progress, done: int, total: int) -> None:
         self.layout = layout
         self._checkpoint = checkpoint
         self._current = ""
@@ -78,7 +84,7 @@ class _Mapped:
         self.hashes: NDArray[np.uint8] = np.empty((layout.n_blocks, 32), np.uint8)
         for block in range(layout.n_blocks):
             self.hashes[block] = np.frombuffer(block_hash(self.block(block)), np.uint8)
-            progress(doing, (block + 1) / layout.n_blocks)
+            progress(done + block + 1, total)
 
     @property
     def root(self) -> bytes:
@@ -121,11 +127,10 @@ def delta(
     before, after = Checkpoint.open(old), Checkpoint.open(new)
     _same_model(before, after)
     layout = after.layout
-    progress("loading kernels" if compiled() else "compiling kernels, once", 0)
     for dtype in {tensor.dtype for tensor in layout.tensors}:
         warm_up(DTYPES[dtype])
-    source = _Mapped(before, layout, progress, "hashing OLD")
-    target = _Mapped(after, layout, progress, "hashing NEW")
+    source = _Mapped(before, layout, progress, 0, 3 * layout.n_blocks)
+    target = _Mapped(after, layout, progress, layout.n_blocks, 3 * layout.n_blocks)
     key = Key.generate()
     writer = None
     if out is not None:
@@ -207,7 +212,7 @@ def _chunks(
             yield chunk
             start = time.thread_time()
         tally.encode_s += time.thread_time() - start
-        progress("coding", block / max(layout.n_blocks, 1))
+        progress(2 * layout.n_blocks + block, 3 * layout.n_blocks)
 
 
 def _code(
@@ -265,9 +270,10 @@ def apply(
     out: str | os.PathLike[str],
     *,
     progress: Progress = _quiet,
-) -> None:
+) -> bytes:
     """Write the checkpoint that the file `delta` makes of `base` to the folder `out`, every block's hash checked.
 
+    Returns its state root (32 bytes).
     Raises `UsageError`: another base, a damaged file, or `out` exists. Nothing is left behind then.
     """
     file = DeltaFile(delta)
@@ -275,7 +281,7 @@ def apply(
     layout, manifest = file.layout, file.manifest
     if not checkpoint.layout.same_tensors(layout):
         raise UsageError(f"{delta} was made for another model than {base}. Give the checkpoint that it was made from.")
-    source = _Mapped(checkpoint, layout, progress, "hashing BASE")
+    source = _Mapped(checkpoint, layout, progress, 0, 2 * layout.n_blocks)
     if source.root != manifest.parent_root:
         raise UsageError(
             f"{delta} was made from another version than {base}. Give the checkpoint that it was made from."
@@ -292,11 +298,10 @@ def apply(
     if state_root(layout.hash, hashes) != manifest.root:
         raise UsageError(f"{delta} is damaged: its chunks do not lead to its root. Make or fetch it again.")
     headers = list(file.headers)
-    names = [tensor.name for tensor in layout.tensors]
 
     def patched(name: str) -> Bits:
         """The tensor's new bits; every block of it that changes is checked against its signed hash."""
-        progress("applying", names.index(name) / len(names))
+        progress(layout.n_blocks + layout.blocks_of(name).start, 2 * layout.n_blocks)
         bits = checkpoint.bits(name).copy()
         first = layout.blocks_of(name)
         for index in chunks_of[name]:
@@ -311,6 +316,7 @@ def apply(
         write_checkpoint(out, layout, patched, {spec.name: files[spec.name] for spec in layout.files})
     except (PeerError, Torn, KeyError) as error:
         raise UsageError(f"{delta} is damaged: {error}. Make or fetch it again.") from error
+    return manifest.root
 
 
 def _bytes(count: float) -> str:

@@ -17,9 +17,40 @@ from codec import ChunkKey, Manifest
 from codec.sign import Key
 from swarm.protocol.authority import Authority
 from swarm.protocol.events import (
-    Announce, Close, Commit, Dial, Drop, Effect, Event, HeaderStored, Heard, Job, JobDone, JobKind, LocalChunk,
-    LocalSeal, ManifestSeen, Notify, PartsDone, PeerDown, PeerUp, Persist, Persisted, PieceBad, PieceStored, Run, Send,
-    SendBlob, SendBlock, SendDone, SendHeader, SendPiece, SetTimer, Timer, UnknownLabel, VersionId,
+    Announce,
+    Close,
+    Commit,
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    HeaderStored,
+    Heard,
+    Job,
+    JobDone,
+    JobKind,
+    LocalChunk,
+    LocalSeal,
+    ManifestSeen,
+    Notify,
+    PartsDone,
+    PeerDown,
+    PeerUp,
+    Persist,
+    Persisted,
+    PieceBad,
+    PieceStored,
+    Run,
+    Send,
+    SendBlob,
+    SendBlock,
+    SendDone,
+    SendHeader,
+    SendPiece,
+    SetTimer,
+    Timer,
+    UnknownLabel,
+    VersionId,
 )  # fmt: skip
 from swarm.protocol.lease import AuthorityTime, Capability
 from swarm.protocol.peer import Peer
@@ -102,7 +133,7 @@ class World:
         self.tuning = tuning
         self.rng = random.Random(seed)
         self.blocks, self.block_bytes, self.job_s = blocks, block_bytes, job_s
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
         self.nodes: dict[bytes, Node] = {}
         self.cuts: set[frozenset[bytes]] = set()
@@ -190,7 +221,7 @@ class World:
             action()
         return condition()
 
-    def _at(self, delay_s: float, action: Callable[[], None]) -> None:
+    def _at(self, delay_s: float, action: Callable[[], object]) -> None:
         self._count += 1
         heapq.heappush(self._queue, (self.now + max(0.0, delay_s), self._count, action))
 
@@ -234,7 +265,8 @@ class World:
     ) -> Published:
         """Publish the version after the newest one: `chunks` chunks over `spread_s` seconds, then the seal."""
         core = self._core
-        assert core.state.held is not None and core.state.manifest is not None
+        assert core.state.held is not None
+        assert core.state.manifest is not None
         id_ = seal_as or VersionId(core.state.held.epoch, core.state.held.version + 1)
         sizes = tuple(min(piece_bytes, chunk_bytes - at) for at in range(0, chunk_bytes, piece_bytes))
         headers = [
@@ -439,7 +471,8 @@ class World:
             return whole and header.parent_root == node.root, (0,)
         version = node.core.state.chunks.version(job.version)
         if job.kind == JobKind.COMMIT:
-            assert version is not None and version.manifest is not None
+            assert version is not None
+            assert version.manifest is not None
             if not version.complete or version.manifest.parent_root != node.root:
                 return False, "root"
             node.root = version.manifest.root

@@ -15,9 +15,10 @@ from typing import Final, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
+
 from codec.errors import SwarmError
 from codec.layout import Layout
-from numpy.typing import NDArray
 
 __all__ = [
     "BASE_VERSION",
@@ -165,4 +166,4 @@ class Engine(ABC):
 
     @abstractmethod
     def reload(self, bits: Callable[[str], NDArray[np.unsignedinteger]], version: Version, root: bytes) -> None:
-        """Write every tensor of the layout anew and clear the poison. `bits(name)`: all its elements, flat or shaped."""
+        """Write every tensor of the layout anew and clear the poison. `bits(name)`: all elements, flat or shaped."""

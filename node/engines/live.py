@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
+
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
-from numpy.typing import NDArray
 
 __all__ = ["LiveParameters", "Scatter"]
 
@@ -82,10 +83,10 @@ class LiveParameters:
         for name, live in self._live.items():
             twin = owner.setdefault(live.storage.data_ptr(), name)
             if twin != name and live.storage.numel():
-                raise UsageError(f"the model ties {name} to {twin}, the checkpoint does not: another model's config.json?")
+                raise UsageError(f"The model ties {name} to {twin}, the checkpoint does not: is it another model's?")
         for name, parameter in named.items():
             if parameter.numel() and parameter.data_ptr() not in owner:
-                raise UsageError(f"the model has a tensor {name} that the checkpoint lacks: another model's config.json?")
+                raise UsageError(f"The model has a tensor {name} that the checkpoint lacks: is it another model's?")
 
     def convert(self, name: str, indices: NDArray[np.int64], bits: NDArray[Any]) -> Scatter:
         """Check one tensor's share of a patch and bring it to the device. Raises `ValueError` when it does not fit."""
@@ -142,17 +143,17 @@ def _find(named: dict[str, torch.Tensor], spec: TensorSpec) -> _Live:
     """The storage of one layout tensor. Raises `UsageError` when it is missing or of another kind."""
     found = [named[name] for name in (spec.name, *spec.aliases) if name in named]
     if not found:
-        raise UsageError(f"the checkpoint has a tensor {spec.name} that the loaded model lacks: is it another model?")
+        raise UsageError(f"The checkpoint has a tensor {spec.name} that the model lacks: is it another model's?")
     tensor = found[0]
     if any(other.data_ptr() != tensor.data_ptr() for other in found):
-        raise UsageError(f"the checkpoint ties {spec.name} to {', '.join(spec.aliases)}, the loaded model does not.")
+        raise UsageError(f"The checkpoint ties {spec.name} to {', '.join(spec.aliases)}, the loaded model does not.")
     if tuple(tensor.shape) != tuple(spec.shape):
         raise UsageError(f"{spec.name} is {tuple(spec.shape)} in the checkpoint, {tuple(tensor.shape)} in the model.")
     if not tensor.is_contiguous():
-        raise UsageError(f"{spec.name} does not lie in one piece in the loaded model, so it cannot be patched in place.")
+        raise UsageError(f"{spec.name} does not lie in one piece in the model: it cannot be patched in place.")
     wanted = DTYPES.get(spec.dtype)
     widened = wanted is torch.bfloat16 and tensor.dtype is torch.float32
     if tensor.dtype is not wanted and not widened:
-        raise UsageError(f"{spec.name} is {spec.dtype} in the checkpoint, {tensor.dtype} in the model: cannot be patched.")
+        raise UsageError(f"{spec.name} is {spec.dtype} in the checkpoint, {tensor.dtype} in the model: no patch fits.")
     flat = tensor.detach().view(-1) if tensor.dim() else tensor.detach().reshape(1)
     return _Live(flat.view(INTEGERS[tensor.element_size()]), widened)

@@ -1,8 +1,9 @@
 """Sampling tokens: a plain batched loop with a KV cache, whose randomness belongs to each row alone.
 
-A row's random numbers are a function of (seed, stream) and its token of the row's own logits, so it gets the same tokens
-whoever shares its batch, as far as the machine's matrix kernels sum a row in the same order for every batch size. Rows
-in a batch have equal length: no padding, no mask, nothing that one row could change for another.
+A row's random numbers depend on (seed, stream) and its tokens on those and its own logits, so it gets the same tokens
+whoever shares its batch, as far as the machine's matrix kernels sum a row in the same order for every batch size (and
+who needs certainty beyond that generates the same rows together). Rows in a batch have equal length: no padding, no
+mask, nothing that one row could change for another.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """The reference engine: a Hugging Face `transformers` model, on a CPU or on a GPU where there is one.
 
-Its parameters carry checkpoint names and lie in one piece, so taking a version is one `index_copy_` a tensor. It batches
-prompts of equal length and knows no paging and no prefix cache: the fast engine is vLLM's, this one shows what is right.
+Its parameters carry checkpoint names and lie in one piece, so taking a version is one `index_copy_` a tensor. It
+batches prompts of equal length and knows no paging and no prefix cache: the fast engine is vLLM, this one shows what
+is right.
 """
 
 import time
@@ -11,11 +12,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from codec.errors import UsageError
-from codec.layout import Layout
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from codec.layout import Layout
 from node.engines.base import (
     BASE_VERSION,
     Completion,
@@ -28,6 +28,7 @@ from node.engines.base import (
     Version,
 )
 from node.engines.live import LiveParameters, Scatter
+from node.engines.load import load_model
 from node.engines.sampling import decode, uniforms
 
 __all__ = ["Arithmetic", "TransformersEngine"]
@@ -45,7 +46,7 @@ class TransformersEngine(Engine):
     def __init__(
         self, *, threads: int | None = None, device: str | None = None, arithmetic: Arithmetic = "auto"
     ) -> None:
-        """`threads`: CPU threads of torch, for the whole process (None: leave as is). `device`: None takes a GPU if any.
+        """`threads`: CPU threads of torch, for the whole process (None: as is). `device`: None takes a GPU if any.
 
         `arithmetic`: "auto" is bfloat16 on a GPU and float32 on a CPU, where few have bf16 units.
         """
@@ -63,13 +64,8 @@ class TransformersEngine(Engine):
         self.poisoned: str | None = None
 
     def load(self, folder: Path) -> None:
-        if not (folder / "config.json").is_file():
-            raise UsageError(f"{folder} has no config.json: give a Hugging Face model folder.")
-        try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=self._dtype, local_files_only=True)
-        except (OSError, ValueError) as error:  # what transformers raises for missing weights and unknown architectures
-            raise UsageError(f"{folder} cannot be loaded as a causal language model: {error}") from error
-        self._model = model.to(self.device).eval().requires_grad_(False)
+        self._model = load_model(folder, self._dtype, self.device)
+        self._model.requires_grad_(False)
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
 
     def attach(self, layout: Layout, version: Version = BASE_VERSION, root: bytes = b"") -> None:
@@ -124,7 +120,7 @@ class TransformersEngine(Engine):
 
     def _batch(self, model: PreTrainedModel, prompts: list[Prompt], sampling: SamplingParams) -> list[Completion]:
         ids = torch.tensor([p.token_ids for p in prompts], dtype=torch.int64)
-        vocabulary = model.get_input_embeddings().weight.shape[0]
+        vocabulary = model.get_parameter(_embedding_name(model)).shape[0]
         if ids.min() < 0 or ids.max() >= vocabulary:
             raise ValueError(f"prompt: a token id outside 0 to {vocabulary - 1}")
         uniform = torch.from_numpy(uniforms(sampling.seed, [p.stream for p in prompts], sampling.max_tokens))

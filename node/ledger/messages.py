@@ -61,7 +61,7 @@ MAX_TOKENS: Final = 1 << 16
 """Tokens of a prompt, and of a completion: 8 bytes each with its log-probability, so half of a message."""
 MAX_CAPACITY: Final = 4096
 """Sequences that one node may hold at a time."""
-ROLLOUT_DOMAIN: Final = b"swarm-node/rollout/1"
+ROLLOUT_DOMAIN: Final = b"swarm-node rollout 1"
 
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

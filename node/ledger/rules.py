@@ -131,7 +131,7 @@ class Ledger:
             if group.session == session and group.handed_over:
                 group.handed_over = False
                 ready.append(group.id)
-        self._discard_old()
+        self.discard_old()
 
     def hand_over(self, session: str) -> Group | None:
         """The next complete group of `session`, or None. It stays known until `taken`."""
@@ -171,9 +171,10 @@ class Ledger:
         while len(self.roots) > self.settings.max_lag + 16:
             self.roots.popitem(last=False)
         self._facts.append(Advanced(head))
-        self._discard_old()
+        self.discard_old()
 
-    def _discard_old(self) -> None:
+    def discard_old(self) -> None:
+        """Free the samples of groups not yet handed over that fell out of the staleness bound."""
         for group in self.groups.values():
             if group.handed_over:
                 continue
@@ -204,8 +205,14 @@ class Ledger:
         for lease in sorted(found.leases):
             self._requeue(self.leases[lease], Reason.NOT_A_MEMBER, now)
 
-    def request_work(self, node: bytes, request: WorkRequest, now: float) -> list[Lease] | Reason:
-        """Leases for `node`: new ones, and those that it should have and does not know of. Or why there are none."""
+    def request_work(
+        self, node: bytes, request: WorkRequest, now: float, received: float | None = None
+    ) -> list[Lease] | Reason:
+        """Leases for `node`: new ones, and those that it should have and does not know of. Or why there are none.
+
+        A request may wait until there is work: `received` says when it came (None: now).
+        """
+        received = now if received is None else received
         if node not in self.members:
             return self._refused(node, Reason.NOT_A_MEMBER)
         self.tick(now)
@@ -213,7 +220,7 @@ class Ledger:
         if request.serial < found.serial:
             return Reason.NO_WORK  # an older request that was overtaken
         found.serial = request.serial
-        found.asked = now
+        found.asked = received
         found.rate.claimed = request.tokens_per_s
         found.capacity = request.capacity + found.outstanding
         version = (request.epoch, request.version)
@@ -224,7 +231,7 @@ class Ledger:
         lost = [
             self.leases[lease]
             for lease in sorted(found.leases - set(request.holding))
-            if now - self.leases[lease].granted >= self.settings.resend_after_s
+            if received - self.leases[lease].granted >= self.settings.resend_after_s
         ]
         capacity = request.capacity - sum(len(lease.open) for lease in lost)
         leases = lost + self._grant(found, min(capacity, self._share(found, now)), now)

@@ -193,7 +193,7 @@ class Catchup:
     def _opened(self, event: JobDone, now: float) -> None:
         assert self._target is not None
         if not event.ok:
-            self._state.notify("failed", what=str(event.result))
+            self._state.notify("failed", detail=str(event.result))
             self.phase = Phase.IDLE
             return
         root, _ = event.result
@@ -265,7 +265,7 @@ class Catchup:
         self._replaying = None
         if not event.ok:
             bad = tuple(event.result)
-            state.notify("damaged", version=at, what=f"{len(bad)} blocks")
+            state.notify("damaged", version=at, detail=f"{len(bad)} blocks")
             for block in bad:
                 self._labels.pop(block, None)
             self._todo = deque(bad)

@@ -120,7 +120,7 @@ class Peer:
             LocalLeave: lambda event, now: self.membership.leave(now),
         }
         self._says: dict[type, Callable[[Session, Any, float], None]] = {
-            HeartbeatNews: lambda s, m, now: self.membership.heartbeat(m.heartbeat, now),
+            HeartbeatNews: self._heartbeat,
             RosterNews: lambda s, m, now: self.membership.roster(m.roster, now),
             ManifestNews: self._manifest_news,
             Reports: lambda s, m, now: self.membership.climb(m, now),
@@ -195,7 +195,7 @@ class Peer:
 
     def _piece_bad(self, event: PieceBad, now: float) -> None:
         """Local evidence: whoever sent bytes that do not verify is dropped by us; nobody is asked to believe it."""
-        self.state.notify("bad_bytes", peer=event.peer, what=event.what)
+        self.state.notify("bad_bytes", peer=event.peer, detail=event.what)
         self._expel(event.peer, event.what)
 
     def _bye(self, session: Session, message: Bye, now: float) -> None:
@@ -218,6 +218,9 @@ class Peer:
         else:
             self.progress.manifest(sealed, now, source=None)
         self.membership.rewire(now)
+
+    def _heartbeat(self, session: Session, message: HeartbeatNews, now: float) -> None:
+        self.membership.heartbeat(message.heartbeat, now)
 
     def _manifest_news(self, session: Session, message: ManifestNews, now: float) -> None:
         if self.catchup.phase is Phase.CHAIN:

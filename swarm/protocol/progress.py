@@ -110,7 +110,7 @@ class Progress:
         if version is None or version.generation != event.job.generation:
             return
         if not event.ok:
-            self._state.notify("damaged", version=event.job.version, what=str(event.result))
+            self._state.notify("damaged", version=event.job.version, detail=str(event.result))
             self._repair(now)
         elif event.job.kind == JobKind.COMMIT:
             self._hold(version, now)

@@ -278,14 +278,14 @@ class FrameKind:
 class Frame(NamedTuple):
     """The fixed head of a bulk frame; `length` bytes of body follow.
 
-    HEADER and PIECE: `key` and `stripe` (255: none) and, for a piece, its `index`. PART: `key` is the version that the
-    bytes belong to (attempt and seq 0), `index` the request number, `offset` and `total` place the body in the whole.
+    HEADER and PIECE: `key` and `stripe` (255: none) and, for a piece, its index as `number`. PART: `key` is the
+    version that the bytes belong to (attempt and seq 0), `number` the request's, `offset` and `total` place the body in the whole.
     """
 
     kind: int
     stripe: int
     key: ChunkKey
-    index: int
+    number: int
     offset: int
     total: int
     length: int
@@ -303,17 +303,17 @@ def pack_frame(frame: Frame) -> bytes:
     key = frame.key
     return _FRAME.pack(
         frame.kind, frame.stripe, key.epoch, key.version, key.attempt, key.seq,
-        frame.index, frame.offset, frame.total, frame.length,
+        frame.number, frame.offset, frame.total, frame.length,
     )  # fmt: skip
 
 
 def unpack_frame_head(head: bytes) -> Frame:
     """A frame's head from its `FRAME_HEAD` bytes; `PeerError` when a field is out of bounds."""
-    kind, stripe, epoch, version, attempt, seq, index, offset, total, length = _FRAME.unpack(head)
+    kind, stripe, epoch, version, attempt, seq, number, offset, total, length = _FRAME.unpack(head)
     if kind not in (FrameKind.HEADER, FrameKind.PIECE, FrameKind.PART):
         raise PeerError(f"frame: kind {kind}")
     if length > MAX_FRAME_BODY:
         raise PeerError(f"frame: {length} bytes of body")
     if kind == FrameKind.PART and (offset + length > total or total > 1 << 40):
         raise PeerError("frame: part outside its whole")
-    return Frame(kind, stripe, ChunkKey(epoch, version, attempt, seq), index, offset, total, length)
+    return Frame(kind, stripe, ChunkKey(epoch, version, attempt, seq), number, offset, total, length)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+
 from node.engines.base import Prompt, SamplingParams
 from node.engines.sampling import draw, uniforms
 
@@ -55,8 +56,15 @@ def test_greedy_takes_the_largest():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_tokens": 0}, {"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 1.1}]
-    + [{"seed": -1}, {"seed": 2**64}],
+    [
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"seed": -1},
+        {"seed": 2**64},
+    ],
 )
 def test_sampling_params_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -65,5 +73,5 @@ def test_sampling_params_are_checked(wrong):
 
 @pytest.mark.parametrize("wrong", [{"token_ids": ()}, {"token_ids": (1,), "stream": -1}])
 def test_prompts_are_checked(wrong):
-    with pytest.raises(ValueError, match="token_ids|stream"):
+    with pytest.raises(ValueError, match=r"token_ids|stream"):
         Prompt(**wrong)

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
+from safetensors import safe_open
+
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
 from node.engines.base import EngineError, Prompt, SamplingParams
 from node.engines.transformers import TransformersEngine
-from safetensors import safe_open
 
 ROOT = b"r" * 32
 SAMPLING = SamplingParams(max_tokens=6, seed=3)
@@ -199,7 +200,7 @@ def test_what_was_not_loaded_or_attached_is_refused(tied_folder):
 
 def test_folders_that_are_no_model_are_refused(tmp_path):
     engine = TransformersEngine(threads=1, device="cpu")
-    with pytest.raises(UsageError, match="config.json"):
+    with pytest.raises(UsageError, match=r"config\.json"):
         engine.load(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "nothing_known"}')
     with pytest.raises(UsageError, match="cannot be loaded"):
