@@ -279,7 +279,8 @@ class Frame(NamedTuple):
     """The fixed head of a bulk frame; `length` bytes of body follow.
 
     HEADER and PIECE: `key` and `stripe` (255: none) and, for a piece, its index as `number`. PART: `key` is the
-    version that the bytes belong to (attempt and seq 0), `number` the request's, `offset` and `total` place the body in the whole.
+    version that the bytes belong to (attempt and seq 0), `number` the request's; `offset` and `total` place the body in
+    the whole.
     """
 
     kind: int
