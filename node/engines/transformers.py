@@ -8,7 +8,7 @@ is right.
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import torch
@@ -120,7 +120,7 @@ class TransformersEngine(Engine):
 
     def _batch(self, model: PreTrainedModel, prompts: list[Prompt], sampling: SamplingParams) -> list[Completion]:
         ids = torch.tensor([p.token_ids for p in prompts], dtype=torch.int64)
-        vocabulary = model.get_parameter(_embedding_name(model)).shape[0]
+        vocabulary = len(cast(torch.nn.Embedding, model.get_input_embeddings()).weight)
         if ids.min() < 0 or ids.max() >= vocabulary:
             raise ValueError(f"prompt: a token id outside 0 to {vocabulary - 1}")
         uniform = torch.from_numpy(uniforms(sampling.seed, [p.stream for p in prompts], sampling.max_tokens))

@@ -1,0 +1,29 @@
+"""Loading a Hugging Face folder, for engines and trainers alike."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from codec.errors import UsageError
+
+__all__ = ["load_model"]
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The causal language model in `folder`, its weights as `dtype`, without dropout. Never looks on the network.
+
+    Raises `UsageError` when there is none, or it is damaged or of an unknown architecture.
+    """
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} has no config.json: give a Hugging Face model folder.")
+    disable_progress_bar()  # ours says what takes long; theirs would draw over it
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        # In this order: missing files, unknown architectures, tensors of other shapes, cut or altered weights.
+        raise UsageError(f"{folder} cannot be loaded as a causal language model: {error}") from error
+    return model.to(device).eval()

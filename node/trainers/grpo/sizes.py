@@ -1,0 +1,44 @@
+"""The models that the reference trainer comes with, each with its task and the settings it learns well at."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from codec.errors import UsageError
+from node.trainers.grpo.small import ContinueText, small_folder
+from node.trainers.grpo.smollm2 import Sums, smollm2_folder
+from node.trainers.grpo.task import SortLetters, Task
+from node.trainers.grpo.tiny import TinyRecipe, tiny_folder
+from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer
+from node.trainers.grpo.warmup import Progress
+
+__all__ = ["SIZES", "Size", "make_trainer"]
+
+
+class Size(NamedTuple):
+    """`folder` makes the base checkpoint or finds it in the cache; `task` is what to train it on."""
+
+    folder: Callable[[Progress], Path]
+    task: Callable[[Path], Task]
+    config: GrpoConfig
+
+
+SIZES: Final[dict[str, Size]] = {
+    "tiny": Size(tiny_folder, lambda folder: SortLetters(TinyRecipe().letters), GrpoConfig()),
+    "small": Size(small_folder, ContinueText.of, GrpoConfig(lr=1e-6, prompts=12, rows=32)),
+    "smollm2": Size(smollm2_folder, Sums.of, GrpoConfig(lr=1e-6, prompts=8, rows=16)),
+}
+
+
+def make_trainer(
+    name: str, *, seed: int, lr: float | None, progress: Progress, device: str | None = None
+) -> tuple[Path, GrpoTrainer]:
+    """The base folder (version 0) and a trainer on it. Raises `UsageError` for a size that there is not."""
+    size = SIZES.get(name)
+    if size is None:
+        raise UsageError(f"There is no size {name!r}: take one of {', '.join(SIZES)}.")
+    folder = size.folder(progress)
+    config = size.config if lr is None else msgspec.structs.replace(size.config, lr=lr)
+    return folder, GrpoTrainer(folder, size.task(folder), config, seed=seed, device=device)

@@ -1,0 +1,219 @@
+"""The reference trainer: GRPO with float32 masters, AdamW, and a policy of bf16 bits.
+
+The policy that nodes sample from is `bf16(master)`. The trainer's own forward and backward run on exactly those values
+(held in float32, see `node/engines/live.py` for why), so an importance ratio of fresh samples is 1 up to rounding, and
+the gradient is applied to the masters.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from node.engines.base import Completion, Prompt, SamplingParams
+from node.engines.load import load_model
+from node.trainers.grpo.loss import group_advantages, grpo_loss, token_logprobs
+from node.trainers.grpo.task import Task, Tokens
+
+__all__ = ["Group", "GrpoConfig", "GrpoTrainer", "StepStats"]
+
+
+class GrpoConfig(msgspec.Struct, frozen=True):
+    """How to train. Defaults are those of `tiny`."""
+
+    lr: float = 2.2e-5
+    """Learning rate of AdamW after the warm-up. More moves more bf16 elements a step: see the density."""
+    lr_warmup_steps: int = 8
+    """Adam's first steps have full length whatever the gradient, so the rate rises over these."""
+    prompts: int = 16
+    samples: int = 8
+    """Answers a prompt: the group in which advantages are normalised."""
+    temperature: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float = 1.0
+    rows: int = 64
+    """Answers in one forward and backward: memory, not arithmetic."""
+
+
+class Group(NamedTuple):
+    """All answers to one prompt."""
+
+    prompt: Tokens
+    completions: tuple[Completion, ...]
+
+
+class StepStats(msgspec.Struct, frozen=True):
+    """What one step did. `density`: share of the policy's bf16 elements whose bits changed. `reward`: mean, 0 to 1."""
+
+    step: int
+    loss: float
+    reward: float
+    density: float
+    grad_norm: float
+    clipped: float
+    """Share of tokens whose ratio was cut."""
+    tokens: int
+    seconds: float
+    """Of the optimizer step alone, sampling apart."""
+
+
+class _Batch(NamedTuple):
+    """Right-padded rows: with a causal model, padding behind a row cannot reach it."""
+
+    ids: torch.Tensor
+    old_logprobs: torch.Tensor
+    mask: torch.Tensor
+    first: int
+    """Logits from position `first - 1` on predict `ids[:, first:]`; old_logprobs and mask cover just those."""
+
+
+class GrpoTrainer:
+    """Trains the model in `base` on `task`. On one CPU thread it repeats itself bit by bit for one seed.
+
+    Steps are numbered from 1: step v turns policy version v - 1 into v, and asks `prompts(v)`.
+    """
+
+    def __init__(
+        self, base: Path, task: Task, config: GrpoConfig | None = None, *, seed: int = 0, device: str | None = None
+    ) -> None:
+        """`base`: a Hugging Face folder with bf16 weights: version 0. `device`: None takes a GPU if there is one."""
+        self.task, self.config, self.seed = task, config or GrpoConfig(), seed
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model = load_model(base, torch.float32, self.device)
+        self.tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+        self.step_done = 0
+        self._policy = [parameter for _, parameter in self.model.named_parameters()]
+        self._masters = [torch.nn.Parameter(p.detach().clone()) for p in self._policy]
+        self._adam = torch.optim.AdamW(self._masters, lr=self.config.lr, betas=self.config.betas, weight_decay=0.0)
+        self._round()  # a float32 base becomes its bf16 rounding
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How nodes must sample for the next step: seeded by the run and the step."""
+        (seed,) = np.random.SeedSequence((self.seed, self.step_done + 1)).generate_state(1, np.uint64)
+        return SamplingParams(
+            max_tokens=self.task.max_tokens,
+            temperature=self.config.temperature,
+            seed=int(seed),
+            stop_tokens=self.task.stop_tokens,
+        )
+
+    def prompts(self, step: int) -> list[Tokens]:
+        """The prompts of a step; the same whenever asked."""
+        return self.task.prompts(step, self.config.prompts, np.random.default_rng((self.seed, step)))
+
+    def samples(self, index: int, prompt: Tokens) -> list[Prompt]:
+        """What an engine is asked for the `index`th prompt of a step: each answer has a random stream of its own."""
+        count = self.config.samples
+        return [Prompt(prompt, stream=index * count + i) for i in range(count)]
+
+    def step(self, groups: Sequence[Group]) -> StepStats:
+        """One optimizer step on whole groups of any size. Their order matters only in the last bits of sums."""
+        started = time.perf_counter()
+        rewards = [[self.task.score(g.prompt, c.token_ids) for c in g.completions] for g in groups]
+        advantages = torch.cat([group_advantages(torch.tensor([row]))[0] for row in rewards])
+        rows = [(g.prompt, c) for g in groups for c in g.completions]
+        tokens = sum(len(c.token_ids) for _, c in rows)
+        loss = clipped = 0.0
+        for at in range(0, len(rows), self.config.rows):
+            part = self._backward(rows[at : at + self.config.rows], advantages[at : at + self.config.rows], tokens)
+            loss, clipped = loss + part[0], clipped + part[1]
+        grad_norm = self._update()
+        return StepStats(
+            step=self.step_done,
+            loss=loss,
+            reward=sum(map(sum, rewards)) / len(rows),
+            density=self._round(),
+            grad_norm=grad_norm,
+            clipped=clipped / tokens,
+            tokens=tokens,
+            seconds=time.perf_counter() - started,
+        )
+
+    @torch.no_grad()
+    def policy_bits(self) -> Iterator[tuple[str, NDArray[np.uint16]]]:
+        """(checkpoint name, bf16 bits, flat) of the policy as the last step left it; a tied tensor once."""
+        for name, parameter in self.model.named_parameters():
+            yield name, _bf16_bits(parameter).cpu().numpy().view(np.uint16).reshape(-1)
+
+    def save(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder: config, bf16 safetensors, tokenizer."""
+        save_bf16(self.model, folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def _backward(
+        self, rows: list[tuple[Tokens, Completion]], advantages: torch.Tensor, tokens: int
+    ) -> tuple[float, float]:
+        """Add one part's gradient of the token mean over the whole batch. Returns its share of loss, clipped tokens."""
+        batch = self._pad(rows)
+        output = self.model(input_ids=batch.ids, use_cache=False, logits_to_keep=batch.ids.shape[1] - batch.first + 1)
+        logprobs = token_logprobs(output.logits[:, :-1], batch.ids[:, batch.first :], self.config.temperature)
+        loss = grpo_loss(
+            logprobs,
+            batch.old_logprobs,
+            advantages.to(self.device),
+            batch.mask,
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+        )
+        (loss.total / tokens).backward()
+        return loss.total.item() / tokens, loss.clipped.item()
+
+    def _pad(self, rows: list[tuple[Tokens, Completion]]) -> _Batch:
+        width = max(len(prompt) + len(c.token_ids) for prompt, c in rows)
+        first = min(len(prompt) for prompt, _ in rows)
+        ids = torch.zeros((len(rows), width), dtype=torch.int64)
+        old = torch.zeros((len(rows), width))
+        mask = torch.zeros((len(rows), width), dtype=torch.bool)
+        for i, (prompt, completion) in enumerate(rows):
+            end = len(prompt) + len(completion.token_ids)
+            ids[i, :end] = torch.tensor(prompt + completion.token_ids)
+            old[i, len(prompt) : end] = torch.tensor(completion.logprobs)
+            mask[i, len(prompt) : end] = True
+        return _Batch(ids.to(self.device), old[:, first:].to(self.device), mask[:, first:].to(self.device), first)
+
+    def _update(self) -> float:
+        """Clip, step AdamW on the masters, forget the gradients. Returns the gradient's norm before the clip."""
+        self.step_done += 1
+        for group in self._adam.param_groups:
+            group["lr"] = self.config.lr * min(1.0, self.step_done / max(1, self.config.lr_warmup_steps))
+        for master, parameter in zip(self._masters, self._policy, strict=True):
+            master.grad, parameter.grad = parameter.grad, None
+        norm = torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm)
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        return float(norm)
+
+    @torch.no_grad()
+    def _round(self) -> float:
+        """Make the policy bf16(master). Returns the share of elements whose bits changed."""
+        changed = total = 0
+        for master, parameter in zip(self._masters, self._policy, strict=True):
+            new = master.to(torch.bfloat16)
+            changed += int((new.view(torch.int16) != _bf16_bits(parameter)).sum())
+            total += new.numel()
+            parameter.copy_(new)
+        return changed / total
+
+
+@torch.no_grad()
+def save_bf16(model: PreTrainedModel, folder: Path) -> None:
+    """Write config and weights of a transformers model, rounded to bf16; tied tensors once."""
+    weights = {name: parameter.detach().to(torch.bfloat16).cpu() for name, parameter in model.named_parameters()}
+    disable_progress_bar()
+    model.config.dtype = torch.bfloat16
+    model.save_pretrained(folder, state_dict=weights)
+
+
+def _bf16_bits(parameter: torch.Tensor) -> torch.Tensor:
+    """int16 bits of a float32 tensor that holds bf16 values."""
+    return (parameter.detach().view(torch.int32) >> 16).to(torch.int16)

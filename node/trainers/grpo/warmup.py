@@ -1,0 +1,48 @@
+"""Ordinary supervised training: how a base model comes to be where RL can start."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+from transformers import PreTrainedModel
+
+__all__ = ["IGNORED", "Progress", "fit"]
+
+Progress = Callable[[str], None]
+
+IGNORED = -100
+"""A target that does not count."""
+
+
+def fit(
+    model: PreTrainedModel,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    steps: int,
+    lr: float,
+    warmup_steps: int,
+    progress: Progress,
+    what: str,
+) -> None:
+    """AdamW with a rise and a cosine fall of the rate, on `steps` batches of (ids, targets), both int64 (rows, width).
+
+    `targets[:, t]` is what should follow `ids[:, : t + 1]`, or `IGNORED`.
+    """
+    adam = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.05)
+    model.train()
+    told = time.monotonic()
+    for step, (ids, targets) in zip(range(1, steps + 1), batches, strict=False):
+        fall = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps))
+        for group in adam.param_groups:
+            group["lr"] = lr * min(1.0, step / warmup_steps) * fall
+        logits = model(input_ids=ids, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        adam.zero_grad(set_to_none=True)
+        if step == steps or time.monotonic() - told > 1.0:
+            told = time.monotonic()
+            progress(f"{what}: step {step} of {steps}, loss {loss.item():.2f}")
+    model.eval()
