@@ -1,0 +1,107 @@
+"""The two lanes: their protocol ids, their streams, and which connections of a peer they use."""
+
+from typing import Final
+
+import trio
+
+from swarm.transport.base import Lane
+from swarm.transport.multistream import HEADER, encode
+from swarm.transport.muxer import MuxedConnection
+from swarm.transport.yamux import Connection, YamuxStream
+
+__all__ = ["LANE_OF", "PROTOCOL_OF", "Edge", "LaneStream", "StreamChannel"]
+
+PROTOCOL_OF: Final = {Lane.CONTROL: "/swarm-node/control/1", Lane.BULK: "/swarm-node/bulk/1"}
+LANE_OF: Final = {protocol: lane for lane, protocol in PROTOCOL_OF.items()}
+
+
+class StreamChannel:
+    """A stream as a `multistream.Channel`."""
+
+    def __init__(self, stream: YamuxStream) -> None:
+        self._stream = stream
+
+    async def read(self, n: int | None = None, /) -> bytes:
+        return await self._stream.receive_some(n)
+
+    async def write(self, data: bytes, /) -> None:
+        await self._stream.send_all(data)
+
+
+class LaneStream(trio.abc.HalfCloseableStream):
+    """The opener's end of a stream. It does not wait for the other end to agree: there is one answer that it expects,
+    and that comes before the first bytes that are read. Anything else breaks the stream."""
+
+    def __init__(self, stream: YamuxStream, protocol: str) -> None:
+        self._stream = stream
+        self._protocol = protocol
+        self._expected = encode(HEADER, protocol)  # what is left of the answer
+
+    @classmethod
+    async def open(cls, connection: Connection, lane: Lane) -> "LaneStream":
+        """Raises `Unreachable` or `trio.BrokenResourceError`."""
+        stream = await connection.open()
+        try:
+            await stream.send_all(encode(HEADER, PROTOCOL_OF[lane]))
+        except BaseException:
+            stream.reset()
+            raise
+        return cls(stream, PROTOCOL_OF[lane])
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        while self._expected:
+            got = await self._stream.receive_some(len(self._expected))
+            if not got or not self._expected.startswith(got):
+                self._stream.reset(f"the peer does not speak {self._protocol}")
+                raise trio.BrokenResourceError(f"the peer does not speak {self._protocol}")
+            self._expected = self._expected[len(got) :]
+        return await self._stream.receive_some(max_bytes)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class Edge:
+    """Our connections to one peer, and what each is for.
+
+    The dialer knows why it dialed. At the other end the first connection is taken for the control lane and the rest for
+    bulk, until a stream says otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[MuxedConnection, Lane] = {}
+
+    def add(self, connection: MuxedConnection, lane: Lane | None) -> None:
+        """`lane`: what we dialed it for; None if the peer dialed."""
+        if lane is None:
+            lane = Lane.BULK if self._live(Lane.CONTROL) else Lane.CONTROL
+        self._lanes[connection] = lane
+
+    def remove(self, connection: MuxedConnection) -> None:
+        self._lanes.pop(connection, None)
+
+    def used_for(self, connection: MuxedConnection, lane: Lane) -> None:
+        """The peer opened a stream of `lane` on it. Control wins: never put bulk on what the peer uses for control."""
+        if lane is Lane.CONTROL and connection in self._lanes:
+            self._lanes[connection] = lane
+
+    def pick(self, lane: Lane) -> MuxedConnection | None:
+        """The connection for a new stream of `lane`: the one with the fewest streams."""
+        return min(self._live(lane), key=lambda connection: connection.yamux.stream_count, default=None)
+
+    @property
+    def connections(self) -> list[MuxedConnection]:
+        """Those that live."""
+        return [connection for connection in self._lanes if not connection.is_closed]
+
+    def _live(self, lane: Lane) -> list[MuxedConnection]:
+        return [connection for connection in self.connections if self._lanes[connection] is lane]

@@ -1,0 +1,76 @@
+"""From a TCP connection to an authenticated, multiplexed one: security, then the muxer, each with a deadline.
+
+Stands in for py-libp2p's upgrader, which waits for each answer before it goes on, reads messages of any length from
+strangers, and always puts its own yamux under /yamux/1.0.0.
+"""
+
+from collections.abc import Callable, Mapping
+
+import trio
+from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn, ISecureTransport
+from libp2p.io.exceptions import IOException
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.security.exceptions import HandshakeFailure
+from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
+from libp2p.transport.upgrader import TransportUpgrader
+
+from codec.errors import PeerError
+from swarm.transport.base import PeerKey
+from swarm.transport.identity import peer_key
+from swarm.transport.multistream import answer, propose
+from swarm.transport.muxer import YAMUX_ID
+from swarm.transport.tcp import CountedSocket
+from swarm.transport.tls import TlsSession
+
+__all__ = ["Upgrader"]
+
+
+class Upgrader(TransportUpgrader):
+    """One for a host. `make` builds the muxed connection for an authenticated peer."""
+
+    def __init__(
+        self,
+        security: Mapping[str, ISecureTransport],
+        make: Callable[[ISecureConn, ID, PeerKey], IMuxedConn],
+        handshake_s: float,
+    ) -> None:
+        """`security`: in order of preference. `handshake_s`: how long each of the two steps may take."""
+        super().__init__({}, {})
+        self._security = dict(security)
+        self._make = make
+        self._handshake_s = handshake_s
+
+    async def upgrade_security(
+        self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
+    ) -> ISecureConn:
+        try:
+            with trio.fail_after(self._handshake_s):
+                if peer_id is not None and is_initiator:
+                    protocol = await propose(raw_conn, list(self._security))
+                    conn = await self._security[protocol].secure_outbound(raw_conn, peer_id)
+                else:
+                    protocol = await answer(raw_conn, list(self._security))
+                    conn = await self._security[protocol].secure_inbound(raw_conn)
+            peer = peer_key(str(conn.get_remote_peer()))
+        except trio.TooSlowError as error:
+            raise SecurityUpgradeFailure(f"the handshake took over {self._handshake_s:g} s") from error
+        except (PeerError, IOException, HandshakeFailure) as error:
+            raise SecurityUpgradeFailure(str(error)) from error
+        if is_initiator and conn.get_remote_peer() != peer_id:
+            raise SecurityUpgradeFailure(f"expected {peer_id}, but {conn.get_remote_peer()} answered")
+        conn.negotiated_security_protocol = protocol  # type: ignore[attr-defined]  # where the library looks for it
+        if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, CountedSocket):
+            raw_conn.stream.belongs_to(peer)
+        return conn
+
+    async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        if not (isinstance(conn, TlsSession) and conn.muxer == YAMUX_ID):
+            try:
+                with trio.fail_after(self._handshake_s):
+                    await (propose if conn.is_initiator else answer)(conn, [YAMUX_ID])
+            except trio.TooSlowError as error:
+                raise MuxerUpgradeFailure(f"agreeing on a muxer took over {self._handshake_s:g} s") from error
+            except (PeerError, IOException) as error:
+                raise MuxerUpgradeFailure(str(error)) from error
+        return self._make(conn, peer_id, peer_key(str(peer_id)))

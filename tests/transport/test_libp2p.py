@@ -1,0 +1,376 @@
+"""Our transport over real sockets on loopback, against itself and against stock py-libp2p."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import libp2p
+import pytest
+import trio
+import trio.testing
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.host.ping import PingService
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from multiaddr import Multiaddr
+
+from codec.errors import PeerError, UsageError
+from codec.sign import Key
+from swarm.transport import tls
+from swarm.transport.base import Accept, Lane, PeerKey, Unreachable
+from swarm.transport.identity import peer_id, peer_key
+from swarm.transport.libp2p import DialRules, Libp2pTransport
+from swarm.transport.yamux import Limits
+
+ANY = "/ip4/127.0.0.1/tcp/0"
+Stream = trio.abc.HalfCloseableStream
+
+
+async def echo(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+    async for data in stream:
+        await stream.send_all(data)
+
+
+async def until_ended(stream: Stream) -> None:
+    while await stream.receive_some():
+        pass
+
+
+def transport(seed: int, limits: Limits | None = None) -> Libp2pTransport:
+    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], limits=limits)
+
+
+@asynccontextmanager
+async def two(accept: Accept = echo) -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport, list[str]]]:
+    """Two that serve; the first is connected to the second. Ten seconds for whatever the test does."""
+    a, b = transport(1), transport(2)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(a.serve, echo)
+            addrs = await nursery.start(b.serve, accept)
+            await a.connect(b.key, addrs)
+            yield a, b, addrs
+            nursery.cancel_scope.cancel()
+
+
+async def test_echo_both_ways_on_both_lanes() -> None:
+    async with two() as (a, b, _):
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        for near, far in ((a, b), (b, a)):
+            for lane in Lane:
+                async with await near.open_stream(far.key, lane) as stream:
+                    await stream.send_all(b"hello")
+                    assert await stream.receive_some() == b"hello"
+            assert near.peers() == [far.key]
+            address = near.remote_address(far.key)
+            assert address is not None
+            assert address.startswith("/ip4/127.0.0.1/tcp/")
+        assert near.remote_address(bytes(32)) is None
+
+
+async def test_lanes_have_connections_of_their_own() -> None:
+    seen: dict[Lane, set[object]] = {lane: set() for lane in Lane}
+
+    async def note(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+        seen[lane].add(stream._connection)  # type: ignore[attr-defined]
+        await stream.send_all(b"!")
+
+    async with two(note) as (a, b, _):
+        for lane in (Lane.CONTROL, Lane.BULK, Lane.CONTROL, Lane.BULK):
+            async with await a.open_stream(b.key, lane) as stream:
+                assert await stream.receive_some() == b"!"
+    assert len(seen[Lane.CONTROL]) == 1 == len(seen[Lane.BULK])
+    assert seen[Lane.CONTROL] != seen[Lane.BULK]
+
+
+async def test_is_a_stream() -> None:
+    send, receive = trio.open_memory_channel[Stream](10)
+
+    async def pass_on(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+        await send.send(stream)
+        await trio.sleep_forever()
+
+    async with two(pass_on) as (a, b, _):
+
+        async def make() -> tuple[Stream, Stream]:
+            return await a.open_stream(b.key, Lane.BULK), await receive.receive()
+
+        await trio.testing.check_half_closeable_stream(make, None)
+
+
+async def test_megabytes_and_traffic() -> None:
+    got = trio.Event()
+
+    async def take(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+        length = 0
+        async for data in stream:
+            length += len(data)
+        assert length == 8_000_000
+        got.set()
+
+    async with two(take) as (a, b, _):
+        async with await a.open_stream(b.key, Lane.BULK) as stream:
+            await stream.send_all(bytes(8_000_000))
+        await got.wait()
+        for count in (a.traffic.sent, a.traffic.sent_to[b.key], b.traffic.received, b.traffic.received_from[a.key]):
+            assert 8_000_000 < count < 8_200_000  # TLS and frames cost under 3 %
+        assert a.traffic.sent_to[b.key] == a.traffic.sent  # the handshake is its, too
+
+
+async def test_disconnect_breaks_streams_at_both_ends() -> None:
+    ended = trio.Event()
+
+    async def wait(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive_some()
+        ended.set()
+
+    async with two(wait) as (a, b, addrs):
+        stream = await a.open_stream(b.key, Lane.CONTROL)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        await a.disconnect(b.key)
+        assert a.peers() == []
+        await ended.wait()
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive_some()
+        with pytest.raises(Unreachable):
+            await a.open_stream(b.key, Lane.CONTROL)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert b.peers() == []
+        await a.connect(b.key, addrs)  # and again, at once
+
+
+async def test_a_peer_error_drops_the_peer() -> None:
+    async def refuse(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+        raise PeerError("nonsense")
+
+    async with two(refuse) as (a, b, _):
+        await a.open_stream(b.key, Lane.CONTROL)
+        while a.peers():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+async def test_a_bug_in_accept_ends_serve() -> None:
+    async def broken(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+        raise ZeroDivisionError
+
+    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        async with two(broken) as (a, b, _):
+            await a.open_stream(b.key, Lane.CONTROL)
+            await trio.sleep_forever()
+
+
+async def test_port_in_use_and_bad_addresses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        busy = Libp2pTransport(Key.generate(), [ANY, f"/ip4/127.0.0.1/tcp/{port}"])
+        with pytest.raises(UsageError, match=f"Port {port} on 127.0.0.1 is in use"):
+            await busy.serve(echo)
+    for address in ("", "nonsense", "/ip4/127.0.0.1/udp/4", "/ip4/300.0.0.1/tcp/4", "/ip4/203.0.113.7/tcp/0"):
+        with pytest.raises(UsageError, match="listen on"):
+            await Libp2pTransport(Key.generate(), [address]).serve(echo)
+
+
+async def test_two_of_ours_cannot_share_a_port() -> None:
+    async with two() as (_, _, addrs):
+        with pytest.raises(UsageError, match="in use"):
+            await Libp2pTransport(Key.generate(), addrs).serve(echo)
+
+
+async def test_every_address_is_tried() -> None:
+    async with two() as (a, b, addrs):
+        await a.disconnect(b.key)
+        with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts and says nothing
+            dead = f"/ip4/127.0.0.1/tcp/{mute.getsockname()[1]}"
+            start_s = time.perf_counter()
+            await a.connect(b.key, ["/ip4/127.0.0.1/tcp/1", "rubbish", dead, *addrs])
+            assert time.perf_counter() - start_s < 2
+        assert a.peers() == [b.key]
+
+
+async def test_failed_dials_back_off_and_no_longer_than_we_say() -> None:
+    rules = DialRules(backoff_first_s=0.2, backoff_most_s=0.4)
+    async with two() as (_, b, addrs):
+        a = Libp2pTransport(Key.generate(), [ANY], dial_rules=rules)
+        with pytest.raises(Unreachable, match="not serving"):
+            await a.connect(b.key, addrs)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(a.serve, echo)
+            with pytest.raises(Unreachable, match="is this node itself"):
+                await a.connect(a.key, addrs)
+            for _ in range(5):
+                with pytest.raises(Unreachable, match="refused"):
+                    await a.connect(b.key, ["/ip4/127.0.0.1/tcp/1"])
+                with pytest.raises(Unreachable, match="next try in"):
+                    await a.connect(b.key, addrs)
+                await trio.sleep(0.41)
+            await a.connect(b.key, addrs)  # the library would have blocked it for a minute
+            nursery.cancel_scope.cancel()
+
+
+async def test_someone_else_at_the_address() -> None:
+    async with two() as (a, _, addrs):
+        with pytest.raises(Unreachable, match="answered"):
+            await a.connect(Key(bytes([9]) * 32).public, addrs)
+
+
+async def test_strangers_who_talk_nonsense_do_no_harm() -> None:
+    async with two() as (a, b, addrs):
+        port = int(addrs[0].rsplit("/", 1)[1])
+        hello = b"\x13/multistream/1.0.0\n"
+        for words in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\xff" * 100,
+            hello + b"\xff\xff\xff\xff\xff\xff\xff\x7f",
+            hello + b"\x04\xff\xfe\xfd\n",
+            hello + b"\x0b/tls/1.0.0\n" + bytes(500),
+            hello + b"\x07/noise\n" + b"\xff" * 70_000,
+            hello + b"\x02x\n" * 50,
+            b"",
+        ):
+            stranger = await trio.open_tcp_stream("127.0.0.1", port)
+            async with stranger:
+                try:
+                    await stranger.send_all(words)
+                    await stranger.send_eof()
+                    while await stranger.receive_some():
+                        pass
+                except trio.BrokenResourceError:
+                    pass
+        async with await a.open_stream(b.key, Lane.CONTROL) as stream:
+            await stream.send_all(b"hello")
+            assert await stream.receive_some() == b"hello"
+
+
+async def test_a_peer_that_speaks_yamux_but_nonsense_on_a_stream() -> None:
+    async with two() as (a, b, _):
+        connection = a._connections(b.key)[0].yamux
+        for words in (b"\x04\xff\xfe\xfd\n" * 10, b"\x13/multistream/1.0.0\n\x03xy\n\xff\xff\xff\x7f", b"\0"):
+            stream = await connection.open()
+            await stream.send_all(words)
+            with pytest.raises(trio.BrokenResourceError):
+                await until_ended(stream)
+        assert a.peers() == [b.key]
+
+
+async def test_many_transports_and_a_quick_end() -> None:
+    transports = [transport(seed) for seed in range(10, 18)]
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            addrs = {each.key: await nursery.start(each.serve, echo) for each in transports}
+            async with trio.open_nursery() as dialing:
+                for index, near in enumerate(transports):
+                    for far in transports[:index]:
+                        dialing.start_soon(near.connect, far.key, addrs[far.key])
+            for near in transports:
+                for peer in near.peers():
+                    async with await near.open_stream(peer, Lane.CONTROL) as stream:
+                        await stream.send_all(b"x")
+                        assert await stream.receive_some() == b"x"
+            start_s = time.perf_counter()
+            nursery.cancel_scope.cancel()
+    assert time.perf_counter() - start_s < 1
+
+
+CHILD = """
+import sys, trio
+from codec.sign import Key
+from swarm.transport.libp2p import Libp2pTransport
+async def main():
+    async def accept(peer, lane, stream):
+        await trio.sleep_forever()
+    async with trio.open_nursery() as nursery:
+        child = Libp2pTransport(Key(bytes([7]) * 32), ["/ip4/127.0.0.1/tcp/0"])
+        print(*(await nursery.start(child.serve, accept)), flush=True)
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
+async def test_a_dead_and_a_stopped_process_are_found(signal: str) -> None:
+    import signal as signals
+
+    limits = replace(Limits(), ping_interval_s=0.4, silence_s=0.4)
+    near, far = transport(1, limits), Key(bytes([7]) * 32).public
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:  # noqa: ASYNC220
+        try:
+            assert child.stdout is not None
+            address = (await trio.to_thread.run_sync(child.stdout.readline)).strip()
+            with trio.fail_after(10):
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(near.serve, echo)
+                    await near.connect(far, [address])
+                    stream = await near.open_stream(far, Lane.CONTROL)
+                    await trio.sleep(0.1)
+                    child.send_signal(signals.Signals[signal])
+                    start_s = trio.current_time()
+                    with pytest.raises(trio.BrokenResourceError):
+                        await stream.receive_some()
+                    assert trio.current_time() - start_s < 1.5
+                    assert near.peers() == []
+                    nursery.cancel_scope.cancel()
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("ours_dials", [True, False])
+async def test_a_stock_peer(ours_dials: bool) -> None:
+    """py-libp2p as it comes: noise first, its own yamux, its own multistream."""
+    key_pair = create_new_key_pair(bytes(range(32)))
+    stock = libp2p.new_host(key_pair=key_pair, listen_addrs=[Multiaddr(ANY)])
+    protocol = TProtocol("/swarm-node/control/1")
+
+    async def stock_echo(stream: libp2p.abc.INetStream) -> None:
+        while True:
+            await stream.write(await stream.read(65_536))
+
+    stock.set_stream_handler(protocol, stock_echo)
+    ours = transport(1)
+    stock_key = peer_key(str(stock.get_id()))
+    data = bytes(range(256)) * 4000
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery, stock.run([Multiaddr(ANY)]):
+            (address,) = await nursery.start(ours.serve, echo)
+            if ours_dials:
+                there = str(stock.get_transport_addrs()[0])
+                await ours.connect(stock_key, [there.partition("/p2p/")[0]])
+                async with await ours.open_stream(stock_key, Lane.CONTROL) as stream:
+                    nursery.start_soon(stream.send_all, data)
+                    got = b""
+                    while len(got) < len(data):
+                        got += await stream.receive_some()
+            else:
+                await stock.connect(info_from_p2p_addr(Multiaddr(f"{address}/p2p/{peer_id(ours.key)}")))
+                stream = await stock.new_stream(ID.from_base58(peer_id(ours.key)), [protocol])
+                nursery.start_soon(stream.write, data)
+                got = b""
+                while len(got) < len(data):
+                    got += await stream.read(65_536)
+            assert got == data
+            assert ours.peers() == [stock_key]
+            await PingService(stock).ping(ID.from_base58(peer_id(ours.key)))
+            nursery.cancel_scope.cancel()
+
+
+async def test_without_a_known_openssl_noise_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(context: object) -> None:
+        raise tls.TlsUnavailable("statically linked")
+
+    monkeypatch.setattr(tls, "accept_any_certificate", refuse)
+    async with two() as (a, b, _):
+        assert {connection.security for connection in a._connections(b.key)} == {"/noise"}
+        async with await a.open_stream(b.key, Lane.BULK) as stream:
+            await stream.send_all(b"hello")
+            assert await stream.receive_some() == b"hello"
+
+
+async def test_library_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    async with two() as (a, _b, _):
+        with pytest.raises(Unreachable):
+            await a.connect(bytes(32), ["/ip4/127.0.0.1/tcp/1"])
+    assert capfd.readouterr().err == ""
