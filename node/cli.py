@@ -127,9 +127,7 @@ def _is(error: BaseException, module: str, name: str) -> bool:
 def _explain_os(error: OSError) -> str:
     where = f" {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"The disk is full{' at' + where if where else ''}. Free some space, or choose another folder with --home."
-        )
+        return f"No room left on the disk{where}. Free some space, or choose another folder with --home."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and where:
         return f"Not allowed to use{where} ({error.strerror}). Change its mode, or choose another folder with --home."
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR) and where:

@@ -69,8 +69,9 @@ def address(text: str) -> str:
             raise UsageError(f"{text!r} is no TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
     else:
         host, _, port = text.rpartition(":")
-        host = host.strip("[]") or "0.0.0.0"
-        kind = "ip6" if ":" in host else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
+        bracketed = host.startswith("[") and host.endswith("]")  # without them nobody knows where the port begins
+        host = (host[1:-1] if bracketed else host) or "0.0.0.0"
+        kind = "ip6" if bracketed else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
     if not _is_host(kind, host):
         raise UsageError(f"{text!r} names no machine; write it like {_EXAMPLE}")
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:

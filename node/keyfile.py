@@ -25,9 +25,9 @@ def write(path: Path, key: Key) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise UsageError(f"{path} exists, and a key is never overwritten. Choose another name.") from error
     except OSError as error:
+        if path.exists():
+            raise UsageError(f"{path} exists, and a key is never overwritten. Choose another name.") from error
         raise UsageError(f"Cannot write the key to {path}: {error.strerror}.") from error
     with os.fdopen(descriptor, "w") as file:
         file.write(f"{_PREFIX}{key.seed.hex()}\n")

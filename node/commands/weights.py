@@ -20,7 +20,7 @@ def delta(
     nodes: int = 16,
     out: Path | None = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Tell what a training step costs: how much of NEW differs from OLD, and what it takes to send that.
 
     Parameters
@@ -47,6 +47,7 @@ def delta(
         print_json(report.to_dict())
     else:
         print(weights.render(report))
+    return 0 if report.exact else 1
 
 
 def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> None:

@@ -46,6 +46,11 @@ def _version(held: Any) -> str:
     return f"v{version}" if epoch == 0 else f"v{version} (epoch {epoch})"
 
 
+def _plain(text: str) -> str:
+    """Text that a peer chose, without what would move the cursor or colour the screen."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
@@ -78,7 +83,7 @@ def _nodes(state: State) -> Table:
         lease_s = node.get("lease_s")
         table.add_row(
             str(node["slot"]),
-            Text(node.get("name") or node.get("peer", "")[-8:]),
+            Text(_plain(node.get("name") or node.get("peer", "")[-8:])),
             Text(holds, style="yellow" if lagging or catching_up < 1 else "green"),
             _version(node.get("engine")),
             Text(
