@@ -55,7 +55,8 @@ class Ledger:
         self.members: set[bytes] = set()
         self.next_id = 1
         """Of leases and fencing tokens: rises for ever, over restarts too."""
-        self._next_order = 0
+        self.next_order = 0
+        """Of the next group offered."""
         self._open: list[tuple[int, bytes]] = []
         """Heap of (order, group) that may have free samples; entries that have none are skipped."""
         self._ready: dict[str, deque[bytes]] = {}
@@ -63,7 +64,7 @@ class Ledger:
         """Heap of (deadline, lease); entries of leases that ended or were renewed are skipped."""
         self._ended: OrderedDict[int, Reason] = OrderedDict()
         self._judged: OrderedDict[tuple[int, int], tuple[bytes, Reason | None]] = OrderedDict()
-        self._facts: list[Fact] = []
+        self._facts: list[Fact] = [Advanced(head)]
 
     def take_facts(self) -> list[Fact]:
         """What happened since the last call, in order; the caller writes it down."""
@@ -83,7 +84,7 @@ class Ledger:
             raise ValueError(f"a prompt needs at least 1 token; prompt and completion have at most {MAX_TOKENS} each")
         if group in self.groups:
             return False
-        found = Group(group, session, self._next_order, prompt, n, sampling, free=set(range(n)))
+        found = Group(group, session, self.next_order, prompt, n, sampling, free=set(range(n)))
         self.adopt(found)
         self._facts.append(Offered(found))
         return True
@@ -91,7 +92,9 @@ class Ledger:
     def adopt(self, group: Group) -> None:
         """Take in a group as it is: a new one, or one that the book kept."""
         self.groups[group.id] = group
-        self._next_order = max(self._next_order, group.order + 1)
+        self.next_order = max(self.next_order, group.order + 1)
+        for sample, done in group.done.items():  # its node may not have heard, and will say it again
+            self._remember(self._judged, (done.lease, sample), (blake3(done.sealed).digest(16), None))
         if group.free:
             heapq.heappush(self._open, (group.order, group.id))
         if group.complete:
@@ -103,6 +106,7 @@ class Ledger:
         node = self._node(lease.node)
         node.leases.add(lease.id)
         node.outstanding += len(lease.open)
+        node.busy_since = lease.granted
         self.next_id = max(self.next_id, lease.id + 1, lease.token + 1)
 
     def drop(self, group: bytes) -> list[Lease]:

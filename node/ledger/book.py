@@ -1,0 +1,247 @@
+"""The ledger's memory on disk: SQLite, one transaction for each list of facts.
+
+What is durable when. `write` returns after the commit has reached the disk (WAL, synchronous=FULL), and nobody is told
+of anything before: so
+
+- an offered group survives from the moment the trainer is told how much more it may offer;
+- a lease survives from before its node hears of it: after a restart its holder may still deliver, and its token stays
+  taken for ever (ids only grow, also when everything else was pruned);
+- an accepted rollout survives from before its verdict is sent: a node that heard "accepted" may forget it;
+- `taken` survives before the group is forgotten; a crash in between hands the group over once more, under its old id;
+- not durable, on purpose: rates (measured anew), deadlines (a lease found open gets its first duration again, because
+  no clock outlives a restart), who is a member, what was handed over but not taken, refusals.
+
+A crash inside `write` leaves none of its facts: then nobody was told of them either.
+"""
+
+import contextlib
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from codec.errors import UsageError
+from codec.sign import SIGNATURE_BYTES
+from node.engines.base import SamplingParams
+from node.ledger.judge import oldest_version
+from node.ledger.messages import Rollout
+from node.ledger.rules import Ledger
+from node.ledger.state import (
+    Accepted,
+    Advanced,
+    Discarded,
+    Done,
+    Dropped,
+    Fact,
+    Group,
+    Head,
+    Lease,
+    Leased,
+    Offered,
+    Requeued,
+    Settings,
+    Taken,
+)
+
+__all__ = ["Book"]
+
+FORMAT: Final = 1
+KEEP_TAKEN: Final = 20_000
+"""Groups kept after the trainer took them, as a record, and to be handed over again if it dies before using them."""
+KEEP_HEADS: Final = 64
+
+_TABLES: Final = """
+create table if not exists numbers (name text primary key, value integer not null) without rowid;
+create table if not exists heads (epoch integer, version integer, root blob not null, primary key (epoch, version))
+    without rowid;
+create table if not exists groups (id blob primary key, session text not null, ord integer not null,
+    prompt blob not null, n integer not null, sampling blob not null, taken integer not null default 0);
+create index if not exists groups_taken on groups (taken, ord);
+create table if not exists leases (id integer primary key, token integer not null, node blob not null,
+    grp blob not null, samples blob not null, duration_s real not null, epoch integer not null,
+    version integer not null);
+create table if not exists slots (grp blob, sample integer, lease integer not null, primary key (grp, sample))
+    without rowid;
+create table if not exists rollouts (grp blob, sample integer, lease integer not null, token integer not null,
+    node blob not null, sealed blob not null, primary key (grp, sample));
+create table if not exists requeues (id integer primary key, lease integer, grp blob not null, samples blob not null,
+    why text not null);
+"""
+"""`slots`: leased samples. A sample is free, or in `slots`, or in `rollouts`; the primary keys see to it."""
+
+
+class Book:
+    """One open database. Any thread may call."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create `path`. Raises `UsageError` when it is damaged, of a later format, or cannot be written."""
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("pragma journal_mode = wal")
+            self._db.execute("pragma synchronous = full")
+            (found,) = self._db.execute("pragma user_version").fetchone()
+            if found > FORMAT:
+                raise UsageError(f"{path} was written by a later version of swarm-node. Update, or use another folder.")
+            self._db.executescript(_TABLES)
+            self._db.execute(f"pragma user_version = {FORMAT}")
+        except sqlite3.Error as error:
+            raise UsageError(f"Cannot open the ledger {path}: {error}. Move it away to start a new one.") from error
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._db.close()
+
+    def write(self, facts: Iterable[Fact]) -> None:
+        """Make `facts` durable, all or none. Raises `UsageError` when the disk is full or gone."""
+        with self._transaction():
+            for fact in facts:
+                self._note(fact)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                self._db.execute("begin immediate")
+                yield
+                self._db.execute("commit")
+            except BaseException as error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("rollback")
+                if isinstance(error, sqlite3.OperationalError):
+                    raise UsageError(
+                        f"Cannot write the ledger {self._path}: {error}. Free some space and start again."
+                    ) from error
+                raise
+
+    def _note(self, fact: Fact) -> None:
+        run = self._db.execute
+        match fact:
+            case Offered(group):
+                fields = (group.id, group.session, group.order, group.prompt, group.n, _pack(group.sampling))
+                run("insert into groups (id, session, ord, prompt, n, sampling) values (?, ?, ?, ?, ?, ?)", fields)
+            case Leased(lease):
+                self._note_lease(lease)
+            case Requeued(lease, group, samples, why):
+                for sample in samples:
+                    run("delete from slots where grp = ? and sample = ? and lease = ?", (group, sample, lease))
+                fields = (lease, group, _pack(samples), why)
+                run("insert into requeues (lease, grp, samples, why) values (?, ?, ?, ?)", fields)
+            case Accepted(group, sample, done):
+                run("delete from slots where grp = ? and sample = ?", (group, sample))
+                fields = (group, sample, done.lease, done.token, done.node, done.sealed)
+                run("insert into rollouts values (?, ?, ?, ?, ?, ?)", fields)
+            case Discarded(group, sample):
+                run("delete from rollouts where grp = ? and sample = ?", (group, sample))
+                fields = (group, _pack((sample,)), "too old before it was handed over")
+                run("insert into requeues (grp, samples, why) values (?, ?, ?)", fields)
+            case Taken(group):
+                run("update groups set taken = 1 where id = ?", (group,))
+            case Dropped(group):
+                for table, column in (("slots", "grp"), ("rollouts", "grp"), ("groups", "id")):
+                    run(f"delete from {table} where {column} = ?", (group,))
+            case Advanced(head):
+                run("insert or replace into heads values (?, ?, ?)", head)
+
+    def _note_lease(self, lease: Lease) -> None:
+        epoch, version = lease.minimum
+        samples = _pack(lease.samples)
+        fields = (lease.id, lease.token, lease.node, lease.group, samples, lease.duration_s, epoch, version)
+        self._db.execute("insert into leases values (?, ?, ?, ?, ?, ?, ?, ?)", fields)
+        slots = [(lease.group, sample, lease.id) for sample in lease.samples]
+        self._db.executemany("insert into slots values (?, ?, ?)", slots)
+        self._db.execute("insert or replace into numbers values ('next_id', ?)", (lease.id + 1,))
+
+    def restore(self, settings: Settings, head: Head, now: float) -> Ledger:
+        """The ledger as its last facts left it. `head`: the swarm's, which may be newer than what is written here."""
+        ledger = Ledger(settings, head)
+        heads = self._db.execute("select epoch, version, root from heads").fetchall()
+        known = {(epoch, version): root for epoch, version, root in heads if (epoch, version) <= head.name}
+        ledger.roots = OrderedDict(sorted((known | ledger.roots).items()))
+        for (group,) in self._db.execute("select id from groups where taken = 0 order by ord").fetchall():
+            ledger.adopt(self._group(group))
+        for lease in self._open_leases(now):
+            ledger.adopt_lease(lease)
+        row = self._db.execute("select value from numbers where name = 'next_id'").fetchone()
+        ledger.next_id = max(ledger.next_id, row[0] if row else 1)
+        (order,) = self._db.execute("select coalesce(max(ord) + 1, 0) from groups").fetchone()
+        ledger.next_order = max(ledger.next_order, order)
+        ledger.discard_old()
+        return ledger
+
+    def recall(self, group: bytes) -> Group | None:
+        """A group that was taken and is wanted again: whole, and untaken from now on. None if it is not kept here."""
+        with self._transaction():
+            row = self._db.execute("select taken from groups where id = ?", (group,)).fetchone()
+            if row is None or not row[0]:
+                return None
+            self._db.execute("update groups set taken = 0 where id = ?", (group,))
+            return self._group(group)
+
+    def prune(self) -> None:
+        """Forget what was taken long ago."""
+        run = self._db.execute
+        with self._transaction():
+            old = "select id from groups where taken = 1 order by ord desc limit -1 offset ?"
+            for (group,) in run(old, (KEEP_TAKEN,)).fetchall():
+                run("delete from rollouts where grp = ?", (group,))
+                run("delete from groups where id = ?", (group,))
+            run("delete from leases where grp not in (select id from groups)")
+            run("delete from requeues where grp not in (select id from groups)")
+            run(
+                "delete from heads where (epoch, version) not in "
+                "(select epoch, version from heads order by epoch desc, version desc limit ?)",
+                (KEEP_HEADS,),
+            )
+
+    def discarded(self, group: bytes, sample: int) -> int:
+        """How often this sample was accepted and then became too old."""
+        query = "select count(*) from requeues where grp = ? and samples = ? and lease is null"
+        return self._db.execute(query, (group, _pack((sample,)))).fetchone()[0]
+
+    def counts(self) -> dict[str, int]:
+        """Rows that people may want to know of."""
+        count = {name: f"select count(*) from {name}" for name in ("groups", "leases", "rollouts", "requeues")}
+        return {name: self._db.execute(query).fetchone()[0] for name, query in count.items()}
+
+    def _group(self, group: bytes) -> Group:
+        query = "select session, ord, prompt, n, sampling from groups where id = ?"
+        session, order, prompt, n, sampling = self._db.execute(query, (group,)).fetchone()
+        found = Group(group, session, order, prompt, n, msgspec.msgpack.decode(sampling, type=SamplingParams))
+        for sample, lease in self._db.execute("select sample, lease from slots where grp = ?", (group,)):
+            found.leased[sample] = lease
+        rows = self._db.execute("select sample, lease, token, node, sealed from rollouts where grp = ?", (group,))
+        for sample, lease, token, node, sealed in rows:
+            rollout = msgspec.msgpack.decode(sealed[SIGNATURE_BYTES:], type=Rollout)  # ours: verified when accepted
+            found.done[sample] = Done(node, lease, token, oldest_version(rollout), rollout, sealed)
+        found.free = set(range(n)) - set(found.leased) - set(found.done)
+        return found
+
+    def _open_leases(self, now: float) -> list[Lease]:
+        query = "select * from leases where id in (select distinct lease from slots) order by id"
+        leases = []
+        for id_, token, node, group, samples, duration_s, epoch, version in self._db.execute(query).fetchall():
+            open_now = {row[0] for row in self._db.execute("select sample from slots where lease = ?", (id_,))}
+            lease = Lease(
+                id=id_,
+                token=token,
+                node=node,
+                group=group,
+                samples=msgspec.msgpack.decode(samples, type=tuple[int, ...]),
+                granted=now,
+                deadline=now + duration_s,
+                duration_s=duration_s,
+                minimum=(epoch, version),
+                open=open_now,
+            )
+            leases.append(lease)
+        return leases
+
+
+def _pack(value: SamplingParams | tuple[int, ...]) -> bytes:
+    return msgspec.msgpack.encode(value)

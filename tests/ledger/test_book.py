@@ -1,0 +1,206 @@
+"""What the book keeps, what a crash at any statement leaves, and that a restart goes on from there."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
+
+from codec.errors import UsageError
+from node.ledger.book import Book
+from node.ledger.messages import Reason
+from node.ledger.rules import Ledger
+from node.ledger.state import Dropped, Settings
+
+
+def same(a: Ledger, b: Ledger) -> None:
+    """Equal in all that is promised to be durable."""
+    assert {
+        g.id: (g.session, g.order, g.prompt, g.n, g.sampling, g.free, g.leased, g.done) for g in a.groups.values()
+    } == {g.id: (g.session, g.order, g.prompt, g.n, g.sampling, g.free, g.leased, g.done) for g in b.groups.values()}
+    assert {x.id: (x.token, x.node, x.group, x.samples, x.minimum, x.open) for x in a.leases.values()} == {
+        x.id: (x.token, x.node, x.group, x.samples, x.minimum, x.open) for x in b.leases.values()
+    }
+    assert a.next_id == b.next_id
+    assert a.roots == b.roots
+
+
+def busy_ledger(book: Book) -> Ledger:
+    """Something of everything: free, leased, done, ready, taken, dropped, requeued, discarded."""
+    ledger = ledger_at(groups=6, n=2)
+    ledger.drop(group_id(5))
+    leases = ledger.request_work(ALICE, ask(5), 0.0)
+    for lease in leases[:2]:
+        for sample in lease.samples:
+            submit(ledger, lease, draw(lease, sample), 1.0)
+    ledger.taken(ledger.hand_over("s").id)
+    other = ledger.request_work(BOB, ask(2), 1.0)
+    submit(ledger, other[0], draw(other[0], other[0].samples[0], 2), 2.0)
+    ledger.give_back(ALICE, [leases[2].id], 2.0)
+    book.write(ledger.take_facts())
+    ledger.advance(head(4))
+    book.write(ledger.take_facts())
+    return ledger
+
+
+def test_a_restart_finds_everything(tmp_path: Path):
+    book = Book(tmp_path / "ledger.sqlite")
+    ledger = busy_ledger(book)
+    book.close()
+    book = Book(tmp_path / "ledger.sqlite")
+    again = book.restore(ledger.settings, ledger.head, now=1000.0)
+    same(again, ledger)
+    places(again)
+    assert all(lease.deadline == 1000.0 + lease.duration_s for lease in again.leases.values())
+    assert book.counts() == {"groups": 5, "leases": 5, "rollouts": 4, "requeues": 2}
+
+
+def test_a_node_that_worked_through_the_restart_delivers(tmp_path: Path):
+    book = Book(tmp_path / "ledger.sqlite")
+    ledger = ledger_at(n=2)
+    (lease,) = ledger.request_work(ALICE, ask(2), 0.0)
+    submit(ledger, lease, draw(lease, 0), 1.0)
+    book.write(ledger.take_facts())
+    again = book.restore(ledger.settings, ledger.head, now=5.0)
+    assert submit(again, lease, draw(lease, 1), 6.0) is Reason.NOT_A_MEMBER
+    again.member_up(ALICE)
+    assert submit(again, lease, draw(lease, 1), 6.0) is None
+    book.write(again.take_facts())
+    assert again.hand_over("s").complete
+    (row,) = sqlite3.connect(tmp_path / "ledger.sqlite").execute("select count(*) from rollouts").fetchall()
+    assert row == (2,)
+
+
+def test_tokens_are_never_given_twice(tmp_path: Path):
+    book = Book(tmp_path / "ledger.sqlite")
+    ledger = ledger_at(n=2)
+    (lease,) = ledger.request_work(ALICE, ask(2), 0.0)
+    ledger.drop(group_id(0))
+    book.write(ledger.take_facts())
+    book.prune()
+    assert book.counts()["leases"] == 0
+    assert book.restore(ledger.settings, ledger.head, 0.0).next_id > lease.token
+
+
+def test_the_swarms_head_may_be_newer_than_the_book(tmp_path: Path):
+    book = Book(tmp_path / "ledger.sqlite")
+    ledger = ledger_at(n=1)
+    (lease,) = ledger.request_work(ALICE, ask(1), 0.0)
+    submit(ledger, lease, draw(lease, 0, 3), 1.0)
+    book.write(ledger.take_facts())
+    again = book.restore(ledger.settings, head(5), 0.0)
+    assert again.hand_over("s") is None
+    assert again.groups[group_id(0)].free == {0}
+    book.write(again.take_facts())
+    assert book.counts()["rollouts"] == 0
+    same(book.restore(ledger.settings, head(5), 0.0), again)
+
+
+def test_a_taken_group_can_be_recalled(tmp_path: Path):
+    book = Book(tmp_path / "ledger.sqlite")
+    ledger = ledger_at(n=1)
+    (lease,) = ledger.request_work(ALICE, ask(1), 0.0)
+    submit(ledger, lease, draw(lease, 0), 1.0)
+    assert book.recall(group_id(0)) is None
+    group = ledger.hand_over("s")
+    ledger.taken(group.id)
+    book.write(ledger.take_facts())
+    found = book.recall(group_id(0))
+    assert found.done == group.done
+    assert book.recall(group_id(0)) is None, "it is not taken any more"
+    ledger.adopt(found)
+    assert ledger.hand_over("s") is found
+
+
+class Dying:
+    """A connection that dies at its `after`-th statement, as a killed process does: nothing later reaches the file."""
+
+    def __init__(self, db: sqlite3.Connection, after: int) -> None:
+        self._db, self.left = db, after
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    def execute(self, *args):
+        self._count()
+        return self._db.execute(*args)
+
+    def executemany(self, *args):
+        self._count()
+        return self._db.executemany(*args)
+
+
+def test_a_crash_between_any_two_statements_leaves_all_or_nothing(tmp_path: Path):
+    """Kill the process before each statement of a busy run; what is on disk equals a state that was told."""
+    writes = []
+    recorder = Book(tmp_path / "recorder.sqlite")
+    plain = recorder.write
+    recorder.write = lambda facts: (writes.append(list(facts)), plain(writes[-1]))
+    ledger = busy_ledger(recorder)
+    references = []
+    for told in range(len(writes) + 1):
+        book = Book(tmp_path / f"reference-{told}.sqlite")
+        for facts in writes[:told]:
+            book.write(facts)
+        references.append(book.restore(Settings(), head(4), 0.0))
+    step, finished = 0, False
+    while not finished:
+        path = tmp_path / f"{step}.sqlite"
+        book = Book(path)
+        db = book._db
+        db.execute("pragma synchronous = off")  # it is the process that dies, not the machine
+        book._db = Dying(db, step)
+        written = 0
+        try:
+            for facts in writes:
+                book.write(facts)
+                written += 1
+            finished = True
+        except KeyboardInterrupt:
+            pass
+        db.close()
+        left = Book(path)
+        same(left.restore(Settings(), head(4), 0.0), references[written])
+        left.close()
+        step += 1
+    assert step > 30
+    assert written == len(writes) == 2
+    same(Book(tmp_path / f"{step - 1}.sqlite").restore(ledger.settings, ledger.head, 0.0), ledger)
+
+
+def test_an_impossible_fact_is_our_bug_and_changes_nothing(tmp_path: Path):
+    book = Book(tmp_path / "ledger.sqlite")
+    ledger = ledger_at(n=1)
+    (lease,) = ledger.request_work(ALICE, ask(1), 0.0)
+    submit(ledger, lease, draw(lease, 0), 1.0)
+    facts = ledger.take_facts()
+    book.write(facts)
+    with pytest.raises(sqlite3.IntegrityError):  # the same sample accepted twice
+        book.write([Dropped(group_id(9)), facts[-1]])
+    assert book.counts()["rollouts"] == 1
+
+
+def test_a_full_disk_is_the_users_to_solve(tmp_path: Path):
+    book = Book(tmp_path / "ledger.sqlite")
+    (pages,) = book._db.execute("pragma page_count").fetchone()
+    book._db.execute(f"pragma max_page_count = {pages}")
+    ledger = ledger_at(groups=0)
+    ledger.offer(group_id(0), "s", PROMPT * 5000, 1, SAMPLING)
+    with pytest.raises(UsageError, match="full"):
+        book.write(ledger.take_facts())
+    assert book.counts()["groups"] == 0
+
+
+def test_what_is_no_ledger_is_refused_in_a_sentence(tmp_path: Path):
+    (tmp_path / "junk").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(UsageError, match="Cannot open the ledger"):
+        Book(tmp_path / "junk")
+    later = sqlite3.connect(tmp_path / "later")
+    later.execute("pragma user_version = 99")
+    later.close()
+    with pytest.raises(UsageError, match="later version"):
+        Book(tmp_path / "later")
+    with pytest.raises(UsageError, match="Cannot open the ledger"):
+        Book(tmp_path / "no" / "folder")

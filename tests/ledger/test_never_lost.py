@@ -1,0 +1,190 @@
+"""Whatever happens in whatever order, with a crash before or after any write: no sample is lost, none counts twice.
+
+The machine plays the world outside: nodes that know only the leases they were told of and repeat results until they
+hear a verdict, a trainer that knows what it offered and what it took. A crash throws the ledger away, and with it, when
+it strikes before the write, whatever the last step meant to tell.
+"""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, places, sealed
+
+from node.ledger.book import Book
+from node.ledger.state import Lease, Settings
+
+NODES = st.sampled_from([ALICE, BOB])
+CRASH = st.sampled_from(["no", "no", "no", "before the write", "after the write"])
+SETTINGS = Settings(max_deadline_s=30.0, min_deadline_s=5.0, resend_after_s=0.0)
+
+
+class World(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.book = Book(Path(self.folder.name) / "ledger.sqlite")
+        self.book._db.execute("pragma synchronous = off")
+        self.now = 0.0
+        self.head = head(1)
+        self.members = {ALICE, BOB}
+        self.offered: dict[bytes, int] = {}
+        self.taken: list[bytes] = []
+        self.told: dict[int, Lease] = {}
+        """Leases that nodes know of."""
+        self.accepted: dict[tuple[bytes, int], list[bytes]] = {}
+        """(group, sample) -> results for which a node heard "accepted"."""
+        self.drawn = 0
+
+    @initialize()
+    def start(self) -> None:
+        self.ledger = self.book.restore(SETTINGS, self.head, self.now)
+        for node in self.members:
+            self.ledger.member_up(node)
+        self.persist("no")
+
+    def teardown(self) -> None:
+        """Let honest nodes finish: everything that was offered reaches the trainer, once."""
+        self.members = {ALICE, BOB}
+        self.now += 1000.0
+        for node in self.members:
+            self.ledger.member_up(node)
+        for _ in range(3 * len(self.offered) + 3):
+            leases = self.ledger.request_work(ALICE, self.request(64), self.now)
+            for lease in leases if isinstance(leases, list) else []:
+                for sample in sorted(lease.open):
+                    self.deliver(lease, sample, self.head.version, "no")
+            while (group := self.ledger.hand_over("s")) is not None:
+                self.take(group, "no")
+        assert sorted(self.taken) == sorted(self.offered)
+        assert not self.ledger.groups
+        assert not self.ledger.leases
+        self.book.close()
+        self.folder.cleanup()
+
+    def persist(self, crash: str) -> bool:
+        """Write the facts, or crash. True if the outcome may be told."""
+        facts = self.ledger.take_facts()
+        if crash != "before the write":
+            self.book.write(facts)
+        if crash == "no":
+            return True
+        self.ledger = self.book.restore(SETTINGS, self.head, self.now)
+        for node in self.members:
+            self.ledger.member_up(node)
+        self.ledger.reopen("s")
+        self.book.write(self.ledger.take_facts())
+        return False
+
+    def request(self, capacity: int):
+        return ask(capacity, self.head.version, rate=1.0)
+
+    def deliver(self, lease: Lease, sample: int, version: int, crash: str) -> None:
+        self.drawn += 1
+        rollout = draw(lease, sample, version, token_ids=(10 + self.drawn, 2))
+        signed = sealed(lease, rollout)
+        verdict = self.ledger.submit(lease.node, rollout, signed, self.now)
+        if not self.persist(crash):  # no verdict was heard: the node says it again
+            again = self.ledger.submit(lease.node, rollout, signed, self.now)
+            assert (again is None) == (verdict is None)
+            self.persist("no")
+        if verdict is None:
+            self.accepted.setdefault((lease.group, sample), []).append(signed)
+
+    def take(self, group, crash: str) -> None:
+        assert group.complete
+        if group.id not in self.taken:  # the trainer knows what it has
+            self.taken.append(group.id)
+            assert len({done.sealed for done in group.done.values()}) == group.n
+        self.ledger.taken(group.id)
+        self.persist(crash)
+
+    # ------------------------------------------------------------ what may happen
+
+    @rule(n=st.integers(1, 4), crash=CRASH)
+    def offer(self, n: int, crash: str) -> None:
+        new = group_id(len(self.offered))
+        self.ledger.offer(new, "s", PROMPT, n, SAMPLING)
+        if not self.persist(crash):
+            self.ledger.offer(new, "s", PROMPT, n, SAMPLING)  # the trainer offers again what nobody confirmed
+            self.persist("no")
+        self.offered[new] = n
+
+    @rule(node=NODES, capacity=st.integers(0, 6), crash=CRASH)
+    def lease(self, node: bytes, capacity: int, crash: str) -> None:
+        leases = self.ledger.request_work(node, self.request(capacity), self.now)
+        if self.persist(crash) and isinstance(leases, list):
+            self.told.update({lease.id: lease for lease in leases})
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), lag=st.sampled_from([0, 0, 0, 1, 2]), crash=CRASH)
+    def submit(self, data: st.DataObject, lag: int, crash: str) -> None:
+        lease = self.told[data.draw(st.sampled_from(sorted(self.told)))]
+        sample = data.draw(st.sampled_from(lease.samples))
+        self.deliver(lease, sample, max(0, self.head.version - lag), crash)
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), tokens=st.integers(1, 16))
+    def renew(self, data: st.DataObject, tokens: int) -> None:
+        lease = self.told[data.draw(st.sampled_from(sorted(self.told)))]
+        self.ledger.renew(lease.node, lease.id, lease.token, tokens, self.now)
+        self.persist("no")
+
+    @rule(seconds=st.floats(0.1, 40.0), crash=CRASH)
+    def wait(self, seconds: float, crash: str) -> None:
+        self.now += seconds
+        self.ledger.tick(self.now)
+        self.persist(crash)
+
+    @rule(node=NODES, crash=CRASH)
+    def come_or_go(self, node: bytes, crash: str) -> None:
+        if node in self.members:
+            self.members.discard(node)
+            self.ledger.member_lost(node, self.now)
+        else:
+            self.members.add(node)
+            self.ledger.member_up(node)
+        self.persist(crash)
+
+    @rule(crash=CRASH)
+    def seal(self, crash: str) -> None:
+        self.head = head(self.head.version + 1)
+        self.ledger.advance(self.head)
+        self.persist(crash)
+
+    @rule(crash=CRASH)
+    def hand_over(self, crash: str) -> None:
+        group = self.ledger.hand_over("s")
+        if group is not None:
+            self.take(group, crash)
+
+    # ------------------------------------------------------------ what must hold
+
+    @invariant()
+    def everything_is_in_one_place(self) -> None:
+        places(self.ledger)
+        unknown = set(self.offered) - set(self.ledger.groups) - set(self.taken)
+        assert not unknown, "an offered group is neither here nor with the trainer"
+
+    @invariant()
+    def nothing_counts_that_is_too_old(self) -> None:
+        for group in self.ledger.groups.values():
+            for done in group.done.values():
+                assert group.handed_over or done.oldest[1] >= self.head.version - 1
+
+    @invariant()
+    def nothing_heard_as_accepted_is_lost(self) -> None:
+        """The newest result heard as accepted is there, unless it became too old, or the trainer has the group."""
+        for (group, sample), heard in self.accepted.items():
+            if group in self.taken:
+                continue
+            done = self.ledger.groups[group].done.get(sample)
+            discarded = self.book.discarded(group, sample)
+            assert len(heard) <= 1 + discarded, "counted twice"
+            assert (done is not None and done.sealed == heard[-1]) or discarded >= len(heard)
+
+
+World.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True)
+TestWorld = World.TestCase
