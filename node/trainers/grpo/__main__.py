@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from codec.errors import UsageError
 
@@ -69,9 +69,14 @@ def train(
     return 0
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     try:
-        return int(app() or 0)
+        return (
+            app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, result_action="return_value")
+            or 0
+        )
+    except CycloptsError:
+        return 2  # cyclopts has said it
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

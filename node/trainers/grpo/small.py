@@ -81,7 +81,7 @@ def make_small(folder: Path, recipe: SmallRecipe, progress: Progress) -> None:
     progress("reading the standard library")
     text = list(_library(recipe))
     tokenizer = _tokenizer(text, recipe)
-    ids = np.concatenate([np.array(e.ids, np.int64) for e in tokenizer.encode_batch(text)])
+    ids = np.fromiter((i for e in tokenizer.encode_batch(text) for i in e.ids), np.int64)
     held_out = recipe.windows * recipe.width
     if len(ids) < 2 * held_out:
         raise UsageError(f"{_library_folder()} holds too little text to learn from: install Python with its library.")

@@ -28,7 +28,7 @@ __all__ = ["Group", "GrpoConfig", "GrpoTrainer", "StepStats"]
 class GrpoConfig(msgspec.Struct, frozen=True):
     """How to train. Defaults are those of `tiny`."""
 
-    lr: float = 2.2e-5
+    lr: float = 2e-5
     """Learning rate of AdamW after the warm-up. More moves more bf16 elements a step: see the density."""
     lr_warmup_steps: int = 8
     """Adam's first steps have full length whatever the gradient, so the rate rises over these."""
