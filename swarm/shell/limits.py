@@ -1,0 +1,51 @@
+"""The shell's own bounds: what it keeps in memory for a peer, and how long it waits for one."""
+
+from dataclasses import dataclass
+
+from swarm.protocol.wire import MAX_MESSAGE_BYTES
+
+__all__ = ["Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times in seconds, sizes in bytes."""
+
+    control_queue_bytes: int = 4 * MAX_MESSAGE_BYTES
+    """Control messages waiting for one peer. One that lets more gather does not read: it is closed."""
+    bulk_queue_items: int = 1 << 16
+    """Headers, pieces, blobs and blocks waiting for one peer. The core's credit keeps pushes far below this, so only a
+    peer that asks without reading gets here."""
+    write_bytes: int = 256 << 10
+    """Frames are gathered up to this size before they are written: fewer, larger TLS records and system calls."""
+    part_bytes: int = 128 << 10
+    """Body of a PART frame."""
+    dial_deadline_s: float = 15.0
+    """Connecting and opening the control stream; three lost SYNs fit."""
+    write_deadline_s: float = 30.0
+    """`write_bytes` must leave within this: 70 kbit/s. A slower peer is of no use, and a frozen one is found so."""
+    frame_deadline_s: float = 30.0
+    """The rest of a frame or message must follow its head within this."""
+    flush_deadline_s: float = 2.0
+    """What is queued when we close a session (a refusal, a goodbye) has this long to leave."""
+    crossing_s: float = 10.0
+    """A second session from a peer within this time of the first is taken for a crossing; later it is a return: the
+    peer lost the first one before we noticed."""
+    request_late_bytes: int = 16 << 20
+    """Parts that come after we gave a request up are thrown away; a peer may owe us so much."""
+    events: int = 256
+    """Events waiting for the core. When it is full, readers wait, and so do the peers that they read from."""
+    store_memory_bytes: int = 64 << 20
+    """Pieces held in memory before their chunks are whole; beyond it receiving waits for the disk."""
+    stage_bytes: int = 2 << 30
+    """Decoded changes held until their seal; beyond it chunks stay coded and are decoded at the seal."""
+    anchor_every: int = 8
+    """A checkpoint is written to disk every so many versions: a start replays at most that many."""
+    retain_versions: int = 16
+    """Sealed versions whose chunks stay on disk; as in `Tuning`."""
+    sessions: int = 1024
+    """Sessions at a time; more streams are refused."""
+    requests_per_peer: int = 64
+    """Blobs and blocks asked of one peer and not answered; the core asks for a few, older ones it has given up."""
+    workers: int = 2
+    """Chunks decoded at a time."""

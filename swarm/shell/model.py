@@ -1,0 +1,340 @@
+"""The replica and what is staged for it: every change of our model's bits goes through here.
+
+All methods that touch bits run in worker threads and take the lock for writing bits, or none for reading: the replica's
+own sequence numbers keep readers from a mix. What the bits are is said by `version` (None while catching up).
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from codec import (
+    Checkpoint,
+    Layout,
+    Manifest,
+    Replica,
+    Staged,
+    StagedBlock,
+    Torn,
+    chunk_id,
+    state_root,
+    write_checkpoint,
+)
+from codec.errors import PeerError, SwarmError, UsageError
+from codec.staging import decode
+from swarm.protocol.events import VersionId
+from swarm.store import Anchor, Seal, Store, StoredChunk
+
+__all__ = ["Mismatch", "Model", "seal_of"]
+
+Hashes = NDArray[np.uint8]
+
+
+class Mismatch(SwarmError):
+    """A version's chunks do not lead to the root that its manifest names. The text says which."""
+
+
+class Model:
+    """Our replica, once there is one. `base`: the user's own model folder, where blocks are taken from for nothing."""
+
+    def __init__(self, store: Store, *, base: Path | None = None, stage_bytes: int = 2 << 30) -> None:
+        self._store = store
+        self._base = base
+        self._stage_bytes = stage_bytes
+        self._bits = threading.Lock()
+        """Held by whoever writes bits, and by whoever needs them to stand still for long."""
+        self._edits = 0
+        """Odd while bits or labels are being written: readers look before and after."""
+        self._scratch = threading.Lock()
+        self._staged: dict[VersionId, dict[int, Staged]] = {}
+        self._labels: dict[int, VersionId] = {}
+        self.replica: Replica | None = None
+        self.version: VersionId | None = None
+        """The version that all the bits are, proven by its root."""
+
+    @property
+    def layout(self) -> Layout | None:
+        return None if self.replica is None else self.replica.layout
+
+    # ------------------------------------------------------------ opening
+
+    def restore(self) -> Seal | None:
+        """Bring back the newest version that the store can prove: anchor, then chunks. None when there is none.
+
+        An anchor whose bits are not what its marker says is removed, and the next one tried.
+        """
+        while (anchor := (recovery := self._store.recover()).anchor) is not None:
+            replica = self._load(anchor)
+            if replica is None:
+                self._store.anchors.remove(anchor)
+                continue
+            last = self._store.records.seal(anchor.version)
+            for seal in recovery.replay:
+                try:
+                    for chunk in self._store.chunks.of(seal.id, seal.attempt):
+                        replica.scatter([self._decode(chunk, replica)])
+                except (Torn, PeerError, Mismatch):
+                    break
+                if replica.root != seal.root:
+                    break
+                last = seal
+            if last is not None and replica.root == last.root:
+                self.replica, self.version = replica, last.id
+                return last
+            self._store.anchors.remove(anchor)
+        return None
+
+    def _load(self, anchor: Anchor) -> Replica | None:
+        data = self._store.file(anchor.layout)
+        if data is None:
+            return None
+        try:
+            replica = Replica.from_checkpoint(Checkpoint.open(anchor.folder), Layout.from_bytes(data))
+        except (UsageError, PeerError):
+            return None
+        return replica if replica.root == anchor.root else None
+
+    def open(self, layout_hash: bytes) -> bytes:
+        """Make the replica of this layout (which the store holds): from the user's folder, and what an earlier catch-up
+        brought, else empty. Returns its root. Raises `UsageError` when the folder is of another model.
+        """
+        data = self._store.file(layout_hash)
+        if data is None:
+            raise Mismatch("the layout is not in the store")
+        layout = Layout.from_bytes(data)
+        with self._writing():
+            if self.replica is None or self.replica.layout.hash != layout_hash:
+                self.replica = None
+                self.replica = self._from_base(layout)
+                for block, data in self._store.partial.load(layout):
+                    self.replica.write_block(block, data, blake3(data).digest())
+            self._forget()
+            return self.replica.root
+
+    def adopt(self, replica: Replica, version: VersionId) -> None:
+        """The trainer's own replica, or a ready one: all its bits are this version."""
+        self.replica, self.version = replica, version
+
+    def needs(self, layout: Layout) -> tuple[bytes, ...]:
+        """The hashes of the layout's files that the store lacks, after taking what the user's folder has."""
+        lacking = [spec for spec in layout.files if self._store.file(spec.hash) is None]
+        base = self._base
+        for spec in lacking if base is not None and base.is_dir() else ():
+            assert base is not None
+            path = base / spec.name  # a plain file name: the layout was checked
+            if path.is_file() and path.stat().st_size == spec.size:
+                data = path.read_bytes()
+                if blake3(data).digest() == spec.hash:
+                    self._store.put_file(data)
+        return tuple(spec.hash for spec in lacking if self._store.file_path(spec.hash) is None)
+
+    # ------------------------------------------------------------ step by step
+
+    def stage(self, chunk: StoredChunk) -> None:
+        """Decode a whole chunk into scratch. Past `stage_bytes` only the check is kept, and the seal decodes again.
+
+        Raises `Torn`; `PeerError` for a chunk of another model.
+        """
+        staged = self._decode(chunk)
+        version = VersionId(chunk.key.epoch, chunk.key.version)
+        with self._scratch:
+            held = sum(each.nbytes for chunks in self._staged.values() for each in chunks.values())
+            if held + staged.nbytes <= self._stage_bytes:
+                self._staged.setdefault(version, {})[chunk.key.seq] = staged
+
+    def prepare(self, manifest: Manifest, sealed: bytes) -> None:
+        """Compare roots, then make the seal durable: from here on the version stands. Nothing of the bits changes.
+
+        Raises `Mismatch`, `Torn`, `DiskFull`, `TwoSeals`.
+        """
+        replica = self._whole()
+        chunks = self._listed(manifest)
+        if replica.root != manifest.parent_root:
+            raise Mismatch("the replica is not the version that this one follows")
+        hashes = replica.hashes.copy()
+        for chunk in chunks:
+            for block in self._staged_or_decoded(chunk):
+                hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
+        if state_root(replica.layout.hash, hashes) != manifest.root:
+            raise Mismatch("the chunks do not lead to the root that the manifest names")
+        self._store.put_hashes(manifest.root, hashes)
+        self._store.seal(seal_of(manifest, sealed))
+
+    def scatter(self, manifest: Manifest) -> tuple[Staged, ...] | None:
+        """Write the bits of a prepared version. Returns what was written if all of it was in scratch, else None."""
+        replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
+        chunks = self._listed(manifest)
+        held = self._staged.get(id_, {})
+        complete = all(chunk.key.seq in held for chunk in chunks)
+        changes = tuple(held[chunk.key.seq] for chunk in chunks) if complete else None
+        with self._writing():
+            if changes is not None:
+                replica.scatter(changes)
+            else:
+                for chunk in chunks:
+                    replica.scatter([self._staged_or_decoded(chunk)])
+            self.version = id_
+        with self._scratch:
+            self._staged = {version: staged for version, staged in self._staged.items() if version > id_}
+        return changes
+
+    def drop(self, version: VersionId) -> None:
+        """What was staged of this version is of no use any more."""
+        with self._scratch:
+            self._staged.pop(version, None)
+
+    # ------------------------------------------------------------ catching up
+
+    def differing(self, hashes: Hashes) -> tuple[int, ...]:
+        """The blocks whose hash is not the one in this (n, 32) list."""
+        return tuple(int(block) for block in np.flatnonzero((self._whole().hashes != hashes).any(axis=1)))
+
+    def write_block(self, block: int, data: bytes, expected_hash: bytes, label: VersionId) -> None:
+        """Put a fetched block in place, on disk too, so that a kill does not lose it. Raises `PeerError`."""
+        replica = self._whole()
+        with self._writing():
+            self.version = None
+            replica.write_block(block, data, expected_hash)
+            self._labels[block] = label
+        self._store.partial.add(replica.layout, block, data)
+
+    def replay(self, manifest: Manifest, sealed: bytes) -> tuple[int, ...]:
+        """Apply this version's chunks to the blocks whose label is older. The blocks that do not match (none: all
+        well).
+
+        When no label is newer, the root is compared too; its seal is made durable then.
+        """
+        replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
+        bad: tuple[int, ...] = ()
+        if replica.root != manifest.root:
+            newer = {block for block, label in self._labels.items() if label > id_}
+            with self._writing():
+                self.version = None
+                bad = tuple(self._replay_chunks(replica, manifest, newer))
+            if not bad and not newer and replica.root != manifest.root:
+                hashes = self._store.hashes(manifest.root)
+                bad = tuple(range(replica.layout.n_blocks)) if hashes is None else self.differing(hashes)
+        if not bad and replica.root == manifest.root:
+            self.settle(manifest, sealed)
+        return bad
+
+    def settle(self, manifest: Manifest, sealed: bytes) -> None:
+        """The bits are this version, proven by the root. Raises `Mismatch` when they are not."""
+        replica = self._whole()
+        if replica.root != manifest.root:
+            raise Mismatch("the replica's root is not the manifest's")
+        id_ = VersionId(manifest.epoch, manifest.version)
+        self._store.put_hashes(manifest.root, replica.hashes)
+        self._store.seal(seal_of(manifest, sealed))
+        with self._writing():
+            self._forget()
+            self.version = id_
+
+    # ------------------------------------------------------------ giving
+
+    def read_block(self, block: int) -> tuple[VersionId, bytes] | None:
+        """A block and the version it is of; None when there is no such block or no proven version."""
+        while self.replica is not None and 0 <= block < self.replica.layout.n_blocks:
+            before, version = self._edits, self.version
+            if version is None:
+                return None
+            if before & 1:
+                with self._bits:  # a version is being written: milliseconds
+                    continue
+            data = self.replica.read_block(block)
+            if self._edits == before:
+                return version, data
+        return None
+
+    def write_anchor(self) -> VersionId | None:
+        """Write a checkpoint of the version that stands, which stands still meanwhile. Raises `DiskFull`."""
+        with self._bits:
+            replica, version = self.replica, self.version
+            if replica is None or version is None:
+                return None
+            layout = replica.layout
+            self._store.put_file(layout.to_bytes())
+            files = {spec.name: self._store.file(spec.hash) for spec in layout.files}
+            found = {name: data for name, data in files.items() if data is not None}
+            self._store.write_anchor(
+                version,
+                replica.root,
+                layout.hash,
+                lambda folder: write_checkpoint(folder, layout, replica.bits, found),
+            )
+        self._store.partial.clear()
+        return version
+
+    # ------------------------------------------------------------ within
+
+    def _whole(self) -> Replica:
+        if self.replica is None:
+            raise RuntimeError("there is no replica yet")
+        return self.replica
+
+    def _decode(self, chunk: StoredChunk, replica: Replica | None = None) -> Staged:
+        body = self._store.chunks.body(chunk.key)
+        if body is None:
+            raise Mismatch(f"chunk {tuple(chunk.key)} is not in the store")
+        return (replica or self._whole()).stage(chunk.header, body)
+
+    def _from_base(self, layout: Layout) -> Replica:
+        if self._base is None:
+            return Replica.create(layout)
+        return Replica.from_checkpoint(Checkpoint.open(self._base), layout)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._bits:
+            self._edits += 1
+            try:
+                yield
+            finally:
+                self._edits += 1
+
+    def _listed(self, manifest: Manifest) -> list[StoredChunk]:
+        """The chunks that the manifest lists, in order. Raises `Mismatch` when one is not the very one."""
+        id_ = VersionId(manifest.epoch, manifest.version)
+        chunks = self._store.chunks.of(id_, manifest.attempt)[: len(manifest.chunk_ids)]
+        if tuple(chunk_id(chunk.sealed_header) for chunk in chunks) != manifest.chunk_ids:
+            raise Mismatch("the chunks are not those that the manifest lists")
+        return chunks
+
+    def _staged_or_decoded(self, chunk: StoredChunk) -> Staged:
+        held = self._staged.get(VersionId(chunk.key.epoch, chunk.key.version), {})
+        return held.get(chunk.key.seq) or self._decode(chunk)
+
+    def _replay_chunks(self, replica: Replica, manifest: Manifest, newer: set[int]) -> Iterator[int]:
+        """Bring every older block of this version's chunks to it; yields those that cannot be."""
+        id_ = VersionId(manifest.epoch, manifest.version)
+        for chunk in self._store.chunks.of(id_, manifest.attempt):
+            body = self._store.chunks.body(chunk.key)
+            if body is None:
+                continue
+            for entry, payload in zip(chunk.header.blocks, chunk.header.payloads(body), strict=True):
+                block = entry.block
+                old_hash = replica.hashes[block].tobytes()
+                if block in newer or old_hash == entry.new_hash:
+                    continue
+                decoded = decode(entry, payload, replica.block(block), replica.layout.block(block).dtype)
+                if decoded is None:
+                    yield block
+                else:
+                    replica.scatter([Staged((StagedBlock(block, *decoded, old_hash, entry.new_hash),))])
+
+    def _forget(self) -> None:
+        self._labels.clear()
+        self.version = None
+        with self._scratch:
+            self._staged.clear()
+
+
+def seal_of(manifest: Manifest, sealed: bytes) -> Seal:
+    """The durable record of a manifest."""
+    id_ = VersionId(manifest.epoch, manifest.version)
+    return Seal(id_, manifest.attempt, manifest.root, manifest.parent_root, manifest.payload_bytes, sealed)

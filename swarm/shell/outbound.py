@@ -1,0 +1,159 @@
+"""What waits for one peer on the bulk lane, and the task that writes it: pushes first, then pulls, then blobs and
+blocks.
+
+The core bounds the queue (a push needs the child's credit); here it is only bounded against peers that ask without
+reading. A blob goes out a part at a time, so that a step that begins meanwhile overtakes it.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from codec import ChunkKey
+from codec.errors import PeerError
+from swarm.protocol.events import Event, SendBlob, SendBlock, SendDone, SendHeader, SendPiece
+from swarm.protocol.wire import NO_STRIPE, Frame, FrameKind, Lacks, Message, pack_frame
+from swarm.shell.counts import Counts
+from swarm.shell.limits import Limits
+from swarm.store import ChunkStore
+
+__all__ = ["Blob", "Bulk", "Outbound"]
+
+Bulk = SendHeader | SendPiece | SendBlob | SendBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Bytes to give: `read(offset, size)` may be called from a worker thread. `label` names their version."""
+
+    label: ChunkKey
+    total: int
+    read: Callable[[int, int], bytes]
+
+
+@dataclass(slots=True)
+class _Sending:
+    """A blob or block on its way out."""
+
+    request: int
+    blob: Blob
+    offset: int
+
+
+FindBlob = Callable[[SendBlob | SendBlock], Awaitable[Blob | None]]
+
+
+class Outbound:
+    """The bulk queue towards one peer."""
+
+    def __init__(self, chunks: ChunkStore, find: FindBlob, counts: Counts, limits: Limits) -> None:
+        """`find`: what a request names, or None when we lack it."""
+        self._chunks = chunks
+        self._find = find
+        self._counts = counts
+        self._limits = limits
+        self._pushes: deque[SendHeader | SendPiece] = deque()
+        self._pulls: deque[SendHeader | SendPiece] = deque()
+        self._blobs: deque[SendBlob | SendBlock | _Sending] = deque()
+        self._wake = trio.Event()
+
+    def put(self, effect: Bulk) -> bool:
+        """Queue it; False when the peer has let too much gather."""
+        if isinstance(effect, SendBlob | SendBlock):
+            self._blobs.append(effect)
+        elif effect.pull or effect.stripe is None:
+            self._pulls.append(effect)
+        else:
+            self._pushes.append(effect)
+        self._wake.set()
+        return len(self) <= self._limits.bulk_queue_items
+
+    def __len__(self) -> int:
+        return len(self._pushes) + len(self._pulls) + len(self._blobs)
+
+    async def wait(self) -> None:
+        """Until there is something to send."""
+        while not len(self):
+            self._wake = trio.Event()
+            await self._wake.wait()
+
+    async def run(
+        self,
+        stream: trio.abc.SendStream,
+        answer: Callable[[Message], None],
+        post: Callable[[Event], Awaitable[None]],
+        peer: bytes,
+    ) -> None:
+        """Write for ever. `answer` queues a control message; `post` takes the `SendDone`s.
+
+        Raises `trio.TooSlowError` when the peer takes nothing, `trio.BrokenResourceError`.
+        """
+        while True:
+            await self.wait()
+            parts: list[bytes] = []
+            done: list[SendDone] = []
+            size = 0
+            while size < self._limits.write_bytes and len(self):
+                if self._pushes or self._pulls:
+                    queue = self._pushes or self._pulls
+                    effect = queue.popleft()
+                    size += self._gather(effect, parts)
+                    index = effect.index if isinstance(effect, SendPiece) else -1
+                    done.append(SendDone(peer, effect.stripe, effect.key, index, effect.pull))
+                else:
+                    size += await self._gather_part(parts, answer)
+            if parts:
+                with trio.fail_after(self._limits.write_deadline_s):
+                    await stream.send_all(b"".join(parts))
+            for event in done:
+                await post(event)
+
+    def _gather(self, effect: SendHeader | SendPiece, parts: list[bytes]) -> int:
+        """The frame of a header or piece; nothing when it has been dropped meanwhile."""
+        if isinstance(effect, SendPiece):
+            kind, index = FrameKind.PIECE, effect.index
+            body = self._chunks.piece(effect.key, effect.index)
+        else:
+            kind, index = FrameKind.HEADER, 0
+            chunk = self._chunks.chunk(effect.key)
+            body = None if chunk is None else chunk.sealed_header
+        if body is None:
+            return 0
+        stripe = NO_STRIPE if effect.stripe is None else effect.stripe
+        parts.append(pack_frame(Frame(kind, stripe, effect.key, index, 0, len(body), len(body))))
+        parts.append(body)
+        if effect.pull:
+            self._counts.pulled += len(body)
+        else:
+            self._counts.pushed += len(body)
+        return len(body)
+
+    async def _gather_part(self, parts: list[bytes], answer: Callable[[Message], None]) -> int:
+        """The next part of the first blob in the queue. Only that one is open: a peer that asks a lot costs one
+        blob."""
+        item = self._blobs.popleft()
+        if not isinstance(item, _Sending):
+            blob = await self._find(item)
+            if blob is None:
+                answer(Lacks(item.request))
+                return 0
+            offset = item.offset if isinstance(item, SendBlob) else 0
+            if offset > blob.total:
+                raise PeerError(f"request.offset: {offset} of {blob.total}")
+            item = _Sending(item.request, blob, offset)
+        blob = item.blob
+        size = min(self._limits.part_bytes, blob.total - item.offset)
+        body = blob.read(item.offset, size) if size else b""
+        if len(body) != size:  # the file was replaced under us: the asker's deadline sends it elsewhere
+            answer(Lacks(item.request))
+            return 0
+        frame = Frame(FrameKind.PART, NO_STRIPE, blob.label, item.request, item.offset, blob.total, size)
+        parts.append(pack_frame(frame))
+        parts.append(body)
+        self._counts.blobs += size
+        item.offset += size
+        if item.offset < blob.total:
+            self._blobs.appendleft(item)
+        return size

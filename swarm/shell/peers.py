@@ -1,0 +1,180 @@
+"""Sessions: accepted, dialed, crossed, banned, and judged when they fail.
+
+Errors are judged here and nowhere else in this ring. A peer whose bytes do not verify is reported to the core (which
+bans it); one that is too slow, or whose connection broke, loses its session. Whatever else comes up is the user's to
+mend or our own bug, and goes on up.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import structlog
+import trio
+
+from codec.errors import PeerError
+from swarm.protocol.events import Event, PeerDown, PeerUp, PieceBad
+from swarm.shell.counts import Counts
+from swarm.shell.inbound import Inbound
+from swarm.shell.limits import Limits
+from swarm.shell.outbound import FindBlob, Outbound
+from swarm.shell.session import Session
+from swarm.store import ChunkStore
+from swarm.transport.base import Lane, Transport, Unreachable
+
+__all__ = ["Peers"]
+
+Post = Callable[[Event], Awaitable[None]]
+_log = structlog.get_logger(__name__)
+
+_LOST = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, Unreachable)
+
+
+class Peers:
+    """The sessions of one shell, one a peer."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        chunks: ChunkStore,
+        inbound: Inbound,
+        find: FindBlob,
+        counts: Counts,
+        limits: Limits,
+        post: Post,
+    ) -> None:
+        self._transport = transport
+        self._chunks = chunks
+        self._inbound = inbound
+        self._find = find
+        self._counts = counts
+        self._limits = limits
+        self._post = post
+        self._sessions: dict[bytes, Session] = {}
+        self._banned: dict[bytes, float] = {}
+        self._dialing: set[bytes] = set()
+        self._bulk_in: dict[bytes, trio.CancelScope] = {}
+        self._arrival = trio.Event()
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def get(self, peer: bytes) -> Session | None:
+        return self._sessions.get(peer)
+
+    def ban(self, peer: bytes, ban_s: float) -> None:
+        """Refuse its streams for so long."""
+        now = trio.current_time()
+        self._banned = {other: until for other, until in self._banned.items() if until > now}
+        self._banned[peer] = now + ban_s
+
+    async def accept(self, peer: bytes, lane: Lane, stream: trio.abc.HalfCloseableStream) -> None:
+        """What the transport calls for each stream that a peer opens."""
+        if self._banned.get(peer, 0.0) > trio.current_time():
+            return
+        if lane is Lane.BULK:
+            await self._take_bulk(peer, stream)
+        elif peer in self._sessions or len(self._sessions) < self._limits.sessions:
+            await self._converse(peer, stream, dialed=False)
+
+    async def dial(self, peer: bytes, addrs: tuple[str, ...]) -> None:
+        """Connect and hold the session until it ends. `PeerDown(dial_failed=True)` when it cannot be had."""
+        if peer in self._dialing or peer in self._sessions:
+            return
+        self._dialing.add(peer)
+        try:
+            with trio.fail_after(self._limits.dial_deadline_s):
+                await self._transport.connect(peer, addrs)
+                stream = await self._transport.open_stream(peer, Lane.CONTROL)
+        except _LOST as error:
+            why = "no answer" if isinstance(error, trio.TooSlowError) else str(error)
+            await self._post(PeerDown(peer, dial_failed=True, why=why))
+            return
+        finally:
+            self._dialing.discard(peer)
+        async with stream:
+            await self._converse(peer, stream, dialed=True)
+
+    # ------------------------------------------------------------ one session
+
+    async def _converse(self, peer: bytes, stream: trio.abc.HalfCloseableStream, *, dialed: bool) -> None:
+        while (old := self._sessions.get(peer)) is not None:
+            if not self._takes_over(old, peer, dialed):
+                return
+            old.crossed = True
+            old.end("another session took its place")
+            await old.gone.wait()
+        outbound = Outbound(self._chunks, self._find, self._counts, self._limits)
+        session = Session(peer, stream, dialed=dialed, outbound=outbound, counts=self._counts, limits=self._limits)
+        self._sessions[peer] = session
+        self._arrival.set()
+        self._arrival = trio.Event()
+        await self._post(PeerUp(peer, dialed, self._transport.remote_address(peer)))
+        broken = await self._judged(peer, session, lambda: session.run(self._open_bulk, self._post))
+        del self._sessions[peer]
+        if not session.crossed:
+            if peer in self._bulk_in:
+                self._bulk_in[peer].cancel()
+            if broken or session.why:  # at a clean end the connection may be carrying the peer's next session already
+                with trio.move_on_after(self._limits.flush_deadline_s):
+                    await self._transport.disconnect(peer)
+        await self._post(PeerDown(peer, why=broken or session.why or "closed by the peer"))
+        session.gone.set()
+
+    def _takes_over(self, old: Session, peer: bytes, dialed: bool) -> bool:
+        """Whether a new session replaces the old one; both ends decide alike.
+
+        When both dialed at once, the one that the lower key dialed stays. Two in one direction, or one long after the
+        other, are no crossing: the peer has lost the old one before we noticed.
+        """
+        if old.dialed == dialed or trio.current_time() - old.since_s > self._limits.crossing_s:
+            return True
+        return dialed == (self._transport.key < peer)
+
+    async def _take_bulk(self, peer: bytes, stream: trio.abc.HalfCloseableStream) -> None:
+        """Receive what a peer that has a session sends; a newer stream takes the older one's place."""
+        with trio.move_on_after(self._limits.dial_deadline_s):  # its control stream may come by a slower connection
+            while peer not in self._sessions:
+                await self._arrival.wait()
+        session = self._sessions.get(peer)
+        if session is None:
+            return
+        if peer in self._bulk_in:
+            self._bulk_in[peer].cancel()
+        with trio.CancelScope() as scope:
+            self._bulk_in[peer] = scope
+            broken = await self._judged(peer, session, lambda: self._inbound.run(stream, peer))
+            if broken and peer in self._sessions:
+                self._sessions[peer].end(broken)
+        if self._bulk_in.get(peer) is scope:
+            del self._bulk_in[peer]
+
+    async def _judged(self, peer: bytes, session: Session, run: Callable[[], Awaitable[None]]) -> str:
+        """Run a part of a session; why it failed, or nothing. The one place that decides what an error means."""
+        bad: list[str] = []
+        lost: list[str] = []
+        try:
+            await run()
+        except* PeerError as group:
+            bad += [str(error) for error in _leaves(group)]
+        except* _LOST as group:
+            lost += [
+                "too slow" if isinstance(error, trio.TooSlowError) else str(error) or "the connection broke"
+                for error in _leaves(group)
+            ]
+        if bad:
+            self._counts.peers_dropped += 1
+            _log.warning("peer_dropped", peer=peer.hex()[:8], why=bad[0])
+            await self._post(PieceBad(peer, bad[0]))
+        elif lost:
+            _log.info("session_lost", peer=peer.hex()[:8], why=lost[0], for_s=trio.current_time() - session.since_s)
+        return (bad + lost)[0] if bad or lost else ""
+
+    async def _open_bulk(self, peer: bytes) -> trio.abc.HalfCloseableStream:
+        return await self._transport.open_stream(peer, Lane.BULK)
+
+
+def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,349 @@
+"""Carries out a core's effects on trio: events come in here, one at a time, and whatever the core asks for is done.
+
+One task applies events; it never waits for anything but the next one. Everything else runs beside it in one nursery:
+the transport, sessions, jobs, writes to the database. What those bring is posted into one bounded channel, so a core
+that is busy makes readers wait, and through them the peers.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+import trio
+
+from codec import Manifest
+from codec.errors import SwarmError
+from swarm.protocol.events import (
+    Announce,
+    Close,
+    Commit,
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    Heard,
+    Job,
+    LocalLeave,
+    ManifestSeen,
+    Notify,
+    Persist,
+    Persisted,
+    PieceStored,
+    Run,
+    Send,
+    SendBlob,
+    SendBlock,
+    SendHeader,
+    SendPiece,
+    SetTimer,
+    Timer,
+    VersionId,
+)
+from swarm.protocol.wire import Frame, ManifestNews, WantBlob, WantBlock, Welcome
+from swarm.shell.counts import Counts
+from swarm.shell.inbound import Inbound, header_stored
+from swarm.shell.limits import Limits
+from swarm.shell.manifests import Manifests
+from swarm.shell.outbound import Blob
+from swarm.shell.peers import Peers
+from swarm.shell.threads import RunSync, in_thread
+from swarm.store import Store, StoredChunk
+from swarm.transport.base import Transport
+
+if TYPE_CHECKING:
+    from codec import Staged
+    from swarm.shell.answers import Answers
+    from swarm.shell.jobs import Jobs
+
+__all__ = ["Core", "Face", "Shell"]
+
+_log = structlog.get_logger(__name__)
+
+
+class Core(Protocol):
+    """A `Peer` or an `Authority`."""
+
+    def start(self, now: float) -> list[Effect]: ...
+
+    def apply(self, event: Event, now: float) -> list[Effect]: ...
+
+
+class Face(Protocol):
+    """Who wants to know. Called from the loop: note it, and come back at once."""
+
+    def committed(self, version: VersionId, manifest: Manifest, changes: "tuple[Staged, ...] | None") -> None:
+        """The replica is this version. `changes`: what was written since the one before (for `codec.write_patch`);
+        None when it is not known, so that an engine must reload from the replica."""
+        ...
+
+    def notify(self, what: str, info: dict[str, Any]) -> None:
+        """An event of the core: see `swarm.protocol`; and of the shell: `anchored` (version)."""
+        ...
+
+
+class Shell:
+    """Runs one core. `manifests`, `counts` and `peers` are for reading."""
+
+    def __init__(
+        self,
+        core: Core,
+        transport: Transport,
+        store: Store,
+        manifests: Manifests,
+        face: Face,
+        *,
+        authority: bytes,
+        jobs: "Jobs | None" = None,
+        answers: "Answers | None" = None,
+        announce: Callable[[bytes], Awaitable[None]] | None = None,
+        limits: Limits | None = None,
+        run_sync: RunSync = in_thread,
+    ) -> None:
+        """`jobs` and `answers` are None for a relay, which has no model. `announce` publishes a manifest by gossip."""
+        self._core = core
+        self._transport = transport
+        self._store = store
+        self._face = face
+        self._jobs = jobs
+        self._answers = answers
+        self._announce = announce
+        self._limits = limits or Limits()
+        self._run_sync = run_sync
+        self._authority = authority
+        self._posting, self._events = trio.open_memory_channel[tuple[Event, trio.Event | None]](self._limits.events)
+        self._timers: dict[str, float] = {}
+        self._persisting: deque[Persist] = deque()
+        self._commits: deque[Commit] = deque()
+        self._wake_persist, self._wake_commit = trio.Event(), trio.Event()
+        self._settled: VersionId | None = None
+        self.manifests = manifests
+        self.counts = Counts()
+        inbound = Inbound(
+            authority, store.chunks, self.counts, self._limits,
+            post=self.post, whole=self._whole, relieve=self._relieve, part=self._part, settled=lambda: self._settled,
+        )  # fmt: skip
+        self.peers = Peers(transport, store.chunks, inbound, self._find, self.counts, self._limits, self.post)
+        self._do: dict[type[Effect], Callable[[Any], None]] = {
+            Send: self._send,
+            SendHeader: self._send_bulk,
+            SendPiece: self._send_bulk,
+            SendBlob: self._send_bulk,
+            SendBlock: self._send_bulk,
+            Dial: lambda e: self._nursery.start_soon(self.peers.dial, e.peer, e.addrs),
+            Close: self._close,
+            Run: lambda e: self._nursery.start_soon(self._run_job, e.job),
+            Persist: self._persist,
+            Drop: self._drop,
+            Commit: self._commit,
+            Announce: self._announce_manifest,
+            SetTimer: self._set_timer,
+            Notify: lambda e: face.notify(e.what, e.info),
+        }
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; `started()` gives the addresses listened on.
+
+        Raises `UsageError` (in a group) for what the user can mend: a port in use, a full disk.
+        """
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            addrs = await nursery.start(self._transport.serve, self._accept)
+            nursery.start_soon(self._persist_all)
+            nursery.start_soon(self._settle_all)
+            self.perform(self._core.start(trio.current_time()))
+            task_status.started(addrs)
+            await self._apply_all()
+
+    async def post(self, event: Event) -> None:
+        """Give the core an event; waits while it has too many."""
+        if isinstance(event, Heard) and isinstance(event.message, ManifestNews | Welcome) and event.message.manifest:
+            self.manifests.note(event.message.manifest)
+        await self._posting.send((event, None))
+
+    async def apply(self, event: Event) -> None:
+        """Give the core an event, and wait until its effects have been begun."""
+        done = trio.Event()
+        await self._posting.send((event, done))
+        await done.wait()
+
+    async def shelter(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Await `work()` as a task of the shell: once begun it goes on even when the caller is cancelled.
+
+        `SwarmError`s come out here; anything else is a bug and ends the shell.
+        """
+        done = trio.Event()
+        failed: list[SwarmError] = []
+
+        async def run() -> None:
+            try:
+                await work()
+            except SwarmError as error:
+                failed.append(error)
+            done.set()
+
+        self._nursery.start_soon(run)
+        await done.wait()
+        if failed:
+            raise failed[0]
+
+    async def gossiped(self, sealed: bytes) -> None:
+        """A manifest arrived by gossip. Raises `PeerError` when it is forged."""
+        self.manifests.note(sealed)
+        await self.post(ManifestSeen(sealed))
+
+    async def leave(self) -> None:
+        """Release the lease, say goodbye, and let what is queued go out; in `flush_deadline_s` at the latest."""
+        await self.apply(LocalLeave())
+        sessions = list(self.peers)
+        with trio.move_on_after(self._limits.flush_deadline_s):
+            for session in sessions:
+                session.close("leaving")
+            for session in sessions:
+                await session.gone.wait()
+
+    async def recall(self) -> None:
+        """Tell the core which chunks the store still holds from an earlier run. Once, before peers matter."""
+        for chunk in self._store.chunks.all():
+            await self.post(header_stored(chunk, None, None))
+            for index in chunk.held():
+                await self.post(PieceStored(None, None, chunk.key, index))
+
+    # ------------------------------------------------------------ events in, effects out
+
+    async def _apply_all(self) -> None:
+        while True:
+            due_s = min(self._timers.values(), default=float("inf"))
+            now = trio.current_time()
+            if due_s <= now:
+                name = min(self._timers, key=lambda name: (self._timers[name], name))
+                del self._timers[name]
+                self.perform(self._core.apply(Timer(name), now))
+                await trio.lowlevel.checkpoint()
+                continue
+            with trio.CancelScope(deadline=due_s):
+                event, done = await self._events.receive()
+                self.perform(self._core.apply(event, trio.current_time()))
+                if done is not None:
+                    done.set()
+
+    def perform(self, effects: list[Effect]) -> None:
+        """Begin these effects, in order. Nothing here waits."""
+        for effect in effects:
+            self._do[type(effect)](effect)
+
+    def _send(self, effect: Send) -> None:
+        session = self.peers.get(effect.peer)
+        if session is None:
+            return
+        if isinstance(effect.message, WantBlob | WantBlock) and self._answers is not None:
+            while len(session.requests) >= self._limits.requests_per_peer:
+                session.requests.give_up(session.requests.oldest())
+            self._answers.ask(effect.peer, session.requests, effect.message)
+        session.send(effect.message)
+
+    def _send_bulk(self, effect: SendHeader | SendPiece | SendBlob | SendBlock) -> None:
+        session = self.peers.get(effect.peer)
+        if session is not None:
+            session.send_bulk(effect)
+
+    def _close(self, effect: Close) -> None:
+        if effect.ban_s:
+            self.peers.ban(effect.peer, effect.ban_s)
+        session = self.peers.get(effect.peer)
+        if session is not None:
+            session.close(effect.why)
+
+    def _set_timer(self, effect: SetTimer) -> None:
+        self._timers[effect.name] = effect.at
+
+    def _drop(self, effect: Drop) -> None:
+        """What was sealed stays for a restart until `evict` finds that it is not needed."""
+        if effect.attempt is not None or self._settled is None or effect.version > self._settled:
+            self._store.chunks.drop(effect.version, effect.attempt)
+            if self._jobs is not None:
+                self._jobs.drop(effect.version)
+
+    def _persist(self, effect: Persist) -> None:
+        self._persisting.append(effect)
+        self._wake_persist.set()
+
+    def _commit(self, effect: Commit) -> None:
+        self._settled = effect.version
+        self._commits.append(effect)
+        self._wake_commit.set()
+
+    def _announce_manifest(self, effect: Announce) -> None:
+        if self._announce is not None:
+            self._nursery.start_soon(self._announce, effect.manifest)
+
+    # ------------------------------------------------------------ beside the core
+
+    async def _accept(self, peer: bytes, lane: Any, stream: trio.abc.HalfCloseableStream) -> None:
+        await self.peers.accept(peer, lane, stream)
+
+    async def _run_job(self, job: Job) -> None:
+        if self._jobs is None:
+            raise RuntimeError(f"a relay was asked to {job.kind}")
+        await self.post(await self._jobs.run(job))
+
+    async def _persist_all(self) -> None:
+        """Write what waits in one transaction, then say so; and again."""
+        while True:
+            await self._wake_persist.wait()
+            self._wake_persist = trio.Event()
+            batch, self._persisting = self._persisting, deque()
+            if batch:
+                await self._run_sync(self._store.records.put, [(effect.name, effect.record) for effect in batch])
+            for effect in batch:
+                await self.post(Persisted(effect.token))
+
+    async def _settle_all(self) -> None:
+        """Follow up commits in their order: tell the face, then clean up and write an anchor when it is time."""
+        while True:
+            await self._wake_commit.wait()
+            self._wake_commit = trio.Event()
+            whole = False
+            version = None
+            while self._commits:
+                effect = self._commits.popleft()
+                version = effect.version
+                changes = None
+                if self._jobs is not None:
+                    changes = await self._jobs.settle(version, effect.manifest)
+                    whole = whole or changes is None
+                self._face.committed(version, effect.manifest, changes)
+            if version is not None:
+                await self._tend(version, whole=whole)
+
+    async def _tend(self, version: VersionId, *, whole: bool) -> None:
+        if self._jobs is not None:
+            anchored = await self._jobs.tend(whole=whole)
+            if anchored is not None:
+                self._face.notify("anchored", {"version": anchored})
+        await self._run_sync(self._store.evict, version, self._limits.retain_versions)
+
+    def _whole(self, chunk: StoredChunk) -> None:
+        self._nursery.start_soon(self._run_sync, self._store.chunks.spill, chunk.key)
+
+    async def _relieve(self) -> None:
+        await self._run_sync(self._store.chunks.spill_all)
+
+    async def _find(self, effect: SendBlob | SendBlock) -> Blob | None:
+        return None if self._answers is None else await self._answers.find(effect)
+
+    async def _part(self, peer: bytes, frame: Frame, body: bytes) -> None:
+        session = self.peers.get(peer)
+        if session is None:
+            return
+        answer = session.requests.part(frame, body)
+        if answer is None or self._answers is None:
+            return
+        event = await self._answers.take(peer, answer)
+        if event is None:
+            self.counts.stray += len(answer.data)
+        else:
+            self.counts.received += len(answer.data)
+            await self.post(event)

@@ -1,0 +1,150 @@
+"""The authority's way to publish: attempts, chunks, seals, each durable before anyone hears of it.
+
+    open_attempt   the attempt's number is on disk before its first chunk is signed, so no two attempts share a number
+    add_chunk      stored, dealt, decoded into scratch
+    seal           roots compared; chunks synced, then the seal recorded; then told to the swarm; then the bits written
+
+A crash before the seal is recorded leaves a dead attempt, which nobody can have seen sealed; a crash after it leaves a
+version that the next start replays from the store. The database refuses a second root for one version, whatever
+happens.
+"""
+
+from typing import Any, Final, NamedTuple
+
+from codec import Chunk, Key, Manifest, Replica, open_header
+from codec.errors import UsageError
+from swarm.protocol.events import Commit, Drop, LocalChunk, LocalSeal, VersionId
+from swarm.shell.inbound import header_stored
+from swarm.shell.jobs import Jobs
+from swarm.shell.manifests import Manifests
+from swarm.shell.model import Model, seal_of
+from swarm.shell.runtime import Shell
+from swarm.shell.threads import RunSync, in_thread
+from swarm.store import Seal, Store
+
+__all__ = ["Attempt", "Seed", "genesis"]
+
+_ATTEMPTS: Final = "attempts/{}.{}"
+
+
+class Attempt(NamedTuple):
+    """One try at publishing one version. `last_payload_bytes`: F of the version before (0: there was none)."""
+
+    epoch: int
+    version: int
+    attempt: int
+    parent_root: bytes
+    last_payload_bytes: int
+
+
+def genesis(store: Store, model: Model, replica: Replica, key: Key, *, epoch: int = 0) -> Seal:
+    """Make `replica` version 0 of a new swarm: sealed, durable, with its hash list. In a worker thread.
+
+    Raises `UsageError` when this folder has sealed something else already.
+    """
+    newest = store.newest()
+    if newest is not None:
+        raise UsageError(
+            f"{store.folder} holds a swarm at version {newest.id}. Start it as it is, or use another folder."
+        )
+    root = replica.root
+    manifest = Manifest(key.public, epoch, 0, 0, b"\0" * 32, root, replica.layout.hash, (), 0, 0)
+    sealed = manifest.seal(key)
+    store.put_file(replica.layout.to_bytes())
+    store.put_hashes(root, replica.hashes)
+    model.adopt(replica, VersionId(epoch, 0))
+    model.write_anchor()
+    seal = seal_of(manifest, sealed)
+    store.seal(seal)
+    return seal
+
+
+class Seed:
+    """What `node.publisher` asks of the swarm. One attempt is open at a time; calls come one after another."""
+
+    def __init__(
+        self, key: Key, shell: Shell, store: Store, jobs: Jobs, manifests: Manifests, run_sync: RunSync = in_thread
+    ) -> None:
+        self.key = key
+        self._shell = shell
+        self._store = store
+        self._jobs = jobs
+        self._manifests = manifests
+        self._run_sync = run_sync
+        self._open: Attempt | None = None
+
+    @property
+    def replica(self) -> Replica:
+        """The truth; holds the parent until `seal` returns."""
+        replica = self._jobs.model.replica
+        assert replica is not None, "a seed starts with a replica"
+        return replica
+
+    async def open_attempt(self) -> Attempt:
+        """Durably begin the next version (again); what an earlier attempt at it left is dropped."""
+        await self.abandon()
+        attempt = await self._run_sync(self._next_attempt)
+        self._open = attempt
+        return attempt
+
+    async def add_chunk(self, chunk: Chunk) -> None:
+        """Store and deal a chunk of the open attempt. Waits for the disk and the decoder, never for a peer."""
+        attempt = self._current()
+        header = open_header(chunk.header, self.key.public)
+        assert header.key[:3] == attempt[:3], "a chunk of another attempt"
+        stored, _ = self._store.chunks.put_header(header, chunk.header)
+        for index in range(header.n_pieces):
+            piece = header.piece_range(index)
+            self._store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
+        await self._shell.post(LocalChunk(header_stored(stored, None, None)))
+        await self._run_sync(self._store.chunks.spill, header.key)
+        await self._run_sync(self._jobs.model.stage, stored)
+
+    async def seal(self, manifest: Manifest) -> bytes:
+        """Make the version durable, send its seal, scatter it into the replica; its root.
+
+        Raises `DiskFull`; `Mismatch` when the chunks do not lead to the manifest's root. The attempt stays open then.
+        """
+        attempt = self._current()
+        assert (manifest.epoch, manifest.version, manifest.attempt) == attempt[:3], "a manifest of another attempt"
+        sealed = manifest.seal(self.key)
+        self._manifests.note(sealed)
+        await self._shell.shelter(lambda: self._publish(manifest, sealed))
+        self._open = None
+        return manifest.root
+
+    async def abandon(self) -> None:
+        """The open attempt, if there is one, is dead: drop what it left."""
+        if self._open is not None:
+            attempt, self._open = self._open, None
+            self._shell.perform([Drop(VersionId(attempt.epoch, attempt.version), attempt.attempt)])
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for `Swarm.state`."""
+        version = self._jobs.model.version
+        return {
+            "epoch": version.epoch if version is not None else 0,
+            "version": version.version if version is not None else 0,
+            "publishing": self._open is not None,
+            "peers": len(list(self._shell.peers)),
+        }
+
+    async def _publish(self, manifest: Manifest, sealed: bytes) -> None:
+        await self._jobs.publish(manifest, sealed, lambda: self._shell.apply(LocalSeal(sealed)))
+        self._shell.perform([Commit(VersionId(manifest.epoch, manifest.version), manifest)])
+
+    def _current(self) -> Attempt:
+        if self._open is None:
+            raise RuntimeError("no attempt is open")
+        return self._open
+
+    def _next_attempt(self) -> Attempt:
+        newest = self._store.newest()
+        assert newest is not None, "a seed starts with a sealed version"
+        name = _ATTEMPTS.format(newest.id.epoch, newest.id.version + 1)
+        last = self._store.records.get(name)
+        number = 0 if last is None else int(last) + 1
+        self._store.records.put([(name, str(number).encode())])
+        for stale in range(number):
+            self._store.chunks.drop(VersionId(newest.id.epoch, newest.id.version + 1), stale)
+        return Attempt(newest.id.epoch, newest.id.version + 1, number, newest.root, newest.payload_bytes)

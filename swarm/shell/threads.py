@@ -1,0 +1,19 @@
+"""How work leaves the loop."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+__all__ = ["RunSync", "here_and_now", "in_thread"]
+
+RunSync = Callable[..., Awaitable[Any]]
+"""`run_sync(function, *arguments)`: awaits what it returns."""
+
+in_thread: RunSync = trio.to_thread.run_sync
+
+
+async def here_and_now(function: Callable[..., Any], *arguments: Any) -> Any:
+    """On the loop itself: for a mock clock, which would run ahead of any thread."""
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)

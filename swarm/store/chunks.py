@@ -1,0 +1,264 @@
+"""Chunks and pieces: in memory while they arrive, in one pack a version attempt from then on.
+
+A piece that has just been verified is wanted at once, by children and by the decoder, so it stays in memory until its
+chunk is whole and a worker thread writes that in one go (`spill`). What is in memory is bounded by the caller: past
+`memory_bytes` it spills what there is.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+from codec import ChunkHeader, ChunkKey, open_header, verify_piece
+from codec.errors import PeerError
+from swarm.protocol.events import VersionId
+from swarm.store.disk import Disk
+from swarm.store.pack import Pack
+
+__all__ = ["ChunkStore", "StoredChunk"]
+
+_DROPPED_KEPT = 256
+
+
+@dataclass(slots=True)
+class StoredChunk:
+    """A chunk whose signed header is here. `have`: bit i is set when piece i is."""
+
+    key: ChunkKey
+    header: ChunkHeader
+    sealed_header: bytes
+    sizes: tuple[int, ...]
+    have: int = 0
+    memory: dict[int, bytes] = field(default_factory=dict)
+    """Pieces not yet in the pack."""
+    body: int | None = None
+    """Where the body lies in the pack."""
+
+    @property
+    def whole(self) -> bool:
+        return self.have == (1 << len(self.sizes)) - 1
+
+    @property
+    def body_bytes(self) -> int:
+        return self.header.body_bytes
+
+    def held(self) -> Iterator[int]:
+        return (i for i in range(len(self.sizes)) if self.have >> i & 1)
+
+
+class ChunkStore:
+    """All chunks under one folder. Safe to use from the loop and from worker threads.
+
+    What is said to be here was verified by whoever put it, or by `open` when it was found on disk.
+    """
+
+    def __init__(self, folder: Path, authority: bytes, disk: Disk) -> None:
+        self._folder = folder
+        self._authority = authority
+        self._disk = disk
+        self._lock = threading.RLock()
+        self._chunks: dict[ChunkKey, StoredChunk] = {}
+        self._packs: dict[tuple[VersionId, int], Pack] = {}
+        self._dropped: OrderedDict[tuple[VersionId, int], None] = OrderedDict()
+        self.memory_bytes = 0
+
+    # ------------------------------------------------------------ taking in
+
+    def put_header(self, header: ChunkHeader, sealed: bytes) -> tuple[StoredChunk, bool]:
+        """Take in a header that `open_header` accepted: (its chunk, was it news)."""
+        with self._lock:
+            known = self._chunks.get(header.key)
+            if known is not None:
+                return known, False
+            chunk = StoredChunk(header.key, header, sealed, _sizes(header))
+            self._chunks[header.key] = chunk
+            self._dropped.pop(_attempt(header.key), None)
+            return chunk, True
+
+    def put_piece(self, key: ChunkKey, index: int, data: bytes) -> bool:
+        """Take in a piece that `verify_piece` accepted; whether it was news. It is in memory until `spill`."""
+        with self._lock:
+            chunk = self._chunks.get(key)
+            if chunk is None or chunk.have >> index & 1:
+                return False
+            chunk.memory[index] = data
+            chunk.have |= 1 << index
+            self.memory_bytes += len(data)
+            return True
+
+    def spill(self, key: ChunkKey) -> None:
+        """Write what is in memory of this chunk to its pack, not yet durably. Raises `DiskFull`."""
+        with self._lock:
+            chunk = self._chunks.get(key)
+            if chunk is None or not chunk.memory:
+                return
+            pack = self._pack(key)
+            if chunk.body is None:
+                chunk.body = pack.add(chunk.sealed_header, chunk.body_bytes)
+            pieces = dict(chunk.memory)
+        offsets = [chunk.body + at for at in accumulate(chunk.sizes, initial=0)]
+        for first, run in _runs(pieces):
+            pack.write(run, offsets[first])
+        with self._lock:
+            for index, data in pieces.items():
+                if chunk.memory.pop(index, None) is not None:
+                    self.memory_bytes -= len(data)
+
+    def spill_all(self) -> None:
+        """Write everything that is in memory to the packs."""
+        with self._lock:
+            keys = [key for key, chunk in self._chunks.items() if chunk.memory]
+        for key in keys:
+            self.spill(key)
+
+    def sync(self, version: VersionId, attempt: int) -> None:
+        """Make every chunk of this attempt durable. Raises `DiskFull`."""
+        for chunk in self.of(version, attempt):
+            self.spill(chunk.key)
+        with self._lock:
+            pack = self._packs.get((version, attempt))
+        if pack is not None:
+            pack.sync()
+            self._disk.sync_folder(self._folder)
+
+    # ------------------------------------------------------------ giving out
+
+    def chunk(self, key: ChunkKey) -> StoredChunk | None:
+        return self._chunks.get(key)
+
+    def of(self, version: VersionId, attempt: int | None = None) -> list[StoredChunk]:
+        """The chunks of one version (or one attempt at it) in order of their sequence numbers."""
+        with self._lock:
+            found = [
+                chunk
+                for key, chunk in self._chunks.items()
+                if _attempt(key)[0] == version and attempt in (None, key.attempt)
+            ]
+        return sorted(found, key=lambda chunk: chunk.key)
+
+    def all(self) -> list[StoredChunk]:
+        with self._lock:
+            return sorted(self._chunks.values(), key=lambda chunk: chunk.key)
+
+    def piece(self, key: ChunkKey, index: int) -> bytes | None:
+        """The bytes of a piece; None when it is not here."""
+        with self._lock:
+            chunk = self._chunks.get(key)
+            if chunk is None or not chunk.have >> index & 1:
+                return None
+            data = chunk.memory.get(index)
+            if data is not None:
+                return data
+            pack = self._packs.get(_attempt(key))
+        if pack is None or chunk.body is None:
+            return None
+        return pack.read(chunk.body + sum(chunk.sizes[:index]), chunk.sizes[index])
+
+    def body(self, key: ChunkKey) -> bytes | None:
+        """All pieces of a whole chunk, joined; None when any is missing."""
+        chunk = self._chunks.get(key)
+        if chunk is None or not chunk.whole:
+            return None
+        with self._lock:
+            pack = self._packs.get(_attempt(key))
+            spilled = not chunk.memory
+        if spilled and pack is not None and chunk.body is not None:
+            return pack.read(chunk.body, chunk.body_bytes)
+        pieces = [self.piece(key, i) for i in range(len(chunk.sizes))]
+        return None if None in pieces else b"".join(piece for piece in pieces if piece is not None)
+
+    def was_dropped(self, key: ChunkKey) -> bool:
+        """Whether pieces of this attempt may still be under way to us from someone honest."""
+        return _attempt(key) in self._dropped
+
+    # ------------------------------------------------------------ forgetting
+
+    def drop(self, version: VersionId, attempt: int | None = None) -> None:
+        """Forget the chunks of a version, or of one attempt at it, here and on disk."""
+        with self._lock:
+            attempts = {_attempt(key) for key in self._chunks} | set(self._packs)
+            gone = [each for each in attempts if each[0] == version and attempt in (None, each[1])]
+            for key in [key for key in self._chunks if _attempt(key) in gone]:
+                self.memory_bytes -= sum(map(len, self._chunks.pop(key).memory.values()))
+            packs = [self._packs.pop(each) for each in gone if each in self._packs]
+            if attempt is not None and (version, attempt) not in gone:
+                gone.append((version, attempt))
+            for each in gone:
+                self._dropped[each] = None
+            while len(self._dropped) > _DROPPED_KEPT:
+                self._dropped.popitem(last=False)
+        for pack in packs:
+            pack.close()
+            self._disk.remove(pack.path)
+
+    def close(self) -> None:
+        with self._lock:
+            for pack in self._packs.values():
+                pack.close()
+
+    # ------------------------------------------------------------ opening
+
+    def open(self) -> None:
+        """Take in what the folder holds and verifies. Anything else counts as not there; foreign files are left."""
+        for path in sorted(self._folder.iterdir()):
+            name = path.name.split(".")
+            if len(name) != 3 or not all(part.isdecimal() for part in name):
+                continue
+            epoch, version, attempt = map(int, name)
+            pack = self._packs[VersionId(epoch, version), attempt] = Pack(path, self._disk)
+            for extent in pack.scan():
+                self._take(pack, (VersionId(epoch, version), attempt), extent.header, extent.body, extent.size)
+
+    def _take(self, pack: Pack, attempt: tuple[VersionId, int], sealed: bytes, body: int, size: int) -> None:
+        try:
+            header = open_header(sealed, self._authority)
+        except PeerError:
+            return
+        if _attempt(header.key) != attempt or header.key in self._chunks or header.body_bytes != size:
+            return
+        chunk = StoredChunk(header.key, header, sealed, _sizes(header), body=body)
+        for index, at in enumerate(accumulate(chunk.sizes[:-1], initial=0)):
+            data = pack.read(body + at, chunk.sizes[index])
+            if data is None:
+                break
+            try:
+                verify_piece(header, index, data)
+            except PeerError:
+                continue
+            chunk.have |= 1 << index
+        self._chunks[header.key] = chunk
+
+    def _pack(self, key: ChunkKey) -> Pack:
+        attempt = _attempt(key)
+        pack = self._packs.get(attempt)
+        if pack is None:
+            path = self._folder / f"{key.epoch}.{key.version}.{key.attempt}"
+            pack = self._packs[attempt] = Pack(path, self._disk)
+        return pack
+
+
+def _attempt(key: ChunkKey) -> tuple[VersionId, int]:
+    return VersionId(key.epoch, key.version), key.attempt
+
+
+def _sizes(header: ChunkHeader) -> tuple[int, ...]:
+    return tuple(len(header.piece_range(i)) for i in range(header.n_pieces))
+
+
+def _runs(pieces: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
+    """Neighbouring pieces joined: (index of the first, bytes)."""
+    run: list[bytes] = []
+    first = previous = -2
+    for index in sorted(pieces):
+        if index != previous + 1 and run:
+            yield first, b"".join(run)
+            run = []
+        if not run:
+            first = index
+        run.append(pieces[index])
+        previous = index
+    if run:
+        yield first, b"".join(run)

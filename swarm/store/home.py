@@ -1,0 +1,208 @@
+"""One swarm's folder: everything about it that must outlive the process.
+
+    lock                 held while a process uses the folder
+    swarm.sqlite         records of the core, seals of versions
+    chunks/E.V.A         the chunks of attempt A at version E.V
+    hashes/ROOT          the block hashes that add up to ROOT, 32 bytes each
+    files/HASH           layouts, configs, tokenizers, by their BLAKE3
+    anchors/E.V/         loadable checkpoints
+    partial              blocks fetched by a catch-up that is not over
+
+A version counts as ours from the moment its seal is in the database, and its chunks are synced before that. What is
+found on opening is verified or dropped, so a crash at any step leaves a folder that proves its newest version or
+repairs it.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from codec.errors import UsageError
+from swarm.protocol.events import VersionId
+from swarm.store.anchors import Anchor, Anchors
+from swarm.store.chunks import ChunkStore
+from swarm.store.disk import Disk
+from swarm.store.partial import Partial
+from swarm.store.records import Records, Seal
+
+__all__ = ["Recovery", "Store"]
+
+_FOLDERS = ("chunks", "hashes", "files", "anchors")
+Hashes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The newest version that this folder can prove: load `anchor` (None: start from v = 0), then replay these."""
+
+    anchor: Anchor | None
+    replay: tuple[Seal, ...]
+
+
+class Store:
+    """An open home folder. `chunks`, `records`, `anchors` and `partial` may be used directly. Safe to use from
+    several threads."""
+
+    def __init__(self, folder: Path, authority: bytes, disk: Disk | None = None) -> None:
+        """Open or make it; verifies the chunks found, so call it off the loop when there may be many.
+
+        Raises `UsageError` when another process holds the folder or the disk refuses.
+        """
+        self.folder = folder
+        self.disk = disk or Disk()
+        with self.disk.errors(folder / "lock"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in _FOLDERS:
+                (folder / name).mkdir(exist_ok=True)
+            self._lock = _take_lock(folder / "lock")
+        try:
+            for name in _FOLDERS:
+                self.disk.remove_unfinished(folder / name)
+            self.records = Records(folder / "swarm.sqlite", self.disk)
+            self.chunks = ChunkStore(folder / "chunks", authority, self.disk)
+            self.chunks.open()
+            self.anchors = Anchors(folder / "anchors", self.disk)
+            self.partial = Partial(folder, self.disk)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Let the folder go. Nothing is lost by not calling it."""
+        self.chunks.close()
+        self.records.close()
+        os.close(self._lock)
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ versions
+
+    def seal(self, seal: Seal) -> None:
+        """From here on this version is ours whatever happens: its chunks are synced, then its seal is.
+
+        Raises `TwoSeals` when another one with a different root stands, `DiskFull`.
+        """
+        self.chunks.sync(seal.id, seal.attempt)
+        self.records.add_seal(seal)
+
+    def newest(self) -> Seal | None:
+        """The newest sealed version."""
+        sealed = self.records.sealed()
+        return self.records.seal(sealed[-1]) if sealed else None
+
+    def recover(self) -> Recovery:
+        """Of all anchors, the one that leads furthest; and the sealed, whole versions that lead on from it."""
+        best: Recovery | None = None
+        for anchor in self.anchors.list():
+            chain = self.chain(anchor.root)
+            if best is None or _reach(anchor, chain) > _reach(best.anchor, best.replay):
+                best = Recovery(anchor, chain)
+        return best or Recovery(None, ())
+
+    def chain(self, root: bytes) -> tuple[Seal, ...]:
+        """The sealed versions whose chunks are all here that lead on from `root`; the newest branch where it forks."""
+        following: dict[bytes, Seal] = {}
+        for seal in self.records.seals():  # oldest first: the newest child of a root is the one that stays
+            if self.whole(seal):
+                following[seal.parent_root] = seal
+        chain: list[Seal] = []
+        while (seal := following.get(root)) is not None and (not chain or seal.id > chain[-1].id):
+            chain.append(seal)
+            root = seal.root
+        return tuple(chain)
+
+    def whole(self, seal: Seal) -> bool:
+        """Whether all the chunk bytes that this seal counts are here."""
+        held = self.chunks.of(seal.id, seal.attempt)
+        payload = sum(len(chunk.sealed_header) + chunk.body_bytes for chunk in held)
+        return all(chunk.whole for chunk in held) and payload == seal.payload_bytes
+
+    def evict(self, newest: VersionId, keep: int) -> list[VersionId]:
+        """Drop the chunks and hash lists of all but the last `keep` sealed versions, and what was never sealed up to
+        `newest`. What leads on from the newest anchor stays, and so does every seal. Which versions went.
+        """
+        seals = self.records.sealed()
+        anchors = self.anchors.list()
+        needed = set(seals[-keep:]) | {id_ for id_ in seals if anchors and id_ > anchors[0].version}
+        held = {VersionId(chunk.key.epoch, chunk.key.version) for chunk in self.chunks.all()}
+        gone = sorted(id_ for id_ in held if id_ <= newest and id_ not in needed)
+        for id_ in gone:
+            self.chunks.drop(id_)
+        listed = {seal.root.hex() for id_ in needed if (seal := self.records.seal(id_)) is not None}
+        for path in (self.folder / "hashes").iterdir():
+            if path.name not in listed:
+                self.disk.remove(path)
+        return gone
+
+    # ------------------------------------------------------------ hash lists
+
+    def put_hashes(self, root: bytes, hashes: Hashes) -> None:
+        """Keep the (n, 32) block hashes that add up to `root`; the caller has checked that they do."""
+        self.disk.write_whole(self._hashes(root), np.ascontiguousarray(hashes).tobytes())
+
+    def hashes(self, root: bytes) -> Hashes | None:
+        """The (n, 32) block hashes of `root`, if they are here. Check them against the root before use."""
+        try:
+            data = self._hashes(root).read_bytes()
+        except FileNotFoundError:
+            return None
+        return np.frombuffer(data, np.uint8).reshape(-1, 32) if len(data) % 32 == 0 else None
+
+    def hashes_path(self, root: bytes) -> Path | None:
+        path = self._hashes(root)
+        return path if path.exists() else None
+
+    # ------------------------------------------------------------ files
+
+    def put_file(self, data: bytes) -> bytes:
+        """Keep these bytes under their hash, which is returned."""
+        name = blake3(data).digest()
+        if self.file_path(name) is None:
+            self.disk.write_whole(self.folder / "files" / name.hex(), data)
+        return name
+
+    def file(self, name: bytes) -> bytes | None:
+        """The bytes whose BLAKE3 is `name`; None when they are not here, or not what they were."""
+        path = self.file_path(name)
+        data = None if path is None else path.read_bytes()
+        return data if data is not None and blake3(data).digest() == name else None
+
+    def file_path(self, name: bytes) -> Path | None:
+        path = self.folder / "files" / name.hex()
+        return path if path.exists() else None
+
+    def write_anchor(self, version: VersionId, root: bytes, layout: bytes, fill: Callable[[Path], None]) -> None:
+        """Write a checkpoint; see `Anchors.write`."""
+        self.anchors.write(version, root, layout, fill)
+
+    def _hashes(self, root: bytes) -> Path:
+        return self.folder / "hashes" / root.hex()
+
+
+def _take_lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise UsageError(
+            f"Another process uses {path.parent}. Stop it first, or set SWARM_HOME to another folder."
+        ) from error
+    return descriptor
+
+
+def _reach(anchor: Anchor | None, chain: tuple[Seal, ...]) -> tuple[VersionId, bool, int]:
+    """How far a recovery leads; among equals a trusted anchor first, then the one with less to replay."""
+    if chain:
+        return chain[-1].id, anchor is not None and anchor.trusted, -len(chain)
+    return (anchor.version if anchor else VersionId(0, 0)), anchor is not None and anchor.trusted, 0

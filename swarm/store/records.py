@@ -1,0 +1,141 @@
+"""Small durable records in SQLite: what the core asked to persist, and the seals of versions.
+
+One writer at a time, write-ahead log, synced at every commit: a record that `put` returned from survives a power cut. A
+seal, once written for an (epoch, version), is never replaced by another one.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from codec.errors import UsageError
+from swarm.protocol.events import VersionId
+from swarm.store.disk import Disk, DiskFull
+
+__all__ = ["Records", "Seal", "TwoSeals"]
+
+_SCHEMA = """
+create table if not exists records (name text primary key, value blob not null) without rowid;
+create table if not exists seals (
+    epoch integer not null, version integer not null, attempt integer not null,
+    root blob not null, parent_root blob not null, payload_bytes integer not null, manifest blob not null,
+    primary key (epoch, version)) without rowid;
+"""
+
+
+class TwoSeals(UsageError):
+    """The trainer's key has sealed one version twice, with different contents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """A sealed version: `manifest` is the exact bytes that the authority signed; `payload_bytes` is F."""
+
+    id: VersionId
+    attempt: int
+    root: bytes
+    parent_root: bytes
+    payload_bytes: int
+    manifest: bytes
+
+
+class Records:
+    """One database file. Safe to use from several threads; each call is one transaction."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        """Raises `UsageError` when the file is no database of ours."""
+        self._path = path
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+        try:
+            self._db.execute("pragma journal_mode=wal")
+            self._db.execute("pragma synchronous=full")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise UsageError(
+                f"{path} cannot be read ({error}). Move it away: the node will fetch what it needs."
+            ) from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._disk.errors(self._path):
+            try:
+                self._db.execute("begin immediate")
+                yield self._db
+                self._disk.before("commit", self._path)
+                self._db.execute("commit")
+            except BaseException as error:
+                if self._db.in_transaction:
+                    self._db.execute("rollback")
+                if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+                    raise DiskFull(
+                        f"The disk that holds {self._path} is full. Free some space, then start again: "
+                        "nothing is damaged."
+                    ) from error
+                raise
+
+    def put(self, records: Iterable[tuple[str, bytes]]) -> None:
+        """Write all of these, or none; the newest of a name wins. Durable on return."""
+        with self._writing() as db:
+            db.executemany("insert or replace into records values (?, ?)", list(records))
+
+    def get(self, name: str) -> bytes | None:
+        with self._lock:
+            row = self._db.execute("select value from records where name = ?", (name,)).fetchone()
+        return None if row is None else row[0]
+
+    def all(self, prefix: str = "") -> dict[str, bytes]:
+        """Every record whose name starts with `prefix`."""
+        with self._lock:
+            rows = self._db.execute("select name, value from records order by name").fetchall()
+        return {name: value for name, value in rows if name.startswith(prefix)}
+
+    def delete(self, names: Iterable[str]) -> None:
+        with self._writing() as db:
+            db.executemany("delete from records where name = ?", [(name,) for name in names])
+
+    def add_seal(self, seal: Seal) -> None:
+        """Durable on return. Raises `TwoSeals` if this version has been sealed with another root."""
+        with self._writing() as db:
+            row = db.execute(
+                "select root, manifest from seals where epoch = ? and version = ?", tuple(seal.id)
+            ).fetchone()
+            if row is not None and row[0] != seal.root:
+                raise TwoSeals(
+                    f"Version {seal.id} was sealed twice with different contents. Two trainers use one key: stop one "
+                    "of them, and start the other with a new epoch."
+                )
+            if row is None:
+                values = (*seal.id, seal.attempt, seal.root, seal.parent_root, seal.payload_bytes, seal.manifest)
+                db.execute("insert into seals values (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def seal(self, version: VersionId) -> Seal | None:
+        found = self._seals("where epoch = ? and version = ?", tuple(version))
+        return found[0] if found else None
+
+    def sealed(self) -> list[VersionId]:
+        """The versions sealed, oldest first."""
+        with self._lock:
+            rows = self._db.execute("select epoch, version from seals order by epoch, version").fetchall()
+        return [VersionId(*row) for row in rows]
+
+    def seals(self) -> list[Seal]:
+        """All of them, oldest first."""
+        return self._seals("order by epoch, version", ())
+
+    def _seals(self, clause: str, values: tuple) -> list[Seal]:
+        with self._lock:
+            rows = self._db.execute(
+                f"select epoch, version, attempt, root, parent_root, payload_bytes, manifest from seals {clause}",
+                values,
+            ).fetchall()
+        return [Seal(VersionId(e, v), attempt, *rest) for e, v, attempt, *rest in rows]
