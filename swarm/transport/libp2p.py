@@ -10,46 +10,29 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import trio
-from libp2p.abc import INetStream, ISecureConn, ISecureTransport
-from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.abc import INetStream, ISecureConn
 from libp2p.crypto.keys import KeyPair
-from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
-from libp2p.host.basic_host import BasicHost
-from libp2p.network.auto_connector import AutoConnector
-from libp2p.network.config import ConnectionConfig, RetryConfig
-from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.peer.peerstore import PeerStore
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
 from codec.errors import PeerError
 from codec.sign import Key
-from swarm.transport import tls
 from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, attend
-from swarm.transport.identity import peer_id
+from swarm.transport.host import NEGOTIATION_S, Host, build_host, security
+from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.lanes import LANE_OF, Edge, LaneStream, StreamChannel
 from swarm.transport.multistream import answer
-from swarm.transport.muxer import YAMUX_ID, MuxedConnection, MuxedStream
+from swarm.transport.muxer import MuxedConnection, MuxedStream
 from swarm.transport.tcp import TcpTransport, bind, multiaddr_text
 from swarm.transport.upgrade import Upgrader
 from swarm.transport.yamux import Limits
 
 __all__ = ["DialRules", "Libp2pTransport"]
 
-_MAX_CONNECTIONS: Final = 4096
-_MAX_CONNECTIONS_A_PEER: Final = 32
-_NEGOTIATION_S: Final = 10.0
-"""For a stream that a peer opened, to say what it speaks."""
-
 _log = logging.getLogger(__name__)
-# What peers do wrong is no news for the terminal; the library logs each such case as a warning or an error.
-logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +61,6 @@ class _Backoff:
         self.until_s = 0.0
 
 
-class _NoDialing(AutoConnector):
-    """The library would dial whomever it has heard of until it has thousands of connections. Whom we dial is ours."""
-
-    async def start(self) -> None:
-        pass
-
-
 class Libp2pTransport(Transport):
     """A peer on the network. `connect`, `open_stream` and the like work while `serve` runs."""
 
@@ -101,7 +77,7 @@ class Libp2pTransport(Transport):
         self.key = key.public
         self.traffic = Traffic()
         self.announce = list(announce)
-        self.host: BasicHost | None = None
+        self.host: Host | None = None
         """py-libp2p's host while `serve` runs: for GossipSub and for protocols that are not ours."""
         self._key = key
         self._listen = list(listen)
@@ -132,34 +108,18 @@ class Libp2pTransport(Transport):
             tcp.close_all()
             self._edges.clear()
 
-    def _build_host(self, tcp: TcpTransport, listening: Sequence[str]) -> BasicHost:
-        key_pair = create_new_key_pair(self._key.seed)
-        own_id = ID.from_pubkey(key_pair.public_key)
-        peerstore = PeerStore()
-        peerstore.add_key_pair(own_id, key_pair)
-        upgrader = Upgrader(_security(key_pair), self._make_connection, self._rules.handshake_s)
-        config = ConnectionConfig(
-            max_connections=_MAX_CONNECTIONS,
-            high_watermark=_MAX_CONNECTIONS,
-            low_watermark=0,
-            min_connections=0,
-            max_connections_per_peer=_MAX_CONNECTIONS_A_PEER,
-            inbound_upgrade_timeout=2 * self._rules.handshake_s,
-            outbound_upgrade_timeout=self._rules.handshake_s,
-        )
-        swarm = Swarm(
-            own_id,
-            peerstore,
-            upgrader,
-            transports=[tcp],
-            retry_config=RetryConfig(max_retries=0),
-            connection_config=config,
-        )
-        swarm.auto_connector = _NoDialing(swarm)
-        announce = [Multiaddr(address) for address in self.announce or listening]
-        host = BasicHost(swarm, announce_addrs=announce, disable_identify_address_discovery=True)
-        swarm.set_stream_handler(self._on_stream)
+    def _build_host(self, tcp: TcpTransport, listening: Sequence[str]) -> Host:
+        def upgrader(key_pair: KeyPair) -> Upgrader:
+            return Upgrader(security(key_pair), self._make_connection, self._rules.handshake_s)
+
+        host = build_host(self._key, tcp, upgrader, self.announce or listening, self._rules.handshake_s)
+        host.pick = self._pick_for_library
+        host.get_network().set_stream_handler(self._on_stream)
         return host
+
+    def _pick_for_library(self, id_: ID) -> MuxedConnection | None:
+        edge = self._edges.get(peer_key(str(id_)))
+        return edge.pick(Lane.CONTROL) if edge else None
 
     # Connections.
 
@@ -286,10 +246,8 @@ class Libp2pTransport(Transport):
         if host is None or not isinstance(muxed, MuxedStream):
             return
         try:
-            with trio.fail_after(_NEGOTIATION_S):
-                handlers = {
-                    str(name): handler for name, handler in host.multiselect.handlers.items() if name and handler
-                }
+            with trio.fail_after(NEGOTIATION_S):
+                handlers = host.handlers
                 protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, *handlers])
             if protocol not in LANE_OF:
                 net_stream.set_protocol(TProtocol(protocol))
@@ -314,17 +272,6 @@ class Libp2pTransport(Transport):
         if edge:
             edge.used_for(connection, lane)
         self._nursery.start_soon(partial(attend, self, self._accept, connection.peer, lane, muxed.stream))
-
-
-def _security(key_pair: KeyPair) -> dict[str, ISecureTransport]:
-    """What we offer, the preferred first."""
-    offered: dict[str, ISecureTransport] = {}
-    try:
-        offered[tls.PROTOCOL_ID] = tls.TlsTransport(key_pair, [YAMUX_ID])
-    except tls.TlsUnavailable as error:
-        _log.warning("TLS is off, noise (slower) is used: %s", error)
-    offered[NOISE_ID] = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
-    return offered
 
 
 def _innermost(error: BaseException) -> str:
