@@ -35,7 +35,7 @@ ModelName = Literal["tiny", "small", "smollm2"]
 SEED_PORT: Final = 4001
 """libp2p's customary port."""
 DEFAULT_MBIT: Final = 100.0
-"""Taken for a link until it has been measured: too low costs a plan or two, too high makes the node late."""
+"""Taken for a link of which nothing is said. Too low, it idles; too high, whoever hangs on this node is late."""
 MAX_MBIT: Final = 1e7
 MAX_ADDRESSES: Final = 4
 """As many as a ticket has room for; a machine has one or two that the world can dial."""
@@ -91,8 +91,8 @@ def _is_host(kind: str, host: str) -> bool:
 
 
 def _check_mbit(flag: str, value: float) -> None:
-    if not 0 < value <= MAX_MBIT:
-        raise UsageError(f"{flag} is in Mbit/s and must be more than 0; leave it out to have it measured")
+    if not 0 <= value <= MAX_MBIT:
+        raise UsageError(f"{flag}: in Mbit/s, 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +111,9 @@ class PeerConfig:
     region: str = ""
     """Machines that say the same region are near one another: lagging nodes ask there first."""
     up_mbit: float = DEFAULT_MBIT
-    """Uplink in Mbit/s, until it is measured."""
+    """Uplink in Mbit/s that plans reckon with. 0: pass nothing on."""
     down_mbit: float = DEFAULT_MBIT
-    """Downlink in Mbit/s, until it is measured."""
+    """Downlink in Mbit/s that plans reckon with."""
 
     def __post_init__(self) -> None:
         # Frozen: canonical values are put in place the one time that they are made.

@@ -95,7 +95,7 @@ def test_help_is_fast() -> None:
         (["join", TICKET, "--enigne", "none"], "Did you mean --engine"),
         (["join", TICKET, "--engine", "tgi"], "tgi"),
         (["join", TICKET, "--up-mbit", "fast"], "--up-mbit"),
-        (["join", TICKET, "--up-mbit", "0"], "--up-mbit"),
+        (["join", TICKET, "--up-mbit", "-5"], "--up-mbit"),
         (["join", "swarm2" + TICKET[6:]], "version 2"),
         (["relay", TICKET[:-5]], "cut off"),
         (["seed"], "--base"),

@@ -61,7 +61,7 @@ def test_settings_are_canonical_and_frozen(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("make", "flag"),
     [
-        (lambda: JoinConfig(up_mbit=0), "--up-mbit"),
+        (lambda: JoinConfig(up_mbit=-1), "--up-mbit"),
         (lambda: RelayConfig(down_mbit=-1), "--down-mbit"),
         (lambda: RelayConfig(up_mbit=float("nan")), "--up-mbit"),
         (lambda: JoinConfig(threads=0), "--threads"),

@@ -1,0 +1,52 @@
+"""The documents say what the code does, where that can be checked."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from node.cli import run
+from swarm.protocol import wire
+from swarm.protocol.tuning import Tuning
+
+HOUSE = Path(__file__).parents[1]
+PROTOCOL = (HOUSE / "docs" / "protocol.md").read_text()
+README = (HOUSE / "README.md").read_text()
+
+
+def rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_every_message_is_described_with_its_fields() -> None:
+    described = {row[1].strip("`"): row for row in rows(PROTOCOL) if row[0].isdigit()}
+    messages = {message.__name__: msgspec.inspect.type_info(message) for message in wire.Message.__subclasses__()}
+    assert set(described) == set(messages)
+    for name, info in messages.items():
+        assert isinstance(info, msgspec.inspect.StructType)
+        assert described[name][0] == str(info.tag)
+        assert re.findall(r"`(\w+)`", described[name][2]) == [field.name for field in info.fields], name
+
+
+def test_the_presets_are_those_of_the_code() -> None:
+    presets = Tuning.wan(), Tuning.lan(), Tuning.loopback()
+    checked = 0
+    for name, *values in (row for row in rows(PROTOCOL) if row[0].startswith("`") and row[0].endswith("_s`")):
+        assert [float(value) for value in values] == [getattr(preset, name.strip("`")) for preset in presets], name
+        checked += 1
+    assert checked == 5
+
+
+@pytest.mark.parametrize("text", [README, PROTOCOL], ids=["README", "protocol"])
+def test_links_lead_somewhere(text: str) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)]+)\)", text):
+        assert (HOUSE / target).exists(), target
+
+
+def test_the_readme_names_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    named = set(re.findall(r"swarm-node ([a-z]+)", README))
+    assert {"join", "seed", "delta", "demo"} <= named
+    for command in named:
+        assert run([command, "--help"]) == 0, command
+    capsys.readouterr()
