@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,20 @@ def test_staging_is_replaced_and_idempotent(tied_folder):
         engine.stage(patch)
         engine.commit((0, v), ROOT)
         np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(new, layout))
+
+
+def test_staging_in_another_thread_leaves_generation_alone(tied_folder):
+    bits = checkpoint(tied_folder)
+    engine, layout = engine_on(tied_folder), layout_of(bits)
+    quiet = engine.generate(PROMPTS, SAMPLING)
+    patch, new = changed(bits, share=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        staging = pool.submit(engine.stage, patch * 20)  # the same bits twenty times: long enough to overlap
+        busy = [engine.generate(PROMPTS, SAMPLING) for _ in range(5)]
+        staging.result()
+    assert busy == [quiet] * 5
+    engine.commit((0, 1), ROOT)
+    np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(new, layout))
 
 
 def test_a_commit_without_bits_takes_the_name(tied_folder):
@@ -198,12 +213,24 @@ def test_what_was_not_loaded_or_attached_is_refused(tied_folder):
         engine.generate([Prompt((40,))], SAMPLING)
 
 
-def test_folders_that_are_no_model_are_refused(tmp_path):
+def test_folders_that_are_no_model_are_refused(tied_folder, tmp_path):
     engine = TransformersEngine(threads=1, device="cpu")
     with pytest.raises(UsageError, match=r"config\.json"):
         engine.load(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "nothing_known"}')
     with pytest.raises(UsageError, match="cannot be loaded"):
+        engine.load(tmp_path)
+    config = (tied_folder / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UsageError, match="cannot be loaded"):  # no weights
+        engine.load(tmp_path)
+    weights = (tied_folder / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[:-100])
+    with pytest.raises(UsageError, match="cannot be loaded"):  # cut short
+        engine.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    (tmp_path / "config.json").write_text(config.replace('"vocab_size": 40', '"vocab_size": 41'))
+    with pytest.raises(UsageError, match="cannot be loaded"):  # other shapes
         engine.load(tmp_path)
 
 

