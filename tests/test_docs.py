@@ -46,7 +46,7 @@ def test_links_lead_somewhere(text: str) -> None:
 
 def test_the_readme_names_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     named = set(re.findall(r"swarm-node ([a-z]+)", README))
-    assert {"join", "seed", "delta", "demo"} <= named
+    assert {"join", "seed", "delta"} <= named
     for command in named:
         assert run([command, "--help"]) == 0, command
     capsys.readouterr()

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -309,3 +310,61 @@ def test_sigint_is_a_clean_130() -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err == "Stopping; once more to stop at once.\n"
+
+
+# ---------------------------------------------------------------- real checkpoints, real files
+
+
+def checkpoint(folder: Path, words: np.ndarray) -> Path:
+    """A Hugging Face folder of one bf16 tensor with these bits."""
+    folder.mkdir()
+    entry = {"dtype": "BF16", "shape": [len(words)], "data_offsets": [0, 2 * len(words)]}
+    header = json.dumps({"model.weight": entry}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + words.tobytes())
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> tuple[Path, Path]:
+    """Two versions of a model: 1 % of 40,000 elements differ by a bit."""
+    rng = np.random.default_rng(7)
+    old = rng.standard_normal(40_000).astype(np.float32).view(np.uint32)
+    old = (old >> 16).astype(np.uint16)
+    new = old.copy()
+    new[rng.choice(len(old), 400, replace=False)] ^= 1
+    return checkpoint(tmp_path / "step_1", old), checkpoint(tmp_path / "step_2", new)
+
+
+def test_delta_then_apply(steps: tuple[Path, Path], home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = map(str, steps)
+    assert run(["delta", old, new, "--up-mbit", "100", "--nodes", "8", "--out", "step.delta", "--json"]) == 0
+    report = json.loads(texts(capsys)[0])
+    assert (report["changed"], report["elements"], report["exact"]) == (400, 40_000, True)
+    assert report["star_full_s"] == pytest.approx(8 * 80_000 * 8 / 100e6)
+
+    assert run(["apply", old, "step.delta", "again"]) == 0
+    assert (Path("again") / "model.safetensors").read_bytes()[-80_000:] == (
+        Path(new) / "model.safetensors"
+    ).read_bytes()[-80_000:]
+    texts(capsys)
+
+    assert run(["apply", old, "step.delta", "again"]) == 2
+    assert "again" in texts(capsys)[1]
+    assert run(["apply", new, "step.delta", "third"]) == 2
+    assert "another version" in texts(capsys)[1]
+    assert not Path("third").exists()
+
+
+def test_a_damaged_delta_file_writes_nothing(
+    steps: tuple[Path, Path], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = map(str, steps)
+    assert run(["delta", old, new, "--out", "step.delta"]) == 0
+    assert "400 of 40,000 elements" in texts(capsys)[0]
+    whole = Path("step.delta").read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:-1], whole[:600] + bytes([whole[600] ^ 1]) + whole[601:], b""):
+        Path("step.delta").write_bytes(damaged)
+        assert run(["apply", old, "step.delta", "out"]) == 2
+        assert "step.delta" in texts(capsys)[1]
+        assert not Path("out").exists()
