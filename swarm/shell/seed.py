@@ -9,6 +9,7 @@ version that the next start replays from the store. The database refuses a secon
 happens.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from codec import Chunk, Key, Manifest, Replica, open_header
@@ -37,9 +38,12 @@ class Attempt(NamedTuple):
     last_payload_bytes: int
 
 
-def genesis(store: Store, model: Model, replica: Replica, key: Key, *, epoch: int = 0) -> Seal:
+def genesis(
+    store: Store, model: Model, replica: Replica, key: Key, *, files: Mapping[str, bytes], epoch: int = 0
+) -> Seal:
     """Make `replica` version 0 of a new swarm: sealed, durable, with its hash list. In a worker thread.
 
+    `files`: the contents of the layout's small files, by name (`Checkpoint.files`), which joiners are given.
     Raises `UsageError` when this folder has sealed something else already.
     """
     newest = store.newest()
@@ -50,6 +54,8 @@ def genesis(store: Store, model: Model, replica: Replica, key: Key, *, epoch: in
     root = replica.root
     manifest = Manifest(key.public, epoch, 0, 0, b"\0" * 32, root, replica.layout.hash, (), 0, 0)
     sealed = manifest.seal(key)
+    for data in files.values():
+        store.put_file(data)
     store.put_file(replica.layout.to_bytes())
     store.put_hashes(root, replica.hashes)
     model.adopt(replica, VersionId(epoch, 0))
