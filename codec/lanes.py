@@ -8,8 +8,10 @@ The class of an element is a number of 4 bits. A *plane* is one bit of the class
 the mask of any class is three ANDs away and counting all sixteen costs a few dozen scalar instructions.
 """
 
+import platform
 from typing import Any, Final
 
+import llvmlite.binding
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -26,11 +28,13 @@ __all__ = [
     "planes_and_copy",
     "popcount",
     "put_element",
+    "select_bit",
     "trailing_zeros",
 ]
 
 CLASSES: Final = 16
 LANES: Final = 64
+_HAS_PDEP: Final = platform.machine() == "x86_64" and bool(llvmlite.binding.get_host_cpu_features().get("bmi2"))
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
@@ -181,7 +185,28 @@ def class_mask(typingctx: Any, which: Any, p0: Any, p1: Any, p2: Any, p3: Any) -
             found = builder.and_(found, builder.xor(args[1 + bit], builder.sub(wanted, _I64(1))))
         return found
 
-    return types.uint64(types.int64, *[types.uint64] * 4), codegen
+    return types.uint64(types.uint64, *[types.uint64] * 4), codegen
+
+
+@intrinsic
+def select_bit(typingctx: Any, word: Any, rank: Any) -> Any:
+    """The index of the set bit of `word` with `rank` set bits below it; there is one."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if _HAS_PDEP:
+            placed = _call(builder, "llvm.x86.bmi.pdep.64", _I64, builder.shl(_I64(1), args[1]), args[0])
+            return builder.cttz(placed, ir.Constant(ir.IntType(1), 1))
+        # Six halvings: is the bit in the lower half of what is left?
+        word_, rank_, at = args[0], args[1], _I64(0)
+        for width in (32, 16, 8, 4, 2, 1):
+            below = builder.ctpop(builder.and_(word_, _I64((1 << width) - 1)))
+            above = builder.icmp_unsigned(">=", rank_, below)
+            rank_ = builder.select(above, builder.sub(rank_, below), rank_)
+            word_ = builder.select(above, builder.lshr(word_, _I64(width)), word_)
+            at = builder.select(above, builder.add(at, _I64(width)), at)
+        return at
+
+    return types.uint64(types.uint64, types.uint64), codegen
 
 
 @intrinsic
@@ -227,4 +252,4 @@ def trailing_zeros(typingctx: Any, word: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
-    return types.int64(types.uint64), codegen
+    return types.uint64(types.uint64), codegen

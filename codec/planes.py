@@ -2,8 +2,9 @@
 """Gaps and differences to bits and back: Rice codes laid out in planes.
 
 A Rice code of parameter k writes a number as its k low bits and, in unary, the rest. A *plane* holds one kind of bits
-for all numbers of a class: first every low part, then every unary part, then the signs, then the magnitudes. Planes let
-each loop do one thing. Bits fill uint64 words from the least significant end. `docs/codec.md` specifies the layout.
+for many numbers: first every low part, then every unary part. Planes let each loop do one thing. A list of numbers that
+are mostly zero is split: where they are not zero, and how much larger. Bits fill uint64 words from the least
+significant end. `docs/codec.md` specifies the layout.
 
 The decoder trusts nothing: it returns a negative `-field` instead of reading or writing where it should not.
 """
@@ -18,9 +19,12 @@ __all__ = ["FIELDS", "read_planes", "write_planes"]
 ONE = np.uint64(1)
 ZERO = np.uint64(0)
 
-FIELDS = ("", "count", "gap parameter", "mode", "exceptions", "parameter", "gaps", "signs", "magnitudes")
+FIELDS = ("", "count", "gaps", "signs", "magnitudes")
 """What a negative result of `read_planes` names."""
-_COUNT, _GAP, _MODE, _NX, _PARAMETER, _GAPS, _SIGNS, _MAGNITUDES = range(1, 9)
+_COUNT, _GAPS, _SIGNS, _MAGNITUDES = range(1, 5)
+
+_ZEROS, _RICE, _SPLIT_RICE, _SPLIT_GAMMA = range(4)
+"""How a list of numbers is written: all zero; Rice codes; split, excess in Rice codes; split, in exp-Golomb codes."""
 _MAX_K = 31
 
 
@@ -47,11 +51,18 @@ def _get(words, at, n):
 
 
 @kernel
-def _put_count(words, at, value):
-    """A count below 2^21: five bits of length, then the bits below its leading one."""
+def _length(value):
+    """Bits of a number: 0 for 0."""
     length = 0
     while value >> length:
         length += 1
+    return length
+
+
+@kernel
+def _put_count(words, at, value):
+    """A count below 2^21: five bits of length, then the bits below its leading one."""
+    length = _length(value)
     at = _put(words, at, np.uint64(length), 5)
     if length > 1:
         at = _put(words, at, np.uint64(value - (1 << (length - 1))), length - 1)
@@ -59,8 +70,26 @@ def _put_count(words, at, value):
 
 
 @kernel
-def _best_parameter(values, n):
-    """The k that makes the Rice codes of values[:n] shortest, and their bits."""
+def _get_count(words, at, end, most):
+    """(count, the bit after it); count is -1 when it is cut off or more than `most`."""
+    if at + 5 > end:
+        return np.int64(-1), at
+    length = np.int64(_get(words, at, 5))
+    at += 5
+    if length == 0:
+        return np.int64(0), at
+    if length > 21 or at + length - 1 > end:
+        return np.int64(-1), at
+    value = np.int64(1) << (length - 1)
+    if length > 1:
+        value += np.int64(_get(words, at, length - 1))
+        at += length - 1
+    return (value, at) if value <= most else (np.int64(-1), at)
+
+
+@kernel
+def _best_rice(values, n):
+    """(the k that makes the Rice codes of values[:n] shortest, their bits)."""
     total = np.int64(0)
     for i in range(n):
         total += values[i]
@@ -80,9 +109,25 @@ def _best_parameter(values, n):
 
 
 @kernel
+def _best_gamma(values, n):
+    """(the k that makes the exp-Golomb codes of values[:n] shortest, their bits)."""
+    best = np.int64(1) << 62
+    chosen = 0
+    for k in range(_MAX_K + 1):
+        cost = np.int64(n) * (k + 1)
+        for i in range(n):
+            cost += 2 * (_length((np.int64(values[i]) >> k) + 1) - 1)
+        if cost >= best:
+            break
+        best = cost
+        chosen = k
+    return chosen, best
+
+
+@kernel
 def _put_rice(words, at, values, n, k):
     if k > 0:
-        mask = (np.uint64(1) << np.uint64(k)) - ONE
+        mask = (ONE << np.uint64(k)) - ONE
         for i in range(n):
             at = _put(words, at, np.uint64(values[i]) & mask, k)
     for i in range(n):
@@ -93,198 +138,234 @@ def _put_rice(words, at, values, n, k):
 
 
 @kernel
-def _get_rice(words, at, end, values, n, k, most):
-    """Read n numbers of at most `most` into `values`; the bit after them, or -1."""
-    if at + n * (k + 1) > end:
-        return -1
-    if k > 0:
-        for i in range(n):
-            values[i] = _get(words, at, k)
-            at += k
-    else:
-        for i in range(n):
-            values[i] = 0
+def _put_gamma(words, at, values, n, k):
+    for i in range(n):
+        at += _length((np.int64(values[i]) >> k) + 1) - 1
+        words[at >> 6] |= ONE << np.uint64(at & 63)
+        at += 1
+    for i in range(n):
+        value = np.int64(values[i]) + (np.int64(1) << k)
+        bits = _length(value) - 1
+        at = _put(words, at, np.uint64(value - (np.int64(1) << bits)), bits)
+    return at
+
+
+@kernel
+def _get_unary(words, at, end, values, n):
+    """Read n unary numbers into `values`; the bit after them, or -1."""
     if n == 0:
         return at
     word = at >> 6
     last_word = (end - 1) >> 6
+    if word > last_word:
+        return np.int64(-1)
     current = words[word] & (~ZERO << np.uint64(at & 63))
     before = at - 1
     for i in range(n):
         while current == ZERO:
             word += 1
             if word > last_word:
-                return -1
+                return np.int64(-1)
             current = words[word]
         here = (word << 6) + trailing_zeros(current)
         current &= current - ONE
-        value = np.int64(values[i]) + ((here - before - 1) << k)
-        if value > most:
-            return -1
-        values[i] = value
+        values[i] = here - before - 1
         before = here
-    return before + 1 if before < end else -1
+    return before + 1 if before < end else np.int64(-1)
 
 
 @kernel
-def _split(diffs, n, exceptions, sizes):
-    """Where |d| > 1: gaps between such entries, and |d| - 2. Returns how many."""
+def _get_rice(words, at, end, values, n, k, most):
+    """Read n numbers of at most `most` into `values`; the bit after them, or -1."""
+    if at + n * (k + 1) > end:
+        return np.int64(-1)
+    low = at
+    at = _get_unary(words, at + n * k, end, values, n)
+    if at < 0:
+        return at
+    largest = np.int64(0)
+    for i in range(n):
+        value = np.int64(values[i]) << k
+        if k > 0:
+            value |= np.int64(_get(words, low, k))
+            low += k
+        largest = max(largest, value)
+        values[i] = value
+    return at if largest <= most else np.int64(-1)
+
+
+@kernel
+def _get_gamma(words, at, end, values, n, k, most):
+    """As `_get_rice`, for exp-Golomb codes."""
+    at = _get_unary(words, at, end, values, n)
+    if at < 0:
+        return at
+    for i in range(n):
+        bits = np.int64(values[i]) + k
+        if bits > 40 or at + bits > end:
+            return np.int64(-1)
+        value = np.int64(1) << bits
+        if bits > 0:
+            value |= np.int64(_get(words, at, bits))
+            at += bits
+        value -= np.int64(1) << k
+        if value > most:
+            return np.int64(-1)
+        values[i] = value
+    return at
+
+
+@kernel
+def _split(values, n, gaps, excess):
+    """Where values[:n] are not zero: the gap since the last such place, and the value less one. Returns how many."""
     found = 0
     after = 0
     for i in range(n):
-        d = np.int64(diffs[i])
-        magnitude = d if d > 0 else -d
-        if magnitude > 1:
-            exceptions[found] = i - after
-            sizes[found] = magnitude - 2
+        if values[i] != 0:
+            gaps[found] = i - after
+            excess[found] = values[i] - 1
             after = i + 1
             found += 1
     return found
 
 
 @kernel
-def write_planes(words, capacity, at, gaps, diffs, fill, exceptions, sizes):
+def _put_numbers(words, capacity, at, values, n, gaps, excess):
+    """Append values[:n] in the shortest of the four ways; the bit after them, or -1 when `capacity` is too small.
+
+    `gaps`, `excess`: uint32 scratch for n numbers.
+    """
+    k, bits = _best_rice(values, n)
+    mode, nx, k1, k2 = _RICE, 0, 0, 0
+    zeros = np.int64(0)
+    for i in range(n):
+        zeros += values[i] == 0
+    if 3 * zeros >= n:
+        nx = _split(values, n, gaps, excess)
+        if nx == 0:
+            mode, bits = _ZEROS, np.int64(0)
+        else:
+            k1, bits1 = _best_rice(gaps, nx)
+            k_rice, bits_rice = _best_rice(excess, nx)
+            k_gamma, bits_gamma = _best_gamma(excess, nx)
+            bits2 = bits1 + min(bits_rice, bits_gamma) + 20
+            if bits2 < bits:
+                bits = bits2
+                mode, k2 = (_SPLIT_RICE, k_rice) if bits_rice <= bits_gamma else (_SPLIT_GAMMA, k_gamma)
+    if at + bits + 64 > capacity:
+        return np.int64(-1)
+    at = _put(words, at, np.uint64(mode), 2)
+    if mode == _RICE:
+        at = _put(words, at, np.uint64(k), 5)
+        return _put_rice(words, at, values, n, k)
+    if mode == _ZEROS:
+        return at
+    at = _put_count(words, at, nx)
+    at = _put(words, at, np.uint64(k1), 5)
+    at = _put(words, at, np.uint64(k2), 5)
+    at = _put_rice(words, at, gaps, nx, k1)
+    if mode == _SPLIT_RICE:
+        return _put_rice(words, at, excess, nx, k2)
+    return _put_gamma(words, at, excess, nx, k2)
+
+
+@kernel
+def _get_numbers(words, at, end, values, n, gaps, excess, most):
+    """Read n numbers of at most `most` into `values`; the bit after them, or -1."""
+    if at + 7 > end:
+        return np.int64(-1)
+    mode = np.int64(_get(words, at, 2))
+    at += 2
+    if mode == _RICE:
+        return _get_rice(words, at + 5, end, values, n, np.int64(_get(words, at, 5)), most)
+    for i in range(n):
+        values[i] = 0
+    if mode == _ZEROS:
+        return at
+    nx, at = _get_count(words, at, end, n)
+    if nx < 1 or at + 10 > end:
+        return np.int64(-1)
+    k1, k2 = np.int64(_get(words, at, 5)), np.int64(_get(words, at + 5, 5))
+    at = _get_rice(words, at + 10, end, gaps, nx, k1, n)
+    if at < 0:
+        return at
+    if mode == _SPLIT_RICE:
+        at = _get_rice(words, at, end, excess, nx, k2, most - 1)
+    else:
+        at = _get_gamma(words, at, end, excess, nx, k2, most - 1)
+    if at < 0:
+        return at
+    where = np.int64(-1)
+    for i in range(nx):
+        where += np.int64(gaps[i]) + 1
+        if where >= n:
+            return np.int64(-1)
+        values[where] = np.int64(excess[i]) + 1
+    return at
+
+
+@kernel
+def write_planes(words, capacity, at, gaps, diffs, fill, scratch):
     """Append every class; the bit after them, or -1 when `capacity` bits could be too few.
 
     `words`: uint64, zero from `at` on. `gaps`: uint32[16, n]; `diffs`: int32[16, n]; `fill`: int64[16], changes.
-    `exceptions`, `sizes`: uint32[n], scratch.
+    `scratch`: uint32[3, n].
     """
+    sizes, where, excess = scratch[0], scratch[1], scratch[2]
     for c in range(fill.size):
         n = fill[c]
-        if at + 64 > capacity:
-            return -1
+        if at + n + 64 > capacity:
+            return np.int64(-1)
         at = _put_count(words, at, n)
         if n == 0:
             continue
-        k, gap_bits = _best_parameter(gaps[c], n)
-        nx = _split(diffs[c], n, exceptions, sizes)
-        mode, k1, k2, value_bits = 0, 0, 0, np.int64(0)
-        if nx > 0:
-            k1, bits1 = _best_parameter(exceptions, nx)
-            k2, bits2 = _best_parameter(sizes, nx)
-            mode, value_bits = 2, bits1 + bits2
-        if nx > n >> 3:
-            # Many are larger than one: Rice codes of |d| - 1 for all of them may be shorter.
-            _split(diffs[c], n, exceptions, sizes)
-            for i in range(n):
-                d = np.int64(diffs[c, i])
-                exceptions[i] = (d if d > 0 else -d) - 1
-            kd, bits = _best_parameter(exceptions, n)
-            if bits <= value_bits:
-                mode, k1, value_bits = 1, kd, bits
-            else:
-                _split(diffs[c], n, exceptions, sizes)
-        if at + gap_bits + n + value_bits + 64 > capacity:
-            return -1
-        at = _put(words, at, np.uint64(k), 5)
-        at = _put(words, at, np.uint64(mode), 2)
-        if mode == 1:
-            at = _put(words, at, np.uint64(k1), 5)
-        elif mode == 2:
-            at = _put_count(words, at, nx)
-            at = _put(words, at, np.uint64(k1), 5)
-            at = _put(words, at, np.uint64(k2), 5)
-        at = _put_rice(words, at, gaps[c], n, k)
+        at = _put_numbers(words, capacity, at, gaps[c], n, where, excess)
+        if at < 0 or at + n + 64 > capacity:
+            return np.int64(-1)
+        row = diffs[c]
         for i in range(n):
-            if diffs[c, i] < 0:
+            d = np.int64(row[i])
+            if d < 0:
                 words[at >> 6] |= ONE << np.uint64(at & 63)
+                d = -d
+            sizes[i] = d - 1
             at += 1
-        if mode == 1:
-            at = _put_rice(words, at, exceptions, n, k1)
-        elif mode == 2:
-            at = _put_rice(words, at, exceptions, nx, k1)
-            at = _put_rice(words, at, sizes, nx, k2)
+        at = _put_numbers(words, capacity, at, sizes, n, where, excess)
+        if at < 0:
+            return at
     return at
 
 
 @kernel
-def _get_count(words, at, end, most):
-    """(count, the bit after it); count is -1 when it is cut off, not in its shortest form or more than `most`."""
-    if at + 5 > end:
-        return np.int64(-1), at
-    length = np.int64(_get(words, at, 5))
-    at += 5
-    if length == 0:
-        return np.int64(0), at
-    if length > 21 or at + length - 1 > end:
-        return np.int64(-1), at
-    value = np.int64(1) << (length - 1)
-    if length > 1:
-        value += np.int64(_get(words, at, length - 1))
-        at += length - 1
-    return (value, at) if value <= most else (np.int64(-1), at)
-
-
-@kernel
-def _read_class(words, at, end, gaps, diffs, n, exceptions, sizes, most, most_magnitude):
-    """One class after its count; the bit after it or -field."""
-    if at + 7 > end:
-        return -_GAP
-    k = np.int64(_get(words, at, 5))
-    mode = np.int64(_get(words, at + 5, 2))
-    at += 7
-    if mode > 2:
-        return -_MODE
-    nx, k1, k2 = np.int64(0), np.int64(0), np.int64(0)
-    if mode == 2:
-        nx, at = _get_count(words, at, end, n)
-        if nx < 1:
-            return -_NX
-    if mode > 0:
-        if at + 5 * mode > end:
-            return -_PARAMETER
-        k1 = np.int64(_get(words, at, 5))
-        at += 5
-        if mode == 2:
-            k2 = np.int64(_get(words, at, 5))
-            at += 5
-    at = _get_rice(words, at, end, gaps, n, k, most)
-    if at < 0:
-        return -_GAPS
-    if at + n > end:
-        return -_SIGNS
-    for i in range(n):
-        diffs[i] = 1 - 2 * np.int64((words[at >> 6] >> np.uint64(at & 63)) & ONE)
-        at += 1
-    if mode == 1:
-        at = _get_rice(words, at, end, sizes, n, k1, most_magnitude - 1)
-        if at < 0:
-            return -_MAGNITUDES
-        for i in range(n):
-            diffs[i] = np.int64(diffs[i]) * (np.int64(sizes[i]) + 1)
-    elif mode == 2:
-        at = _get_rice(words, at, end, exceptions, nx, k1, n)
-        if at < 0:
-            return -_MAGNITUDES
-        at = _get_rice(words, at, end, sizes, nx, k2, most_magnitude - 2)
-        if at < 0:
-            return -_MAGNITUDES
-        where = np.int64(-1)
-        for i in range(nx):
-            where += np.int64(exceptions[i]) + 1
-            if where >= n:
-                return -_MAGNITUDES
-            diffs[where] = np.int64(diffs[where]) * (np.int64(sizes[i]) + 2)
-    return at
-
-
-@kernel
-def read_planes(words, at, end, gaps, diffs, fill, exceptions, sizes, elements, most_magnitude):
+def read_planes(words, at, end, gaps, diffs, fill, scratch, elements, most_magnitude):
     """The other way; the bit after the last class, or -field (see `FIELDS`) for bytes that no encoder wrote.
 
     `end`: bits in the payload. `elements`: in the block; bounds the sum of all counts, and each gap.
     `most_magnitude`: 2^(width - 1), the largest |difference| modulo 2^width.
     """
+    sizes, where, excess = scratch[0], scratch[1], scratch[2]
     left = np.int64(elements)
     for c in range(fill.size):
         n, at = _get_count(words, at, end, left)
         if n < 0:
-            return -_COUNT
+            return np.int64(-_COUNT)
         fill[c] = n
         left -= n
         if n == 0:
             continue
-        at = _read_class(words, at, end, gaps[c], diffs[c], n, exceptions, sizes, elements, most_magnitude)
+        at = _get_numbers(words, at, end, gaps[c], n, where, excess, elements)
         if at < 0:
-            return at
+            return np.int64(-_GAPS)
+        signs = at
+        if at + n > end:
+            return np.int64(-_SIGNS)
+        at = _get_numbers(words, at + n, end, sizes, n, where, excess, most_magnitude - 1)
+        if at < 0:
+            return np.int64(-_MAGNITUDES)
+        row = diffs[c]
+        for i in range(n):
+            d = np.int64(sizes[i]) + 1
+            negative = np.int64((words[signs >> 6] >> np.uint64(signs & 63)) & ONE)
+            row[i] = (d ^ -negative) + negative
+            signs += 1
     return at

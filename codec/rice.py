@@ -52,8 +52,7 @@ class _Scratch:
         row = BLOCK_ELEMENTS + 272
         self.gaps = np.empty((CLASSES, row), np.uint32)
         self.diffs = np.empty((CLASSES, row), np.int32)
-        self.exceptions = np.empty(BLOCK_ELEMENTS, np.uint32)
-        self.sizes = np.empty(BLOCK_ELEMENTS, np.uint32)
+        self.numbers = np.empty((3, row), np.uint32)
         self.positions = np.empty(BLOCK_ELEMENTS + LANES, np.uint32)
         self.bits = np.empty(BLOCK_ELEMENTS + LANES, np.uint32)
         self.words = np.zeros(BLOCK_ELEMENTS * 40 // 64 + 256, np.uint64)
@@ -140,9 +139,7 @@ def encode_changes(old: Bits, new: Bits, dtype: DType) -> tuple[bytes, Positions
         if found == 0:
             return None
         words[0] = top
-        end = write_planes(
-            words, words.size * 64 - 64, 8, scratch.gaps, scratch.diffs, state[2], scratch.exceptions, scratch.sizes
-        )
+        end = write_planes(words, words.size * 64 - 64, 8, scratch.gaps, scratch.diffs, state[2], scratch.numbers)
         assert end > 0, "more than 40 bits an element: see _Scratch.words"
         used = (end + 63) >> 6
         payload = words[:used].view(np.uint8)[: (end + 7) >> 3].tobytes()
@@ -187,7 +184,7 @@ def _decode(payload: bytes | memoryview, old: Bits, copy: Bits | None, dtype: DT
         words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
         try:
             at = read_planes(
-                words, 8, end, scratch.gaps, scratch.diffs, state[2], scratch.exceptions, scratch.sizes, old.size,
+                words, 8, end, scratch.gaps, scratch.diffs, state[2], scratch.numbers, old.size,
                 1 << (dtype.width - 1),
             )  # fmt: skip
         finally:

@@ -17,10 +17,11 @@ from codec.lanes import (
     planes_and_copy,
     popcount,
     put_element,
+    select_bit,
     trailing_zeros,
 )
 
-__all__ = ["NEVER", "exponents", "extract", "scan_decode", "scan_encode", "scatter", "scatter_pairs"]
+__all__ = ["NEVER", "exponents", "scan_decode", "scan_encode", "scatter"]
 
 ONE = np.uint64(1)
 ZERO = np.uint64(0)
@@ -53,32 +54,32 @@ def scan_encode(like, old, new, n_words, first, shift, mask, top, flip, state, g
     """
     width = like.itemsize * 8
     seen, after, fill = state[0], state[1], state[2]
-    at = start
+    at = np.uint64(start)
     for word in range(n_words):
         base = word * 64
         changed, p0, p1, p2, p3 = planes(like, old, new, base, shift, mask, top)
         while changed != ZERO:
-            lane = trailing_zeros(changed)
+            bit = trailing_zeros(changed)
             changed &= changed - ONE
-            bit = np.uint64(lane)
-            c = np.int64(
+            c = (
                 ((p0 >> bit) & ONE)
                 | (((p1 >> bit) & ONE) << ONE)
                 | (((p2 >> bit) & ONE) << np.uint64(2))
                 | (((p3 >> bit) & ONE) << np.uint64(3))
             )
             rank = seen[c] + popcount(class_mask(c, p0, p1, p2, p3) & ((ONE << bit) - ONE))
-            k = fill[c]
+            k = np.uint64(fill[c])  # unsigned: numba then asks of no index whether it is negative
             gaps[c, k] = rank - after[c]
+            lane = np.int64(bit)
             before = element(like, old, base + lane)
             later = element(like, new, base + lane)
             before ^= -(before >> (width - 1)) & flip
             later ^= -(later >> (width - 1)) & flip
             diffs[c, k] = ((later - before) << (64 - width)) >> (64 - width)  # modulo 2^width, signed
             after[c] = rank + 1
-            fill[c] = k + 1
+            fill[c] = k + ONE
             positions[at] = first + base + lane
-            at += 1
+            at += ONE
         count_classes(seen, p0, p1, p2, p3)
     return at
 
@@ -95,7 +96,7 @@ def scan_decode(like, old, copy, n_words, first, shift, mask, top, flip, state, 
     until, done, total = state[0], state[1], state[2]
     target = copy if copy != 0 else old
     pending = np.empty(64, np.int64)
-    at = start
+    at = np.uint64(start)
     for word in range(n_words):
         base = word * 64
         if copy != 0:
@@ -112,48 +113,29 @@ def scan_decode(like, old, copy, n_words, first, shift, mask, top, flip, state, 
             members = class_mask(c, p0, p1, p2, p3)
             here = popcount(members)
             rank = until[c] + here
-            passed = 0
-            k = done[c]
+            k, end = np.uint64(done[c]), np.uint64(total[c])
             while rank < here:
-                for _ in range(rank - passed):
-                    members &= members - ONE
-                lane = trailing_zeros(members)
-                pending[lane] = diffs[c, k]
-                hits |= ONE << np.uint64(lane)
-                passed = rank
-                k += 1
-                rank = rank + 1 + gaps[c, k] if k < total[c] else NEVER
+                bit = select_bit(members, np.uint64(rank))
+                pending[bit] = diffs[c, k]
+                hits |= ONE << bit
+                k += ONE
+                rank = rank + 1 + gaps[c, k] if k < end else NEVER
             done[c] = k
             until[c] = rank - here
         while hits != ZERO:
-            lane = trailing_zeros(hits)
+            bit = trailing_zeros(hits)
             hits &= hits - ONE
+            lane = np.int64(bit)
             value = element(like, old, base + lane)
             value ^= -(value >> (width - 1)) & flip
-            value += pending[lane]
+            value += pending[bit]
             value &= (1 << width) - 1
             value ^= -(value >> (width - 1)) & flip
             positions[at] = first + base + lane
             bits[at] = value
             if copy != 0:
                 put_element(like, target, base + lane, value)
-            at += 1
-    return at
-
-
-@kernel
-def extract(like, old, new, n_words, first, positions, bits, start):
-    """Positions and new bits of the changed elements of whole words; the number of changes from `start` on."""
-    at = start
-    for word in range(n_words):
-        base = word * 64
-        changed, _, _, _, _ = planes(like, old, new, base, 0, 0, 0)
-        while changed != ZERO:
-            lane = trailing_zeros(changed)
-            changed &= changed - ONE
-            positions[at] = first + base + lane
-            bits[at] = element(like, new, base + lane)
-            at += 1
+            at += ONE
     return at
 
 
@@ -162,16 +144,3 @@ def scatter(words, positions, bits):
     """words[positions] = bits. The caller has bounded the positions."""
     for i in range(positions.size):
         words[positions[i]] = bits[i]
-
-
-@kernel
-def scatter_pairs(words, positions, bits):
-    """As `scatter`, but False (and nothing more written) at the first position outside `words` or out of order."""
-    before = np.int64(-1)
-    for i in range(positions.size):
-        at = np.int64(positions[i])
-        if at <= before or at >= words.size:
-            return False
-        words[at] = bits[i]
-        before = at
-    return True

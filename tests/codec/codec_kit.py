@@ -1,0 +1,123 @@
+"""Small models, and steps of them, for this folder's tests."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codec.bits import DTYPES, Bits, DType
+from codec.chunk import Chunk, ChunkHeader, ChunkKey, open_header, seal_chunk, verify_piece
+from codec.layout import BLOCK_ELEMENTS, Layout, TensorSpec
+from codec.pack import Packer
+from codec.replica import Replica
+from codec.sign import Key
+
+CODED = [name for name, dtype in DTYPES.items() if dtype.itemsize < 8]
+KEY = Key(bytes(range(32)))
+
+LAYOUT = Layout(
+    (
+        TensorSpec("a.bias", "F32", (37,)),
+        TensorSpec("b.weight", "BF16", (1111, 1003)),
+        TensorSpec("c.empty", "BF16", (0, 5)),
+        TensorSpec("d.scalar", "F32", ()),
+        TensorSpec("e.fp8", "F8_E4M3", (129,)),
+        TensorSpec("f.steps", "I64", (3,)),
+        TensorSpec("model.embed_tokens.weight", "BF16", (70, 64), ("lm_head.weight",)),
+    )
+)
+"""Every awkward shape at once: two blocks, an empty tensor, a scalar, tied weights."""
+
+
+def random_bits(rng: np.random.Generator, n: int, dtype: DType) -> Bits:
+    """Every pattern: NaNs, infinities, both zeros, denormals."""
+    return rng.integers(0, 256, n * dtype.itemsize, dtype=np.uint8).view(dtype.bits)
+
+
+def sprinkled(rng: np.random.Generator, old: Bits, density: float, dtype: DType) -> Bits:
+    """`old` with a share of its elements replaced by random patterns."""
+    return np.where(rng.random(old.size) < density, random_bits(rng, old.size, dtype), old)
+
+
+def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest even, as torch does."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def rl_step(n: int, update: float = 2.4e-7, seed: int = 0) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """bf16 bits before and after a small update of fp32 masters: about 1 % of them change."""
+    rng = np.random.default_rng(seed)
+    master = (rng.standard_normal(n) * 0.02).astype(np.float32)
+    return bf16(master), bf16(master - (update * rng.standard_normal(n)).astype(np.float32))
+
+
+def weights(layout: Layout = LAYOUT, seed: int = 0) -> dict[str, Bits]:
+    rng = np.random.default_rng(seed)
+    return {
+        tensor.name: bf16(rng.standard_normal(tensor.elements) * 0.02)
+        if tensor.dtype == "BF16"
+        else random_bits(rng, tensor.elements, tensor.type)
+        for tensor in layout.tensors
+    }
+
+
+def stepped(before: dict[str, Bits], density: float = 0.01, seed: int = 1) -> dict[str, Bits]:
+    """One unit in the last place here and there; every tensor that has elements changes somewhere."""
+    rng = np.random.default_rng(seed)
+    after = {}
+    for name, bits in before.items():
+        flips = rng.random(bits.size) < density
+        flips[:1] = True
+        after[name] = bits ^ flips.astype(bits.dtype)
+    return after
+
+
+def replica_of(bits: dict[str, Bits], layout: Layout = LAYOUT) -> Replica:
+    replica = Replica.create(layout)
+    for block in range(layout.n_blocks):
+        data = block_of(bits, layout, block)
+        replica.write_block(block, data.tobytes(), hash_of(data))
+    return replica
+
+
+def hash_of(bits: Any) -> bytes:
+    from blake3 import blake3
+
+    return blake3(bits.tobytes()).digest()
+
+
+def block_of(bits: dict[str, Bits], layout: Layout, block: int) -> Bits:
+    spec = layout.block(block)
+    return bits[spec.name][spec.start : spec.start + spec.count]
+
+
+def publish(replica: Replica, after: dict[str, Bits], coder: int = 0, target_bytes: int = 4096) -> list[Chunk]:
+    """What a trainer does: diff, pack, seal. The replica stays as it is."""
+    chunks: list[Chunk] = []
+    packer = Packer(target_bytes)
+    full = []
+    for block in range(replica.layout.n_blocks):
+        delta = replica.encode_block(block, block_of(after, replica.layout, block), coder)
+        full += packer.add(delta) if delta else []
+    for deltas in full + packer.flush():
+        key = ChunkKey(0, 1, 0, len(chunks))
+        chunks.append(seal_chunk(key, replica.root, replica.layout.hash, deltas, KEY))
+    return chunks
+
+
+def opened(chunk: Chunk) -> ChunkHeader:
+    """What a node does before it decodes."""
+    header = open_header(chunk.header, KEY.public)
+    for index in range(header.n_pieces):
+        span = header.piece_range(index)
+        verify_piece(header, index, chunk.body[span.start : span.stop])
+    return header
+
+
+def differing(replica: Replica, bits: dict[str, Bits]) -> list[str]:
+    return [name for name in bits if not np.array_equal(replica.bits(name), bits[name])]
+
+
+assert LAYOUT.blocks_of("b.weight") == range(1, 3)
+assert BLOCK_ELEMENTS == 1 << 20

@@ -1,0 +1,57 @@
+"""The position-independent coder: exact, and closed to bad bytes."""
+
+import numpy as np
+import pytest
+from codec_kit import random_bits, rl_step, sprinkled
+
+from codec import pco
+from codec.bits import DTYPES
+from codec.errors import PeerError
+from codec.layout import BLOCK_ELEMENTS
+
+
+@pytest.mark.parametrize("name", list(DTYPES))
+@pytest.mark.parametrize(("n", "density"), [(1, 1), (65, 0.5), (5000, 0.01), (5000, 1), (5000, 0)])
+def test_round_trip(name: str, n: int, density: float) -> None:
+    rng, dtype = np.random.default_rng(0), DTYPES[name]
+    old = random_bits(rng, n, dtype)
+    new = sprinkled(rng, old, density, dtype)
+    payload = pco.encode_block(old, new, dtype)
+    if payload is None:
+        assert np.array_equal(old, new)
+        return
+    positions, bits = pco.decode_block(payload, old, dtype)
+    assert np.array_equal(positions, np.flatnonzero(old != new))
+    assert np.array_equal(bits, new[positions])
+
+
+def test_size_at_one_percent() -> None:
+    old, new = rl_step(BLOCK_ELEMENTS)
+    payload = pco.encode_block(old, new, DTYPES["BF16"])
+    assert payload is not None
+    assert 8 * len(payload) / (old != new).sum() < 10.1
+
+
+def test_bad_bytes_are_refused_or_give_other_bits() -> None:
+    old, new = rl_step(20_000)
+    payload = pco.encode_block(old, new, DTYPES["BF16"])
+    assert payload is not None
+    rng = np.random.default_rng(1)
+    refused = 0
+    for i in range(600):
+        bad = bytearray(payload)
+        if i % 3 == 0:
+            bad = bytearray(rng.bytes(int(rng.integers(0, 300))))
+        elif i % 3 == 1:
+            bad = bad[: int(rng.integers(0, len(bad)))]
+        else:
+            bad[int(rng.integers(0, len(bad)))] ^= int(rng.integers(1, 256))
+        try:
+            positions, bits = pco.decode_block(bytes(bad), old, DTYPES["BF16"])
+        except PeerError as error:
+            assert str(error).startswith("pco.")
+            refused += 1
+            continue
+        assert positions.size == bits.size
+        assert positions[-1] < old.size
+    assert refused > 400
