@@ -121,6 +121,15 @@ class Libp2pTransport(Transport):
         edge = self._edges.get(peer_key(str(id_)))
         return edge.pick(Lane.CONTROL) if edge else None
 
+    @property
+    def host_id(self) -> ID:
+        """Our own identity as the library writes it."""
+        return self.id_of(self.key)
+
+    @staticmethod
+    def id_of(peer: PeerKey) -> ID:
+        return ID.from_base58(peer_id(peer))
+
     # Connections.
 
     def _make_connection(self, conn: ISecureConn, id_: ID, peer: PeerKey) -> MuxedConnection:
@@ -190,7 +199,7 @@ class Libp2pTransport(Transport):
         assert self.host is not None
         try:
             with trio.fail_after(self._rules.address_s):
-                await self.host.get_network().dial_addr(Multiaddr(address), ID.from_base58(peer_id(peer)))
+                await self.host.get_network().dial_addr(Multiaddr(address), self.id_of(peer))
         except Exception as error:  # whatever the library raises, here it means: not at this address
             failures.append(f"{address} ({_innermost(error)})")
             failed.set()

@@ -8,7 +8,7 @@ felt by its writer, as on a real network.
 import math
 import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -45,6 +45,8 @@ class MemoryNetwork:
         self._listening: dict[str, MemoryTransport] = {}
         self._streams: dict[frozenset[PeerKey], dict[MemoryStream, None]] = {}
         self._next_address = 1
+        self.topics: dict[str, dict[PeerKey, Callable[[PeerKey, bytes], None]]] = {}
+        """Who gossips on what: called with the neighbour that sends and its bytes."""
 
     def link(self, a: PeerKey, b: PeerKey, link: Link) -> None:
         """Set the path between `a` and `b`, both ways, for streams opened from now on."""

@@ -122,18 +122,24 @@ class MuxedConnection(IMuxedConn):
 
 
 class MuxedStream(IMuxedStream):
-    """One of our streams with the library's methods and errors. `stream` is the stream itself."""
+    """One of our streams with the library's methods and errors. `stream` is the stream itself.
+
+    The library writes from several tasks at once and expects each write to go out whole; ours allow one at a time.
+    """
 
     def __init__(self, stream: YamuxStream, connection: MuxedConnection) -> None:
         self.stream = stream
         self.muxed_conn = connection
         self._remote = connection.get_remote_address()
+        self._writing = trio.Lock()
+        self._reading = trio.Lock()
 
     async def read(self, n: int | None = None) -> bytes:
         if n == 0:
             return b""
         try:
-            data = await self.stream.receive_some(None if n is None or n < 0 else n)
+            async with self._reading:
+                data = await self.stream.receive_some(None if n is None or n < 0 else n)
         except trio.BrokenResourceError as error:
             raise MuxedStreamReset(str(error)) from error
         except trio.ClosedResourceError as error:
@@ -144,7 +150,8 @@ class MuxedStream(IMuxedStream):
 
     async def write(self, data: bytes) -> None:
         try:
-            await self.stream.send_all(data)
+            async with self._writing:
+                await self.stream.send_all(data)
         except trio.BrokenResourceError as error:
             raise MuxedStreamReset(str(error)) from error
         except trio.ClosedResourceError as error:
