@@ -10,6 +10,7 @@ everything else is called from one thread, so a commit always falls between two 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal
 
@@ -45,6 +46,9 @@ the iterator moves on.
 """
 
 MAX_SEED: Final = 2**64 - 1
+
+MIN_LOGPROB: Final = -1e4
+"""No token is sampled that is less likely than this; it keeps infinities and NaN out."""
 
 
 class EngineError(SwarmError):
@@ -105,12 +109,24 @@ class Completion(msgspec.Struct, frozen=True):
     `logprobs`: one float32 value a token, the natural logarithm of the probability that the token had in the
     distribution it was drawn from: after temperature and after the top-p cut. For a greedy completion it is that of
     the distribution at temperature 1, since the true one would say 0 everywhere.
+
+    Raises `ValueError` when lengths disagree, a log-probability is not one, or the spans are not the tokens in order.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: Literal["stop", "length"]
     spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        if not self.token_ids or len(self.token_ids) != len(self.logprobs):
+            raise ValueError("logprobs: one for each token, and at least one token")
+        if not all(MIN_LOGPROB <= p <= 0.0 for p in self.logprobs):
+            raise ValueError("logprobs: not logarithms of probabilities")
+        edges = [edge for span in self.spans for edge in (span.start, span.end)]
+        inner_meet = all(a.end == b.start for a, b in pairwise(self.spans))
+        if not edges or edges != sorted(edges) or edges[0] != 0 or edges[-1] != len(self.token_ids) or not inner_meet:
+            raise ValueError("spans: must cover the tokens in order")
 
 
 class Engine(ABC):

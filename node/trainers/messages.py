@@ -127,9 +127,9 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
 
 
 class Room(msgspec.Struct, frozen=True, tag="room"):
-    """You may now offer this many groups more (a new number replaces the old one)."""
+    """In all you may have offered `allowed` groups since you opened this session."""
 
-    groups: U32
+    allowed: U63
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):

@@ -63,6 +63,17 @@ def test_what_lies_outside_the_mask_is_nothing():
     assert new.grad.tolist() == [[-2.0, 0.0, 0.0]]
 
 
+@pytest.mark.parametrize("lie", [-1e30, -500.0, 500.0])
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_an_absurd_claim_teaches_nothing(lie, advantage):
+    new = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    old = torch.tensor([[-1.0, lie]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    grpo_loss(new, old, torch.tensor([advantage]), mask, clip_low=0.2, clip_high=0.2).total.backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == [[-advantage, 0.0]]
+
+
 def test_advantages_are_normalised_in_each_group():
     rewards = torch.tensor([[0.0, 1.0, 1.0, 0.0], [5.0, 5.0, 5.0, 5.0], [1.0, 0.0, 0.0, 0.0]])
     advantages = group_advantages(rewards)

@@ -8,12 +8,13 @@ from codec.checkpoint import Checkpoint
 
 torch = pytest.importorskip("torch")
 
-from node.engines.base import Completion, SamplingParams  # noqa: E402
+from node.engines.base import Completion, SamplingParams, Span  # noqa: E402
 from node.engines.transformers import TransformersEngine  # noqa: E402
 from node.trainers.grpo.loop import sample, train_in_process  # noqa: E402
 from node.trainers.grpo.task import SortLetters  # noqa: E402
 from node.trainers.grpo.trainer import Group, GrpoConfig, GrpoTrainer  # noqa: E402
 
+ONE_TOKEN = Span((0, 0), 0, 1)
 CONFIG = GrpoConfig(lr=1e-4, lr_warmup_steps=1, prompts=4, samples=4)
 
 
@@ -136,6 +137,19 @@ def test_micro_batches_change_nothing_but_rounding(base):
     a, b = whole.step(groups), parts.step(groups)
     assert a.loss == pytest.approx(b.loss, abs=1e-6)
     assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)
+
+
+def test_what_cannot_be_trained_on_changes_nothing(base):
+    trainer = trainer_on(base)
+    groups = sample(trainer, engine_on(base))
+    old = bits_of(trainer)
+    strange = msgspec.structs.replace(groups[0].completions[0], token_ids=(32,), logprobs=(-1.0,), spans=(ONE_TOKEN,))
+    for wrong in ([], [Group((1, 26), ())], [*groups, Group((1, 26), (strange,))]):
+        with pytest.raises(ValueError, match="step"):
+            trainer.step(wrong)
+    assert trainer.step_done == 0
+    for name, bits in trainer.policy_bits():
+        np.testing.assert_array_equal(bits, old[name])
 
 
 def test_groups_of_equal_rewards_teach_nothing(base):

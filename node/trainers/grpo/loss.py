@@ -14,6 +14,9 @@ __all__ = ["GrpoLoss", "group_advantages", "grpo_loss", "token_logprobs"]
 SPREAD_FLOOR: Final = 1e-4
 """Added to a group's standard deviation: equal rewards teach nothing and must not divide by 0."""
 
+LOG_RATIO_BOUND: Final = 10.0
+"""Honest log-probabilities never differ so much. Beyond it the gradient is 0, so a node's lie cannot blow up a step."""
+
 
 class GrpoLoss(NamedTuple):
     """`total`: the sum over tokens, to be divided by the batch's tokens. `clipped`: tokens whose gradient was cut."""
@@ -52,7 +55,8 @@ def grpo_loss(
     a completion that spans versions needs nothing more. `advantages`: (rows,). What lies outside the mask may be
     anything, infinities included.
     """
-    ratio = torch.exp(torch.where(mask, logprobs - old_logprobs, 0.0))
+    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
+    ratio = torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     advantage = advantages[:, None]
     free, bounded = ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage
     total = -torch.where(mask, torch.minimum(free, bounded), 0.0).sum()

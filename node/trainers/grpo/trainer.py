@@ -90,6 +90,8 @@ class GrpoTrainer:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model = load_model(base, torch.float32, self.device)
         self.tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+        self.vocabulary: int = self.model.config.vocab_size
+        """Token ids are below this: whoever takes rollouts from strangers checks it."""
         self.step_done = 0
         self._policy = [parameter for _, parameter in self.model.named_parameters()]
         self._masters = [torch.nn.Parameter(p.detach().clone()) for p in self._policy]
@@ -117,8 +119,15 @@ class GrpoTrainer:
         return [Prompt(prompt, stream=index * count + i) for i in range(count)]
 
     def step(self, groups: Sequence[Group]) -> StepStats:
-        """One optimizer step on whole groups of any size. Their order matters only in the last bits of sums."""
+        """One optimizer step on whole groups of any size. Their order matters only in the last bits of sums.
+
+        Raises `ValueError`, having changed nothing, without groups or for a token that the policy does not have.
+        """
         started = time.perf_counter()
+        if not groups or not all(g.completions for g in groups):
+            raise ValueError("step: no completions")
+        if any(t >= self.vocabulary or t < 0 for g in groups for c in g.completions for t in (*g.prompt, *c.token_ids)):
+            raise ValueError(f"step: a token id outside 0 to {self.vocabulary - 1}")
         rewards = [[self.task.score(g.prompt, c.token_ids) for c in g.completions] for g in groups]
         advantages = torch.cat([group_advantages(torch.tensor([row]))[0] for row in rewards])
         rows = [(g.prompt, c) for g in groups for c in g.completions]
