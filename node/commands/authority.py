@@ -48,8 +48,10 @@ async def seed(*, config: Annotated[SeedConfig, Parameter(name="*")]) -> None:
     It holds the key, admits nodes by their tickets, and deals each version that is published to it.
     """
     from node.lifetime import until_signalled
+    from node.logs import configure
     from node.seed import run
 
+    configure()
     await until_signalled(partial(run, config))
 
 

@@ -40,7 +40,9 @@ async def join(ticket: str, /, *, config: Annotated[JoinConfig, Parameter(name="
     check_engine(config.engine)
     from node.join import run
     from node.lifetime import until_signalled
+    from node.logs import configure
 
+    configure()
     await until_signalled(partial(run, parsed, config))
 
 
@@ -56,8 +58,10 @@ async def relay(ticket: str, /, *, config: Annotated[RelayConfig, Parameter(name
 
     parsed = Ticket.parse(ticket)
     from node.lifetime import until_signalled
+    from node.logs import configure
     from node.relay import run
 
+    configure()
     await until_signalled(partial(run, parsed, config))
 
 

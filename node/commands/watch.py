@@ -58,6 +58,9 @@ async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfi
     """
     from node.demo import run
     from node.lifetime import until_signalled
+    from node.logs import configure
+
+    configure("warning")
 
     report: dict[str, Any] = await until_signalled(partial(run, config, live=not as_json and sys.stderr.isatty()))
     if as_json:
