@@ -97,10 +97,9 @@ class Progress:
             if version.complete:
                 self._hold(version, now)
             return
-        for _, chunk in sorted(version.chunks.items()):
-            if chunk.whole and not chunk.staged:
-                self._run(Job(JobKind.STAGE, version.id, chunk.key, generation=version.generation))
-        if version.complete and all(c.staged for c in version.chunks.values()):
+        for _, chunk in sorted(version.unstaged.items()):
+            self._run(Job(JobKind.STAGE, version.id, chunk.key, generation=version.generation))
+        if version.complete and not version.unstaged:
             self._run(Job(JobKind.COMMIT, version.id, generation=version.generation))
 
     def done(self, event: JobDone, now: float) -> None:
@@ -117,18 +116,22 @@ class Progress:
         else:
             chunk = self._state.chunks.find(event.job.key) if event.job.key is not None else None
             if chunk is not None:
-                chunk.staged = True
+                version.staged(chunk)
             self.advance(now)
 
     def fill_gaps(self, now: float, ask: list[bytes]) -> None:
-        """When we know of a later version but not of the next one, ask for the manifests between."""
+        """When we know of a later version (the heartbeat names the newest) but not of the next one, ask for the
+        manifests up to it: one that was passed on between our hello and our attaching went past us."""
         state = self._state
+        heartbeat = state.leases.heartbeat
         known = [v.id for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
-        if not known or not ask or self._next() is not None:
+        if heartbeat is not None and state.held is not None and heartbeat.head > state.floor:
+            known.append(heartbeat.head)
+        if not known or not ask or self._next_sealed():
             return
         last = max(known)
         first = state.floor.version + 1 if last.epoch == state.floor.epoch else last.version
-        for number in range(max(first, last.version - state.tuning.retain_versions), last.version):
+        for number in range(max(first, last.version - state.tuning.retain_versions), last.version + 1):
             id_ = VersionId(last.epoch, number)
             version = state.chunks.version(id_)
             if (version is None or version.manifest is None) and now >= self._asked.get(id_, 0.0):
@@ -141,12 +144,13 @@ class Progress:
         """The manifest to catch up with when the chain cannot be had: it is too long, or of another epoch."""
         state = self._state
         known = [v.manifest for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
-        if not known or self._next() is not None:
+        if not known or self._next_sealed():
             return None
         last = max(known, key=lambda m: (m.epoch, m.version))
         far = last.epoch != state.floor.epoch or last.version - state.floor.version > state.tuning.retain_versions
         first = VersionId(state.floor.epoch, state.floor.version + 1)
-        stuck = first in self._asked and state.chunks.version(first) is None and self._waited(first, now)
+        version = state.chunks.version(first)
+        stuck = first in self._asked and (version is None or version.manifest is None) and self._waited(first, now)
         return last if far or stuck else None
 
     def _waited(self, id_: VersionId, now: float) -> bool:
@@ -158,6 +162,12 @@ class Progress:
         root = state.manifest.root if state.manifest is not None else b""
         after = [v for v in state.chunks.versions.values() if v.parent_root == root and v.id > state.floor]
         return max(after, key=lambda v: v.id) if after else None
+
+    def _next_sealed(self) -> bool:
+        """The version that follows is here with its manifest: its pieces are all that is missing. Its chunks alone, left
+        from before a restart, say nothing of when it was sealed."""
+        following = self._next()
+        return following is not None and following.manifest is not None
 
     def _run(self, job: Job) -> None:
         if job not in self._running:
