@@ -30,7 +30,7 @@ from codec.staging import decode
 from swarm.protocol.events import VersionId
 from swarm.store import Anchor, Seal, Store, StoredChunk
 
-__all__ = ["Mismatch", "Model", "seal_of"]
+__all__ = ["Mismatch", "Model"]
 
 Hashes = NDArray[np.uint8]
 
@@ -163,7 +163,7 @@ class Model:
         if state_root(replica.layout.hash, hashes) != manifest.root:
             raise Mismatch("the chunks do not lead to the root that the manifest names")
         self._store.put_hashes(manifest.root, hashes)
-        self._store.seal(seal_of(manifest, sealed))
+        self._store.seal(Seal.of(manifest, sealed))
 
     def scatter(self, manifest: Manifest) -> tuple[Staged, ...] | None:
         """Write the bits of a prepared version. Returns what was written if all of it was in scratch, else None."""
@@ -230,7 +230,7 @@ class Model:
             raise Mismatch("the replica's root is not the manifest's")
         id_ = VersionId(manifest.epoch, manifest.version)
         self._store.put_hashes(manifest.root, replica.hashes)
-        self._store.seal(seal_of(manifest, sealed))
+        self._store.seal(Seal.of(manifest, sealed))
         with self._writing():
             self._forget()
             self.version = id_
@@ -332,9 +332,3 @@ class Model:
         self.version = None
         with self._scratch:
             self._staged.clear()
-
-
-def seal_of(manifest: Manifest, sealed: bytes) -> Seal:
-    """The durable record of a manifest."""
-    id_ = VersionId(manifest.epoch, manifest.version)
-    return Seal(id_, manifest.attempt, manifest.root, manifest.parent_root, manifest.payload_bytes, sealed)

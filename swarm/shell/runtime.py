@@ -48,7 +48,7 @@ from swarm.shell.manifests import Manifests
 from swarm.shell.outbound import Blob
 from swarm.shell.peers import Peers
 from swarm.shell.threads import RunSync, in_thread
-from swarm.store import Store, StoredChunk
+from swarm.store import Seal, Store, StoredChunk
 from swarm.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -314,6 +314,8 @@ class Shell:
                 if self._jobs is not None:
                     changes = await self._jobs.settle(version, effect.manifest)
                     whole = whole or changes is None
+                elif (found := self.manifests.get(version)) is not None:
+                    await self._run_sync(self._store.seal, Seal.of(*found))
                 self._face.committed(version, effect.manifest, changes)
             if version is not None:
                 await self._tend(version, whole=whole)

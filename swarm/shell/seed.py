@@ -18,7 +18,7 @@ from swarm.protocol.events import Commit, Drop, LocalChunk, LocalSeal, VersionId
 from swarm.shell.inbound import header_stored
 from swarm.shell.jobs import Jobs
 from swarm.shell.manifests import Manifests
-from swarm.shell.model import Model, seal_of
+from swarm.shell.model import Model
 from swarm.shell.runtime import Shell
 from swarm.shell.threads import RunSync, in_thread
 from swarm.store import Seal, Store
@@ -60,7 +60,7 @@ def genesis(
     store.put_hashes(root, replica.hashes)
     model.adopt(replica, VersionId(epoch, 0))
     model.write_anchor()
-    seal = seal_of(manifest, sealed)
+    seal = Seal.of(manifest, sealed)
     store.seal(seal)
     return seal
 

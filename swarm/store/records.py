@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from codec import Manifest
 from codec.errors import UsageError
 from swarm.protocol.events import VersionId
 from swarm.store.disk import Disk, DiskFull
@@ -40,6 +41,12 @@ class Seal:
     parent_root: bytes
     payload_bytes: int
     manifest: bytes
+
+    @classmethod
+    def of(cls, manifest: Manifest, sealed: bytes) -> "Seal":
+        """The record of a manifest that has been verified."""
+        id_ = VersionId(manifest.epoch, manifest.version)
+        return cls(id_, manifest.attempt, manifest.root, manifest.parent_root, manifest.payload_bytes, sealed)
 
 
 class Records:

@@ -2,23 +2,175 @@
 
 from pathlib import Path
 
-from shell_kit import AUTHORITY, swarm, until
+import numpy as np
+import pytest
+from shell_kit import CONFIG, Host, Swarm, new_replica, step, swarm, until
 
+from codec import Checkpoint, write_checkpoint
+from node.publisher import Publisher
 from swarm.protocol.events import VersionId
+
+
+def at(hosts: list[Host], number: int) -> bool:
+    return all(h.model is not None and h.model.version == VersionId(0, number) for h in hosts)
+
+
+async def follow(s: Swarm, hosts: list[Host], numbers: list[int]) -> None:
+    """Publish these versions; everyone must end each with the trainer's very bits."""
+    for number in numbers:
+        root = await s.publish(number)
+        assert s.authority.root == root
+        await until(lambda number=number: at(hosts, number))
+        assert {h.root for h in hosts} == {root}
+        for host in hosts:
+            assert host.model is not None
+            assert host.model.replica is not None
+            assert host.model.replica.rehash() == []  # the hashes are those of the bits
 
 
 async def test_members_catch_up_and_follow(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path) as s:
-        first = await s.start_member(1)
-        second = await s.start_member(2)
-        hosts = [first, second]
-        await until(lambda: all(h.model.version == VersionId(0, 0) for h in hosts))
+        hosts = [await s.start_member(1), await s.start_member(2)]
+        await until(lambda: at(hosts, 0))
         assert {h.root for h in hosts} == {s.authority.root}
+        await follow(s, hosts, [1, 2, 3])
+        for host in hosts:
+            assert [version for version, _, _ in host.log.commits] == [VersionId(0, n) for n in range(4)]
+            assert all(changes is not None for _, _, changes in host.log.commits[1:])
+            assert not {"bad_bytes", "damaged", "failed"} & set(host.log.names())
+            assert (host.store.folder / "files").is_dir()
+            assert host.store.file(s.authority.model.layout.files[0].hash) == CONFIG  # type: ignore[union-attr]
+
+
+async def test_a_chunk_leaves_the_seed_once(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        hosts = [await s.start_member(n) for n in (1, 2, 3)]
+        await until(lambda: at(hosts, 0))
+        await follow(s, hosts, [1])  # from here on all may stand inside a tree
+        await until(lambda: s.authority.core.state.roster.serial > 3)
+        before = s.authority.shell.counts.pushed
+        await follow(s, hosts, [2])
+        payload = s.authority.store.newest()
+        assert payload is not None
+        sent = s.authority.shell.counts.pushed - before + s.authority.shell.counts.pulled
+        assert payload.payload_bytes <= sent <= 1.05 * payload.payload_bytes
+
+
+async def test_a_killed_member_replays_from_its_disk(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        hosts = [await s.start_member(1), await s.start_member(2)]
+        await until(lambda: at(hosts, 0))
+        await follow(s, hosts, [1, 2])
+        await s.stop(hosts[1])
+        await follow(s, hosts[:1], [3])
+        back = await s.start_member(2)
+        assert back.model is not None
+        assert back.model.version == VersionId(0, 2)  # anchor and chunks, nothing asked of anyone
+        await until(lambda: at([back], 3))
+        assert back.root == s.authority.root
+        assert "catching_up" not in back.log.names()
+
+
+async def test_a_late_joiner_with_an_old_folder_fetches_what_differs(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        first = await s.start_member(1)
+        await until(lambda: at([first], 0))
+        await follow(s, [first], [1, 2])
+        mine = new_replica()
+        bits = mine.bits("b.weight").copy()
+        bits[5] ^= 1
+        base = tmp_path / "base"
+        write_checkpoint(
+            base, mine.layout, lambda name: bits if name == "b.weight" else mine.bits(name), {"config.json": CONFIG}
+        )
+        assert Checkpoint.open(base).layout.hash == mine.layout.hash
+        before = s.authority.shell.counts.blobs
+        second = await s.start_member(2, base=base)
+        await until(lambda: at([second], 2))
+        assert second.root == s.authority.root
+        assert s.authority.shell.counts.blobs - before < 1000  # the layout, before there was a peer to ask
+        await follow(s, [first, second], [3])
+
+
+async def test_an_anchor_is_a_checkpoint_that_loads(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        first = await s.start_member(1)
+        await until(lambda: at([first], 0))
+        await follow(s, [first], [1, 2, 3, 4])
+        await until(lambda: ("anchored", {"version": VersionId(0, 4)}) in first.log.events)
+        (anchor,) = first.store.anchors.list()
+        assert anchor.trusted
+        loaded = Checkpoint.open(anchor.folder)
+        assert first.model is not None
+        assert first.model.replica is not None
+        for name in loaded.names:
+            assert np.array_equal(loaded.bits(name), first.model.replica.bits(name))
+        assert loaded.files == {"config.json": CONFIG}
+
+
+async def test_a_publish_cut_short_harms_nobody(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        first = await s.start_member(1)
+        await until(lambda: at([first], 0))
+        await follow(s, [first], [1])
+        seed = s.authority.seed
+        assert seed is not None
+        publisher = Publisher(seed)
+        await publisher.begin()
+        await publisher.add(step(seed.replica, 99))
+        assert publisher._open is not None
+        for rest in publisher._open.packer.flush():
+            await publisher._open.send(rest)
+        await until(lambda: first.store.chunks.of(VersionId(0, 2)) != [])
+        await s.stop(s.authority)
+
+        again = await s.start_seed()
+        assert again.model is not None
+        assert again.model.version == VersionId(0, 1)
+        await until(lambda: len(list(again.shell.peers)) == 1)
+        root = await s.publish(2)
+        await until(lambda: at([first], 2))
+        assert first.root == root
+        seal = first.store.newest()
+        assert seal is not None
+        assert seal.attempt == 1
+        assert {chunk.key.attempt for chunk in first.store.chunks.of(VersionId(0, 2))} == {1}
+
+
+async def test_a_relay_passes_on_without_a_model(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        relay = await s.start_member(1, relay=True)
+        member = await s.start_member(2)
+        await until(lambda: at([member], 0))
         for number in (1, 2, 3):
+            await follow(s, [member], [number])
+        await until(lambda: VersionId(0, 3) in [version for version, _, _ in relay.log.commits])
+        assert relay.store.chunks.of(VersionId(0, 3))
+
+
+async def test_leaving_frees_the_slot_at_once(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        first = await s.start_member(1)
+        await until(lambda: at([first], 0))
+        await first.shell.leave()
+        await until(lambda: "member_left" in s.authority.log.names(), 2.0)
+        assert not s.authority.core.book.leases
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_members_come_and_go(tmp_path: Path, autojump_clock: object, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    async with swarm(tmp_path) as s:
+        hosts = {n: await s.start_member(n) for n in (1, 2, 3)}
+        await until(lambda: at(list(hosts.values()), 0))
+        for number in range(1, 7):
+            gone = int(rng.integers(1, 4))
+            if gone in hosts:
+                await s.stop(hosts.pop(gone))
             root = await s.publish(number)
-            assert s.authority.root == root
-            await until(lambda number=number: all(h.model.version == VersionId(0, number) for h in hosts))
-            assert {h.root for h in hosts} == {root}
-        assert all(changes is not None for _, _, changes in first.log.commits[1:])
-        assert "bad_bytes" not in first.log.names() + second.log.names()
-        assert AUTHORITY.public
+            await until(lambda number=number: at(list(hosts.values()), number))
+            assert {h.root for h in hosts.values()} <= {root}
+            if gone not in hosts:
+                hosts[gone] = await s.start_member(gone)
+        await until(lambda: at(list(hosts.values()), 6))
+        assert {h.root for h in hosts.values()} == {s.authority.root}
