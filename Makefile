@@ -37,7 +37,7 @@ types: install ## pyright
 	$(BIN)/pyright codec swarm node
 
 fuzz: install ## the property tests, with many more examples
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'not vllm and not wan and not gpu and not foreign' -k 'property or fuzz' $(PYTEST_FLAGS)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'hypothesis and not vllm and not wan and not gpu and not foreign' $(PYTEST_FLAGS)
 
 clean: ## forget the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo-out
