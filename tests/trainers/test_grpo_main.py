@@ -30,7 +30,7 @@ def test_json_and_snapshots(little, base, tmp_path, capsys):
     before, after = Checkpoint.open(folder / "v0002"), Checkpoint.open(folder / "v0003")
     changed = sum(int((before.bits(name) != after.bits(name)).sum()) for name in before.names)
     assert changed == rows[2]["changed"]
-    assert before.layout.same_tensors(Checkpoint.open(base).layout)
+    assert before.layout.hash == Checkpoint.open(base).layout.hash
 
 
 def test_a_line_a_step(little, capsys):

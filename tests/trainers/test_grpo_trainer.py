@@ -4,9 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from codec.checkpoint import Checkpoint
+from codec.checkpoint import Checkpoint, write_checkpoint
+from codec.errors import UsageError
+from codec.layout import Layout, TensorSpec
 
 torch = pytest.importorskip("torch")
+
+from transformers import AutoTokenizer  # noqa: E402
 
 from node.engines.base import Completion, SamplingParams, Span  # noqa: E402
 from node.engines.transformers import TransformersEngine  # noqa: E402
@@ -56,13 +60,29 @@ def test_policy_bits_are_the_checkpoints(base, tmp_path):
     assert any((new != bits[name]).any() for name, new in trainer.policy_bits())
     trainer.save(tmp_path / "saved")
     saved = Checkpoint.open(tmp_path / "saved")
-    assert saved.layout.same_tensors(stored.layout)
+    assert saved.layout.hash == stored.layout.hash  # config and tokenizer too
     for name, new in trainer.policy_bits():
         np.testing.assert_array_equal(saved.bits(name), new)
     again = trainer_on(tmp_path / "saved")
-    assert again.tokenizer.decode(again.tokenizer.encode("dbca>")) == "dbca>"
     for (name, old), (_, new) in zip(trainer.policy_bits(), again.policy_bits(), strict=True):
         np.testing.assert_array_equal(old, new, err_msg=name)
+
+
+def test_tiny_comes_with_its_tokenizer(base):
+    tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+    assert tokenizer.encode("dbca>") == [3, 1, 2, 0, SortLetters.ASK]
+    assert tokenizer.decode([0, 1, 2, 3, SortLetters.END], skip_special_tokens=True) == "abcd"
+
+
+def test_a_base_that_is_not_bf16_is_refused(base, tmp_path):
+    stored = Checkpoint.open(base)
+    wide = Layout(tuple(TensorSpec(t.name, "F32", t.shape) for t in stored.layout.tensors))
+    files = {name: data for name, data in stored.files.items() if name == "config.json"}
+    write_checkpoint(tmp_path / "wide", wide, lambda name: stored.bits(name).astype(np.uint32) << np.uint32(16), files)
+    with pytest.raises(UsageError, match="bf16"):
+        trainer_on(tmp_path / "wide")
+    with pytest.raises(UsageError, match=r"config\.json"):
+        trainer_on(tmp_path)
 
 
 def test_density_counts_changed_bits(base):

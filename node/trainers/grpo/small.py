@@ -19,8 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from codec.errors import UsageError
 from node.trainers.grpo.cache import cached_folder
 from node.trainers.grpo.task import Tokens
-from node.trainers.grpo.trainer import save_bf16
-from node.trainers.grpo.warmup import Progress, fit
+from node.trainers.grpo.warmup import Progress, fit, save_bf16
 
 __all__ = ["ContinueText", "SmallRecipe", "make_small", "small_folder"]
 

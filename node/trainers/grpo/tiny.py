@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from node.trainers.grpo.cache import cached_folder
 from node.trainers.grpo.task import SortLetters
-from node.trainers.grpo.trainer import save_bf16
-from node.trainers.grpo.warmup import IGNORED, Progress, fit
+from node.trainers.grpo.warmup import IGNORED, Progress, fit, save_bf16
 
 __all__ = ["TinyRecipe", "letters_tokenizer", "make_tiny", "tiny_folder"]
 

@@ -14,10 +14,12 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
 
+from codec.checkpoint import Checkpoint, write_checkpoint
+from codec.errors import UsageError
+from codec.layout import Layout
 from node.engines.base import Completion, Prompt, SamplingParams
+from node.engines.live import LiveParameters
 from node.engines.load import load_model
 from node.trainers.grpo.loss import group_advantages, grpo_loss, token_logprobs
 from node.trainers.grpo.task import Task, Tokens
@@ -85,18 +87,25 @@ class GrpoTrainer:
     def __init__(
         self, base: Path, task: Task, config: GrpoConfig | None = None, *, seed: int = 0, device: str | None = None
     ) -> None:
-        """`base`: a Hugging Face folder with bf16 weights: version 0. `device`: None takes a GPU if there is one."""
+        """`base`: a Hugging Face folder with bf16 weights: version 0. `device`: None takes a GPU if there is one.
+
+        Raises `UsageError` when it cannot be loaded, or its weights are not all bf16.
+        """
         self.task, self.config, self.seed = task, config or GrpoConfig(), seed
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model = load_model(base, torch.float32, self.device)
-        self.tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+        self._base = Checkpoint.open(base)
+        self.layout: Layout = self._base.layout
+        """Tensors and small files of the base; those of every later version are the same."""
+        if any(spec.dtype != "BF16" for spec in self.layout.tensors):
+            raise UsageError(f"{base} holds weights that are not bf16: convert it first.")
         self.vocabulary: int = self.model.config.vocab_size
         """Token ids are below this: whoever takes rollouts from strangers checks it."""
         self.step_done = 0
-        self._policy = [parameter for _, parameter in self.model.named_parameters()]
+        self._live = LiveParameters(self.model, self.layout)
+        self._policy = list(self.model.parameters())
         self._masters = [torch.nn.Parameter(p.detach().clone()) for p in self._policy]
         self._adam = torch.optim.AdamW(self._masters, lr=self.config.lr, betas=self.config.betas, weight_decay=0.0)
-        self._round()  # a float32 base becomes its bf16 rounding
 
     @property
     def sampling(self) -> SamplingParams:
@@ -148,16 +157,17 @@ class GrpoTrainer:
             seconds=time.perf_counter() - started,
         )
 
-    @torch.no_grad()
     def policy_bits(self) -> Iterator[tuple[str, NDArray[np.uint16]]]:
-        """(checkpoint name, bf16 bits, flat) of the policy as the last step left it; a tied tensor once."""
-        for name, parameter in self.model.named_parameters():
-            yield name, _bf16_bits(parameter).cpu().numpy().view(np.uint16).reshape(-1)
+        """(checkpoint name, bf16 bits, flat) of the policy as the last step left it, in the layout's order."""
+        for spec in self.layout.tensors:
+            yield spec.name, self._live.read(spec.name)
 
     def save(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder: config, bf16 safetensors, tokenizer."""
-        save_bf16(self.model, folder)
-        self.tokenizer.save_pretrained(folder)
+        """Write the policy as a new Hugging Face folder; config and tokenizer are the base's, byte for byte.
+
+        Raises `UsageError` when the folder exists, or cannot be written.
+        """
+        write_checkpoint(folder, self.layout, self._live.read, self._base.files)
 
     def _backward(
         self, rows: list[tuple[Tokens, Completion]], advantages: torch.Tensor, tokens: int
@@ -212,15 +222,6 @@ class GrpoTrainer:
             total += new.numel()
             parameter.copy_(new)
         return changed / total
-
-
-@torch.no_grad()
-def save_bf16(model: PreTrainedModel, folder: Path) -> None:
-    """Write config and weights of a transformers model, rounded to bf16; tied tensors once."""
-    weights = {name: parameter.detach().to(torch.bfloat16).cpu() for name, parameter in model.named_parameters()}
-    disable_progress_bar()
-    model.config.dtype = torch.bfloat16
-    model.save_pretrained(folder, state_dict=weights)
 
 
 def _bf16_bits(parameter: torch.Tensor) -> torch.Tensor:

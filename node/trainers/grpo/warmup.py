@@ -3,11 +3,14 @@
 import math
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
-__all__ = ["IGNORED", "Progress", "fit"]
+__all__ = ["IGNORED", "Progress", "fit", "save_bf16"]
 
 Progress = Callable[[str], None]
 
@@ -46,3 +49,9 @@ def fit(
             told = time.monotonic()
             progress(f"{what}: step {step} of {steps}, loss {loss.item():.2f}")
     model.eval()
+
+
+def save_bf16(model: Any, folder: Path) -> None:
+    """Round a transformers model to bf16, in place, and write it: config and safetensors, tied tensors once."""
+    disable_progress_bar()
+    model.to(torch.bfloat16).save_pretrained(folder)

@@ -1,0 +1,21 @@
+"""What a trainer may have to catch. Each says what happened; none of them leaves anything half done."""
+
+from codec.errors import SwarmError
+
+__all__ = ["PublishFailed", "SwarmBusy", "SwarmDown", "SwarmTimeout"]
+
+
+class SwarmDown(SwarmError):
+    """The seed on this host does not answer, or ended in the middle."""
+
+
+class SwarmBusy(SwarmError):
+    """Two versions are not sealed yet, and waiting for one of them took too long."""
+
+
+class SwarmTimeout(SwarmError):
+    """What was waited for did not happen before the deadline."""
+
+
+class PublishFailed(SwarmError):
+    """The seed refused a version; the one before stands, and the next may be published."""

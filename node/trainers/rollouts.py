@@ -1,0 +1,159 @@
+"""Complete groups from the swarm, as an iterator that takes prompts only as fast as the nodes work them off."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from node.engines.base import SamplingParams, Span
+from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
+from node.local import Channel, ChannelTimeout, close_fds
+from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
+from node.trainers.messages import Offer, OpenRollouts, Refusal, Room, Sample, Taken
+from node.trainers.seedlink import dial, speaking
+
+__all__ = ["Rollout", "RolloutGroup", "rollouts"]
+
+LOOK_AGAIN_S: Final = 0.2
+"""How soon a seed that went away is looked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One accepted sample. For `token_ids`, `logprobs`, `finish_reason` and `spans` see `node.engines.base.Completion`.
+
+    `node`: public key (32 bytes) of the node that signed it.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    spans: tuple[Span, ...]
+    node: bytes
+
+    @property
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """(epoch, version) of each token."""
+        return tuple(span.version for span in self.spans for _ in range(span.start, span.end))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """All samples of one prompt. `index`: which of the prompts, counted from 0; groups come as they are complete."""
+
+    index: int
+    prompt: tuple[int, ...]
+    rollouts: tuple[Rollout, ...]
+
+
+def rollouts(
+    home: Path,
+    prompts: Iterable[Sequence[int]],
+    n: int,
+    sampling: SamplingParams,
+    *,
+    key: str | None,
+    timeout_s: float,
+) -> Iterator[RolloutGroup]:
+    """See `Swarm.rollouts`."""
+    asked = OpenRollouts(key or os.urandom(16).hex(), n, sampling, keep=key is not None)
+    batch = _Batch(asked, prompts)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with speaking("it was asked for rollouts"), dial(home) as channel:
+                for group in batch.converse(channel, lambda: deadline):
+                    yield group
+                    deadline = time.monotonic() + timeout_s
+                return
+        except SwarmDown:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(LOOK_AGAIN_S)  # a seed that is restarted kept what was done; only the news are lost
+
+
+class _Batch:
+    """What was offered and what is still to come, over any number of connections."""
+
+    def __init__(self, asked: OpenRollouts, prompts: Iterable[Sequence[int]]) -> None:
+        self._asked = asked
+        self._prompts = iter(prompts)
+        self._count = 0
+        self._last = False
+        """There are no more prompts."""
+        self._open: dict[bytes, tuple[int, tuple[int, ...]]] = {}
+        self._taken: list[bytes] = []
+        """Handed to the caller, and not yet confirmed to the seed."""
+        self._parts: dict[bytes, list[Sample]] = {}
+
+    def converse(self, channel: Channel, deadline: Callable[[], float]) -> Iterator[RolloutGroup]:
+        channel.send(self._asked)
+        self._parts.clear()
+        for group, (_, prompt) in self._open.items():
+            channel.send(Offer(group, pack_tokens(prompt)))
+        offered, allowed = len(self._open), 0
+        while True:
+            for group in self._taken:
+                channel.send(Taken(group))
+            self._taken.clear()
+            while offered < allowed and self._offer_next(channel):
+                offered += 1
+            if self._last and not self._open:
+                return
+            message = self._receive(channel, deadline())
+            match message:
+                case Room(total):
+                    allowed = total
+                case Sample():
+                    if (group := self._collect(message)) is not None:
+                        yield group
+                        self._taken.append(message.group)
+                case Refusal(why):
+                    raise PublishFailed(why)
+
+    def _receive(self, channel: Channel, deadline: float):
+        try:
+            message, fds = channel.recv(max(0.0, deadline - time.monotonic()))
+        except ChannelTimeout as error:
+            raise SwarmTimeout(
+                f"No group was completed in time; {len(self._open)} are open. Are nodes connected? See swarm.state."
+            ) from error
+        close_fds(fds)
+        return message
+
+    def _offer_next(self, channel: Channel) -> bool:
+        if self._last:
+            return False
+        prompt = next(self._prompts, None)
+        if prompt is None:
+            self._last = True
+            return False
+        tokens = tuple(int(token) for token in prompt)
+        group = blake3(f"{self._asked.session}/{self._count}".encode()).digest(16)
+        channel.send(Offer(group, pack_tokens(tokens)))
+        self._open[group] = (self._count, tokens)
+        self._count += 1
+        return True
+
+    def _collect(self, sample: Sample) -> RolloutGroup | None:
+        if sample.group not in self._open:  # had before the connection broke
+            if sample.left == 0:
+                self._taken.append(sample.group)
+            return None
+        parts = self._parts.setdefault(sample.group, [])
+        parts.append(sample)
+        if sample.left:
+            return None
+        index, prompt = self._open.pop(sample.group)
+        return RolloutGroup(index, prompt, tuple(_rollout(part) for part in self._parts.pop(sample.group)))
+
+
+def _rollout(sample: Sample) -> Rollout:
+    starts = (0, *(end for _, _, end in sample.spans))
+    spans = tuple(Span((e, v), start, end) for start, (e, v, end) in zip(starts, sample.spans, strict=False))
+    tokens, logprobs = unpack_tokens(sample.token_ids), unpack_floats(sample.logprobs)
+    return Rollout(tokens, logprobs, sample.finish_reason, spans, sample.node)
