@@ -20,12 +20,10 @@ __all__ = [
     "CLASSES",
     "LANES",
     "class_mask",
-    "count_classes",
-    "countdown_classes",
+    "classify",
+    "copy_lanes",
+    "differing",
     "element",
-    "negatives",
-    "planes",
-    "planes_and_copy",
     "popcount",
     "put_element",
     "select_bit",
@@ -38,10 +36,9 @@ _HAS_PDEP: Final = platform.machine() == "x86_64" and bool(llvmlite.binding.get_
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
-def _splat(builder: Any, scalar: Any, lane: Any) -> Any:
-    vector = ir.VectorType(lane, LANES)
+def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _I32(0))
-    zeros = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
+    zeros = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
 
 
@@ -67,11 +64,11 @@ def _call(builder: Any, name: str, kind: Any, *args: Any) -> Any:
 def _class_planes(builder: Any, words: Any, shift: Any, mask: Any, top: Any) -> list[Any]:
     """Four uint64: the bits of min(15, top -| ((word >> shift) & mask)) for each lane; -| stops at zero."""
     lane, bytes_ = words.type.element, ir.VectorType(_I8, LANES)
-    exponents = builder.lshr(words, _splat(builder, builder.trunc(shift, lane), lane))
-    exponents = builder.and_(exponents, _splat(builder, builder.trunc(mask, lane), lane))
+    exponents = builder.lshr(words, _splat(builder, builder.trunc(shift, lane), words.type))
+    exponents = builder.and_(exponents, _splat(builder, builder.trunc(mask, lane), words.type))
     if lane.width > 8:
         exponents = builder.trunc(exponents, bytes_)
-    tops = _splat(builder, builder.trunc(top, _I8), _I8)
+    tops = _splat(builder, builder.trunc(top, _I8), bytes_)
     classes = _call(builder, "llvm.usub.sat.v64i8", bytes_, tops, exponents)
     classes = _call(builder, "llvm.umin.v64i8", bytes_, classes, ir.Constant(bytes_, [CLASSES - 1] * LANES))
     found = []
@@ -81,96 +78,76 @@ def _class_planes(builder: Any, words: Any, shift: Any, mask: Any, top: Any) -> 
     return found
 
 
-def _masks(builder: Any, planes_: list[Any]) -> list[Any]:
-    """The mask of each of the sixteen classes."""
-    inverse = [builder.not_(plane) for plane in planes_]
-    low = [builder.and_([inverse[0], planes_[0]][c & 1], [inverse[1], planes_[1]][c >> 1]) for c in range(4)]
-    high = [builder.and_([inverse[2], planes_[2]][c & 1], [inverse[3], planes_[3]][c >> 1]) for c in range(4)]
-    return [builder.and_(low[c & 3], high[c >> 2]) for c in range(CLASSES)]
+def _class_masks(builder: Any, planes: list[Any]) -> Any:
+    """The masks of all sixteen classes, as a vector of uint64."""
+    vector = ir.VectorType(_I64, CLASSES)
+    masks = None
+    for bit, plane in enumerate(planes):
+        inverted = ir.Constant(vector, [0 if c >> bit & 1 else -1 for c in range(CLASSES)])
+        term = builder.xor(_splat(builder, plane, vector), inverted)
+        masks = term if masks is None else builder.and_(masks, term)
+    return masks
 
 
-def _tuple_of(builder: Any, context: Any, kind: Any, values: list[Any]) -> Any:
-    return context.make_tuple(builder, kind, values)
-
-
-@intrinsic
-def planes(typingctx: Any, like: Any, old: Any, new: Any, index: Any, shift: Any, mask: Any, top: Any) -> Any:
-    """(changed, plane 0..3) of the 64 elements from `index`: changed is the mask of old != new; classes are of old."""
-    kind = types.UniTuple(types.uint64, 5)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        lane = ir.IntType(like.dtype.bitwidth)
-        before = _load(builder, args[1], args[3], lane)
-        after = _load(builder, args[2], args[3], lane)
-        changed = builder.bitcast(builder.icmp_unsigned("!=", before, after), _I64)
-        found = _class_planes(builder, before, args[4], args[5], args[6])
-        return _tuple_of(builder, context, kind, [changed, *found])
-
-    return kind(like, *[types.int64] * 6), codegen
-
-
-@intrinsic
-def planes_and_copy(typingctx: Any, like: Any, old: Any, copy: Any, index: Any, shift: Any, mask: Any, top: Any) -> Any:
-    """Plane 0..3 of the 64 elements from `index` of `old`, which are also written to the same place of `copy`."""
-    kind = types.UniTuple(types.uint64, 4)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        lane = ir.IntType(like.dtype.bitwidth)
-        words = _load(builder, args[1], args[3], lane)
-        store = builder.store(words, _pointer(builder, args[2], args[3], words.type, lane.width))
-        store.align = 1
-        return _tuple_of(builder, context, kind, _class_planes(builder, words, args[4], args[5], args[6]))
-
-    return kind(like, *[types.int64] * 6), codegen
-
-
-def _slots(context: Any, builder: Any, array_type: Any, array: Any) -> list[Any]:
-    """Pointers to the first sixteen items of an int64 array."""
-    data = context.make_array(array_type)(context, builder, array).data
-    return [builder.gep(data, [_I64(c)]) for c in range(CLASSES)]
+def _count(context: Any, builder: Any, sig: Any, args: Any, planes: list[Any]) -> None:
+    """planes_[row] = planes; seen[row + 1] = seen[row] + the sizes of the classes."""
+    row = args[0]
+    for name, array_type, array in zip(("planes", "seen"), sig.args[1:3], args[1:3], strict=True):
+        data = context.make_array(array_type)(context, builder, array).data
+        if name == "planes":
+            for bit, plane in enumerate(planes):
+                builder.store(plane, builder.gep(data, [builder.add(builder.mul(row, _I64(4)), _I64(bit))]))
+            continue
+        vector = ir.VectorType(_I64, CLASSES)
+        here = builder.bitcast(builder.gep(data, [builder.mul(row, _I64(CLASSES))]), vector.as_pointer())
+        below = builder.load(here)
+        below.align = 8
+        sizes = _call(builder, "llvm.ctpop.v16i64", vector, _class_masks(builder, planes))
+        store = builder.store(builder.add(below, sizes), builder.gep(here, [_I64(1)]))
+        store.align = 8
 
 
 @intrinsic
-def count_classes(typingctx: Any, counts: Any, p0: Any, p1: Any, p2: Any, p3: Any) -> Any:
-    """counts[c] += how many of the 64 elements are of class c. `counts`: int64[16]."""
+def classify(
+    typingctx: Any, row: Any, planes: Any, seen: Any, like: Any, old: Any, index: Any, shift: Any, mask: Any, top: Any
+) -> Any:
+    """Find the classes of the 64 elements of `old` from `index`; count them.
+
+    `planes`: uint64[rows * 4]: gets the four planes at `row`. `seen`: int64[(rows + 1) * 16]: gets at row + 1 those of
+    each class so far, which is what stands at `row` and those of these 64.
+    """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        slots = _slots(context, builder, sig.args[0], args[0])
-        for slot, mask in zip(slots, _masks(builder, list(args[1:])), strict=True):
-            builder.store(builder.add(builder.load(slot), builder.ctpop(mask)), slot)
+        words = _load(builder, args[4], args[5], ir.IntType(like.dtype.bitwidth))
+        _count(context, builder, sig, args, _class_planes(builder, words, *args[6:9]))
         return context.get_dummy_value()
 
-    return types.void(counts, *[types.uint64] * 4), codegen
+    return types.void(types.int64, planes, seen, like, *[types.int64] * 5), codegen
 
 
 @intrinsic
-def countdown_classes(typingctx: Any, counts: Any, p0: Any, p1: Any, p2: Any, p3: Any) -> Any:
-    """counts[c] -= how many of the 64 elements are of class c; negative (int64) if any count became so."""
+def differing(typingctx: Any, like: Any, old: Any, new: Any, index: Any) -> Any:
+    """The mask of those of the 64 elements from `index` where `old` and `new` differ."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        slots = _slots(context, builder, sig.args[0], args[0])
-        signs = _I64(0)
-        for slot, mask in zip(slots, _masks(builder, list(args[1:])), strict=True):
-            left = builder.sub(builder.load(slot), builder.ctpop(mask))
-            builder.store(left, slot)
-            signs = builder.or_(signs, left)
-        return signs
+        lane = ir.IntType(like.dtype.bitwidth)
+        before, after = _load(builder, args[1], args[3], lane), _load(builder, args[2], args[3], lane)
+        return builder.bitcast(builder.icmp_unsigned("!=", before, after), _I64)
 
-    return types.int64(counts, *[types.uint64] * 4), codegen
+    return types.uint64(like, *[types.int64] * 3), codegen
 
 
 @intrinsic
-def negatives(typingctx: Any, counts: Any) -> Any:
-    """The mask of classes whose count is negative."""
+def copy_lanes(typingctx: Any, like: Any, source: Any, target: Any, index: Any) -> Any:
+    """Copy the 64 elements from `index`."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        found = _I64(0)
-        for c, slot in enumerate(_slots(context, builder, sig.args[0], args[0])):
-            sign = builder.lshr(builder.load(slot), _I64(63))
-            found = builder.or_(found, builder.shl(sign, _I64(c)))
-        return found
+        words = _load(builder, args[1], args[3], ir.IntType(like.dtype.bitwidth))
+        store = builder.store(words, _pointer(builder, args[2], args[3], words.type, like.dtype.bitwidth))
+        store.align = 1
+        return context.get_dummy_value()
 
-    return types.uint64(counts), codegen
+    return types.void(like, *[types.int64] * 3), codegen
 
 
 @intrinsic
@@ -247,9 +224,9 @@ def popcount(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """The index of the lowest bit set; `word` is not zero."""
+    """The index of the lowest bit set; 64 for zero."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), codegen

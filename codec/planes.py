@@ -272,11 +272,13 @@ def _put_numbers(words, capacity, at, values, n, gaps, excess):
 @kernel
 def _get_numbers(words, at, end, values, n, gaps, excess, most):
     """Read n numbers of at most `most` into `values`; the bit after them, or -1."""
-    if at + 7 > end:
+    if at + 2 > end:
         return np.int64(-1)
     mode = np.int64(_get(words, at, 2))
     at += 2
     if mode == _RICE:
+        if at + 5 > end:
+            return np.int64(-1)
         return _get_rice(words, at + 5, end, values, n, np.int64(_get(words, at, 5)), most)
     for i in range(n):
         values[i] = 0

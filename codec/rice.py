@@ -19,7 +19,7 @@ from codec.errors import PeerError
 from codec.lanes import CLASSES, LANES
 from codec.layout import BLOCK_ELEMENTS
 from codec.planes import FIELDS, read_planes, write_planes
-from codec.scan import NEVER, exponents, scan_decode, scan_encode, scatter
+from codec.scan import NEVER, TILE_WORDS, exponents, scan_decode, scan_encode, scatter
 
 __all__ = [
     "decode_block",
@@ -57,6 +57,9 @@ class _Scratch:
         self.bits = np.empty(BLOCK_ELEMENTS + LANES, np.uint32)
         self.words = np.zeros(BLOCK_ELEMENTS * 40 // 64 + 256, np.uint64)
         self.state = np.empty((3, CLASSES), np.int64)
+        self.planes = np.empty(TILE_WORDS * 4, np.uint64)
+        self.seen = np.empty((TILE_WORDS + 1) * CLASSES, np.int64)
+        self.pending = np.empty(TILE_WORDS * LANES, np.int32)
         self.histogram = np.empty(256, np.int64)
         self.tails = np.empty((3, LANES), np.uint32)
 
@@ -126,11 +129,12 @@ def encode_changes(old: Bits, new: Bits, dtype: DType) -> tuple[bytes, Positions
         return encode_plainly(old, new)
     with _Scratch.take() as scratch:
         top = _choose_top(scratch, old, dtype)
-        state, positions, words = scratch.state, scratch.positions, scratch.words
+        state, positions, words = scratch.state[:2], scratch.positions, scratch.words
         state[:] = 0
+        scratch.seen[:CLASSES] = 0
         like = scratch.bits.view(dtype.bits)
         shift, mask, flip = _kernel_arguments(dtype)
-        rest = (shift, mask, top, flip, state, scratch.gaps, scratch.diffs, positions)
+        rest = (shift, mask, top, flip, scratch.planes, scratch.seen, state, scratch.gaps, scratch.diffs, positions)
         whole = old.size // LANES
         found = scan_encode(like, old.ctypes.data, new.ctypes.data, whole, 0, *rest, 0)
         if old.size % LANES:
@@ -139,7 +143,7 @@ def encode_changes(old: Bits, new: Bits, dtype: DType) -> tuple[bytes, Positions
         if found == 0:
             return None
         words[0] = top
-        end = write_planes(words, words.size * 64 - 64, 8, scratch.gaps, scratch.diffs, state[2], scratch.numbers)
+        end = write_planes(words, words.size * 64 - 64, 8, scratch.gaps, scratch.diffs, state[1], scratch.numbers)
         assert end > 0, "more than 40 bits an element: see _Scratch.words"
         used = (end + 63) >> 6
         payload = words[:used].view(np.uint8)[: (end + 7) >> 3].tobytes()
@@ -206,10 +210,12 @@ def _replay(scratch: _Scratch, top: int, old: Bits, copy: Bits | None, dtype: DT
         raise PeerError("rice.count: no changes")
     state[0] = np.where(state[2] > 0, scratch.gaps[:, 0].astype(np.int64), NEVER)
     state[1] = 0
-    positions = np.empty(total, np.uint32)
+    scratch.seen[:CLASSES] = 0
+    positions = np.empty(total + 2, np.uint32)
     bits = np.empty(total, dtype.bits)
     shift, mask, flip = _kernel_arguments(dtype)
-    rest = (shift, mask, top, flip, state, scratch.gaps, scratch.diffs, positions, bits)
+    tiles = (scratch.planes, scratch.seen, scratch.pending)
+    rest = (shift, mask, top, flip, *tiles, state, scratch.gaps, scratch.diffs, positions, bits)
     whole = old.size // LANES
     to = 0 if copy is None else copy.ctypes.data
     found = scan_decode(bits, old.ctypes.data, to, whole, 0, *rest, 0)
@@ -219,9 +225,9 @@ def _replay(scratch: _Scratch, top: int, old: Bits, copy: Bits | None, dtype: DT
         found = scan_decode(bits, before.ctypes.data, after.ctypes.data, 1, whole * LANES, *rest, found)
         if copy is not None:
             copy[-left:] = after[:left]
-    if found != total or positions[-1] >= old.size:
+    if found != total or positions[total - 1] >= old.size:
         raise PeerError("rice.gaps: a change beyond the end of its class")
-    return positions, bits
+    return positions[:total], bits
 
 
 def encode_plainly(old: Bits, new: Bits) -> tuple[bytes, Positions] | None:

@@ -1,7 +1,12 @@
 # pyright: reportCallIssue=false
 """Passes over a block: which elements changed, counted inside the classes of their old exponents.
 
-Every kernel takes whole words of 64 elements; `codec.rice` pads the tail. Nothing here allocates.
+A tile is 64 words of 64 elements. Each pass first classifies a tile in straight-line vector code, which leaves the
+planes of every word and how many elements of each class stand before it; then it turns to the changes of the tile. What
+a branch would have to guess, a word with or without changes, is kept out of the first part, and made rare in the second.
+
+Every kernel takes whole words; `codec.rice` pads the tail. Indices are unsigned, or numba asks of each whether it is
+negative.
 """
 
 import numpy as np
@@ -9,24 +14,23 @@ import numpy as np
 from codec.jit import kernel
 from codec.lanes import (
     class_mask,
-    count_classes,
-    countdown_classes,
+    classify,
+    copy_lanes,
+    differing,
     element,
-    negatives,
-    planes,
-    planes_and_copy,
     popcount,
     put_element,
     select_bit,
     trailing_zeros,
 )
 
-__all__ = ["NEVER", "exponents", "scan_decode", "scan_encode", "scatter"]
+__all__ = ["NEVER", "TILE_WORDS", "exponents", "scan_decode", "scan_encode", "scatter"]
 
-ONE = np.uint64(1)
-ZERO = np.uint64(0)
+ZERO, ONE, TWO, THREE, FOUR, SIX = (np.uint64(n) for n in (0, 1, 2, 3, 4, 6))
+LAST_LANE = np.uint64(63)
+TILE_WORDS = 64
 NEVER = 1 << 62
-"""Elements until the next change of a class that has no more."""
+"""The rank of the next change of a class that has no more."""
 
 
 @kernel
@@ -43,99 +47,148 @@ def exponents(like, words, n, shift, mask, histogram):
 
 
 @kernel
-def scan_encode(like, old, new, n_words, first, shift, mask, top, flip, state, gaps, diffs, positions, start):
+def _list_bits(mask, base, positions, at):
+    """Write base + the index of each set bit to `positions` from `at`; the place after them.
+
+    Two are written without asking how many there are, for most words have no more: so there is no branch to guess.
+    """
+    rest = mask & (mask - ONE)
+    positions[at] = base + trailing_zeros(mask)
+    positions[at + ONE] = base + trailing_zeros(rest)
+    after = at + np.uint64(popcount(mask))
+    at += TWO
+    rest &= rest - ONE
+    while rest != ZERO:
+        positions[at] = base + trailing_zeros(rest)
+        at += ONE
+        rest &= rest - ONE
+    return after
+
+
+@kernel
+def _planes_at(planes, row):
+    at = row << TWO
+    return planes[at], planes[at | ONE], planes[at | TWO], planes[at | THREE]
+
+
+@kernel
+def scan_encode(
+    like, old, new, n_words, first, shift, mask, top, flip, planes, seen, state, gaps, diffs, positions, start
+):
     """Write each change's gap and ordinal difference to its class's row; the number of changes from `start` on.
 
-    `like`: array of the element type. `old`, `new`: addresses. `first`: index of the first element (its position).
+    `like`: array of the element type. `old`, `new`: addresses. `first`: position of the first element.
     `flip`: magnitude bits to invert in a negative float's ordinal, 0 for integers.
-    `state`: int64[3, 16]: elements seen, rank after the last change, changes, by class; carried from call to call.
+    `planes`: uint64[64 * 4], `seen`: int64[65 * 16]: scratch; its first row, elements of each class so far, is carried.
+    `state`: int64[2, 16]: by class, the rank after the last change, and changes; carried from call to call.
     `gaps`: uint32[16, n], unchanged elements of the class since its last change. `diffs`: int32[16, n]. `positions`:
-    uint32[n], from `start`.
+    uint32[n + 2], from `start`.
     """
     width = like.itemsize * 8
-    seen, after, fill = state[0], state[1], state[2]
+    after, fill = state[0], state[1]
     at = np.uint64(start)
-    for word in range(n_words):
-        base = word * 64
-        changed, p0, p1, p2, p3 = planes(like, old, new, base, shift, mask, top)
-        while changed != ZERO:
-            bit = trailing_zeros(changed)
-            changed &= changed - ONE
+    for tile in range(0, n_words, TILE_WORDS):
+        rows = min(TILE_WORDS, n_words - tile)
+        done = at
+        for row in range(rows):
+            index = (tile + row) * 64
+            classify(row, planes, seen, like, old, index, shift, mask, top)
+            changed = differing(like, old, new, index)
+            at = _list_bits(changed, np.uint64(first + index), positions, at)
+        for i in range(done, at):
+            index = np.int64(positions[i]) - first
+            row = np.uint64((index >> 6) - tile)
+            bit = np.uint64(index) & LAST_LANE
+            p0, p1, p2, p3 = _planes_at(planes, row)
             c = (
                 ((p0 >> bit) & ONE)
                 | (((p1 >> bit) & ONE) << ONE)
-                | (((p2 >> bit) & ONE) << np.uint64(2))
-                | (((p3 >> bit) & ONE) << np.uint64(3))
+                | (((p2 >> bit) & ONE) << TWO)
+                | (((p3 >> bit) & ONE) << THREE)
             )
-            rank = seen[c] + popcount(class_mask(c, p0, p1, p2, p3) & ((ONE << bit) - ONE))
-            k = np.uint64(fill[c])  # unsigned: numba then asks of no index whether it is negative
-            gaps[c, k] = rank - after[c]
-            lane = np.int64(bit)
-            before = element(like, old, base + lane)
-            later = element(like, new, base + lane)
+            rank = seen[(row << FOUR) | c] + popcount(class_mask(c, p0, p1, p2, p3) & ((ONE << bit) - ONE))
+            k = np.uint64(fill[c])
+            before = element(like, old, index)
+            later = element(like, new, index)
             before ^= -(before >> (width - 1)) & flip
             later ^= -(later >> (width - 1)) & flip
+            gaps[c, k] = rank - after[c]
             diffs[c, k] = ((later - before) << (64 - width)) >> (64 - width)  # modulo 2^width, signed
             after[c] = rank + 1
             fill[c] = k + ONE
-            positions[at] = first + base + lane
-            at += ONE
-        count_classes(seen, p0, p1, p2, p3)
+        seen[:16] = seen[16 * rows : 16 * rows + 16]
     return at
 
 
 @kernel
-def scan_decode(like, old, copy, n_words, first, shift, mask, top, flip, state, gaps, diffs, positions, bits, start):
+def _row_of(seen, c, rank):
+    """The word of the tile that has the class's element of this rank: the last before which there are no more.
+
+    Three steps, each a choice among four without a branch, for no processor could guess it.
+    """
+    at = c
+    for step in (np.uint64(16), np.uint64(4), np.uint64(1)):
+        stride = step << FOUR
+        quarters = np.uint64(seen[at + stride] <= rank)
+        quarters += np.uint64(seen[at + stride * TWO] <= rank)
+        quarters += np.uint64(seen[at + stride * THREE] <= rank)
+        at += stride * quarters
+    return at >> FOUR
+
+
+@kernel
+def scan_decode(
+    like, old, copy, n_words, first, shift, mask, top, flip, planes, seen, pending, state, gaps, diffs, positions, bits,
+    start,
+):  # fmt: skip
     """Turn gaps back into positions, in order, and differences into new bits; the number of changes from `start` on.
 
     `copy`: address of a writable array, which receives the old words and then the changes; 0 for none.
-    `state`: int64[3, 16]: elements until the next change (`NEVER` after the last), changes done, and in all, by class.
-    `gaps`: int64-valued uint32[16, n]. `positions`: uint32[n], `bits`: array of the element type, both from `start`.
+    `planes`, `seen`: as for `scan_encode`; `pending`: int32[4096], scratch.
+    `state`: int64[3, 16]: by class, the rank of the next change (`NEVER` after the last), changes done, and in all.
+    `positions`: uint32[n + 2], `bits`: array of the element type, both from `start`.
     """
     width = like.itemsize * 8
-    until, done, total = state[0], state[1], state[2]
-    target = copy if copy != 0 else old
-    pending = np.empty(64, np.int64)
+    upcoming, done, total = state[0], state[1], state[2]
+    hits = np.zeros(TILE_WORDS, np.uint64)
+    limits = np.empty(16, np.int64)
     at = np.uint64(start)
-    for word in range(n_words):
-        base = word * 64
-        if copy != 0:
-            p0, p1, p2, p3 = planes_and_copy(like, old, copy, base, shift, mask, top)
-        else:
-            _, p0, p1, p2, p3 = planes(like, old, old, base, shift, mask, top)
-        if countdown_classes(until, p0, p1, p2, p3) >= 0:
-            continue
-        hits = ZERO
-        classes = negatives(until)
-        while classes != ZERO:
-            c = trailing_zeros(classes)
-            classes &= classes - ONE
-            members = class_mask(c, p0, p1, p2, p3)
-            here = popcount(members)
-            rank = until[c] + here
-            k, end = np.uint64(done[c]), np.uint64(total[c])
-            while rank < here:
-                bit = select_bit(members, np.uint64(rank))
-                pending[bit] = diffs[c, k]
-                hits |= ONE << bit
+    for tile in range(0, n_words, TILE_WORDS):
+        rows = min(TILE_WORDS, n_words - tile)
+        for row in range(rows):
+            index = (tile + row) * 64
+            classify(row, planes, seen, like, old, index, shift, mask, top)
+            if copy != 0:
+                copy_lanes(like, old, copy, index)
+        limits[:] = seen[16 * rows : 16 * rows + 16]
+        seen[16 * rows :] = NEVER  # so that a search ends in the tile, full or not
+        for c in range(np.uint64(16)):
+            rank, k, end, limit = upcoming[c], np.uint64(done[c]), np.uint64(total[c]), limits[c]
+            while rank < limit:
+                row = _row_of(seen, c, rank)
+                p0, p1, p2, p3 = _planes_at(planes, row)
+                members = class_mask(c, p0, p1, p2, p3)
+                bit = select_bit(members, np.uint64(rank - seen[(row << FOUR) | c]))
+                hits[row] |= ONE << bit
+                pending[(row << SIX) | bit] = diffs[c, k]
                 k += ONE
                 rank = rank + 1 + gaps[c, k] if k < end else NEVER
+            upcoming[c] = rank
             done[c] = k
-            until[c] = rank - here
-        while hits != ZERO:
-            bit = trailing_zeros(hits)
-            hits &= hits - ONE
-            lane = np.int64(bit)
-            value = element(like, old, base + lane)
+        begin = at
+        for row in range(np.uint64(rows)):
+            at = _list_bits(hits[row], np.uint64(first + (tile + np.int64(row)) * 64), positions, at)
+            hits[row] = ZERO
+        for i in range(begin, at):
+            index = np.int64(positions[i]) - first
+            value = element(like, old, index)
             value ^= -(value >> (width - 1)) & flip
-            value += pending[bit]
-            value &= (1 << width) - 1
+            value = (value + pending[np.uint64(index - tile * 64)]) & ((1 << width) - 1)
             value ^= -(value >> (width - 1)) & flip
-            positions[at] = first + base + lane
-            bits[at] = value
+            bits[i] = value
             if copy != 0:
-                put_element(like, target, base + lane, value)
-            at += ONE
+                put_element(like, copy, index, value)
+        seen[:16] = limits
     return at
 
 
