@@ -1,0 +1,428 @@
+"""The muxer against a peer that is acted out frame by frame: the seven ways for each step, then any order of frames.
+
+The peer is the dialer (odd stream ids); ours is the listener.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.transport.base import Unreachable
+from swarm.transport.yamux import Connection, Limits, StreamLink, YamuxStream
+from swarm.transport.yamux.frames import ACK, FIN, INITIAL_WINDOW_BYTES, RST, SYN, FrameParser, Head, Kind, encode_head
+
+LIMITS = replace(Limits(), ping_interval_s=1e6, silence_s=1e6)
+
+
+def data(stream_id: int, payload: bytes = b"", flags: int = 0) -> bytes:
+    return encode_head(Kind.DATA, flags, stream_id, len(payload)) + payload
+
+
+def window(stream_id: int, increment: int = 0, flags: int = 0) -> bytes:
+    return encode_head(Kind.WINDOW, flags, stream_id, increment)
+
+
+class Peer:
+    """The other end of the wire."""
+
+    def __init__(self, stream: trio.abc.Stream, ours: Connection) -> None:
+        self.stream = stream
+        self.ours = ours
+        self._heads: list[Head] = []
+
+    async def listen(self) -> None:
+        parser = FrameParser(1 << 24)
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while piece := await self.stream.receive_some(1 << 24):
+                self._heads += [event for event in parser.feed(piece) if isinstance(event, Head)]
+
+    async def send(self, *frames: bytes) -> None:
+        await self.stream.send_all(b"".join(frames))
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def heard(self) -> list[Head]:
+        """The headers that came since the last call, pings aside."""
+        await trio.testing.wait_all_tasks_blocked()
+        heads, self._heads = self._heads, []
+        return [head for head in heads if head.kind is not Kind.PING]
+
+    async def streams(self) -> list[YamuxStream]:
+        """Those that wait to be accepted."""
+        found: list[YamuxStream] = []
+
+        async def accept() -> None:
+            with suppress(Unreachable):
+                while True:
+                    found.append(await self.ours.accept())
+
+        await until_blocked(accept)
+        return found
+
+
+async def until_blocked(work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` as far as it goes without anything new happening."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def acted(limits: Limits = LIMITS) -> AsyncIterator[Peer]:
+    near_io, far_io = trio.testing.memory_stream_pair()
+    ours = Connection(StreamLink(near_io), client=False, limits=limits)
+    peer = Peer(far_io, ours)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.listen)
+        nursery.start_soon(ours.run)
+        await peer.heard()
+        yield peer
+        nursery.cancel_scope.cancel()
+
+
+# Opening.
+
+
+async def test_open_is_acknowledged_with_a_window() -> None:
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN))
+        assert await peer.heard() == [Head(Kind.WINDOW, ACK, 1, LIMITS.first_window_bytes - INITIAL_WINDOW_BYTES)]
+        assert [stream.stream_id for stream in await peer.streams()] == [1]
+
+
+async def test_data_may_come_with_the_syn() -> None:
+    async with acted() as peer:
+        await peer.send(data(1, b"hello", SYN | FIN))
+        (stream,) = await peer.streams()
+        assert await stream.receive_some() == b"hello"
+        assert await stream.receive_some() == b""
+
+
+async def test_window_of_the_syn_counts() -> None:
+    async with acted() as peer:
+        await peer.send(window(1, 1000, SYN))
+        (stream,) = await peer.streams()
+        assert stream.send_window.credit == INITIAL_WINDOW_BYTES + 1000
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [window(1, flags=SYN), window(1, flags=SYN)],  # duplicated
+        [window(2, flags=SYN)],  # our own side of the numbers
+        [data(1, b"x", SYN), data(1, b"x", SYN)],
+    ],
+)
+async def test_forged_opens_end_the_connection(frames: list[bytes]) -> None:
+    async with acted() as peer:
+        await peer.send(*frames)
+        assert "was not the peer's to open" in peer.ours.reason
+
+
+async def test_opens_beyond_the_limit_are_refused() -> None:
+    async with acted(replace(LIMITS, max_inbound_streams=2)) as peer:
+        await peer.send(*(window(stream_id, flags=SYN) for stream_id in (1, 3, 5)), data(5, b"lost"))
+        refused = [head for head in await peer.heard() if head.flags & RST]
+        assert {head.stream_id for head in refused} == {5}
+        assert not peer.ours.closed
+        await peer.send(data(1, flags=RST), window(7, flags=SYN))  # one ends, another may come
+        assert [head.flags for head in await peer.heard()] == [ACK]
+
+
+# Data.
+
+
+async def test_bytes_one_at_a_time() -> None:
+    async with acted() as peer:
+        for byte in window(1, flags=SYN) + data(1, b"slow", FIN):
+            await peer.send(bytes([byte]))
+        (stream,) = await peer.streams()
+        assert b"".join([piece async for piece in stream]) == b"slow"
+
+
+async def test_duplicated_and_reordered_data_are_just_data() -> None:
+    """The link below is ordered; a stream takes frames as they come, and streams do not disturb one another."""
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN), window(3, flags=SYN))
+        await peer.send(data(3, b"b"), data(1, b"a"), data(1, b"a"), data(3, b"c"))
+        one, three = await peer.streams()
+        assert (await one.receive_some(), await one.receive_some()) == (b"a", b"a")
+        assert (await three.receive_some(), await three.receive_some()) == (b"b", b"c")
+
+
+async def test_past_the_window() -> None:
+    async with acted(replace(LIMITS, window_budget_bytes=0)) as peer:
+        await peer.send(window(1, flags=SYN), data(1, bytes(INITIAL_WINDOW_BYTES)))
+        (stream,) = await peer.streams()
+        assert not peer.ours.closed
+        await peer.send(encode_head(Kind.DATA, 0, 1, 1))  # caught by the header; no byte of it is kept
+        assert "past a window of 0" in peer.ours.reason
+        assert len(await stream.receive_some()) > 0  # what it sent while it kept the rules
+
+
+async def test_longer_than_a_frame_may_be() -> None:
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN), encode_head(Kind.DATA, 0, 1, LIMITS.max_frame_bytes + 1))
+        assert "yamux length" in peer.ours.reason
+
+
+async def test_reading_gives_the_window_back() -> None:
+    async with acted(replace(LIMITS, window_budget_bytes=0)) as peer:
+        await peer.send(window(1, flags=SYN), data(1, bytes(INITIAL_WINDOW_BYTES)))
+        (stream,) = await peer.streams()
+        await peer.heard()
+        assert await peer.heard() == []  # nothing before it reads
+        taken = 0
+        while taken < INITIAL_WINDOW_BYTES:
+            taken += len(await stream.receive_some())
+        given_back = sum(head.length for head in await peer.heard())
+        assert 3 * INITIAL_WINDOW_BYTES // 4 <= given_back <= INITIAL_WINDOW_BYTES
+
+
+async def test_unknown_streams_get_rst_and_their_payload_is_dropped() -> None:
+    async with acted() as peer:
+        await peer.send(data(9, b"who?"), data(9), data(9, flags=FIN), data(9, flags=RST), window(9, 5), data(9, b"!"))
+        assert await peer.heard() == [Head(Kind.WINDOW, RST, 9, 0)] * 2
+        await peer.send(data(11, b"and then", SYN))
+        (stream,) = await peer.streams()
+        assert await stream.receive_some() == b"and then"
+
+
+async def test_data_after_the_end() -> None:
+    async with acted() as peer:
+        await peer.send(data(1, b"x", SYN | FIN), data(1, b"y"))
+        assert "after the end of stream 1" in peer.ours.reason
+
+
+async def test_a_window_that_overflows() -> None:
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN), window(1, 2**32 - 1))
+        assert "window increment" in peer.ours.reason
+
+
+# Ending.
+
+
+@pytest.mark.parametrize("end", [FIN, RST])
+async def test_our_end_and_theirs_cross(end: int) -> None:
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN), data(1, b"x"))
+        (stream,) = await peer.streams()
+        await stream.aclose()
+        await peer.heard()
+        await peer.send(data(1, b"late"), window(1, 10), data(1, flags=end))
+        assert await peer.heard() == []  # it could not know yet
+        assert peer.ours.stream_count == 0
+        assert not peer.ours.closed
+
+
+async def test_what_keeps_coming_after_we_closed_is_reset() -> None:
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN))
+        (stream,) = await peer.streams()
+        await stream.aclose()
+        await peer.heard()
+        await peer.send(*[data(1, bytes(10_000))] * 10)
+        answers = await peer.heard()
+        assert {(head.stream_id, head.flags) for head in answers} == {(1, RST)}
+        assert peer.ours.stream_count == 0
+
+
+async def test_reset_wakes_reader_and_writer() -> None:
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN), data(1, b"unread"))
+        (stream,) = await peer.streams()
+        with pytest.RaisesGroup(trio.BrokenResourceError):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.send_all, bytes(10_000_000))
+                await trio.testing.wait_all_tasks_blocked()
+                await peer.send(data(1, flags=RST))
+        with pytest.raises(trio.BrokenResourceError, match="the peer reset"):
+            await stream.receive_some()  # and what was unread is gone: a reset means that nobody vouches for it
+
+
+async def test_half_closed_and_still_sending() -> None:
+    async with acted() as peer:
+        await peer.send(data(1, b"question", SYN | FIN))
+        (stream,) = await peer.streams()
+        assert await stream.receive_some() == b"question"
+        assert await stream.receive_some() == b""
+        await stream.send_all(b"answer")
+        await stream.aclose()
+        heads = await peer.heard()
+        assert [(head.kind, head.flags, head.length) for head in heads[-2:]] == [(Kind.DATA, 0, 6), (Kind.DATA, FIN, 0)]
+        assert peer.ours.stream_count == 0
+
+
+async def test_go_away_lets_streams_finish() -> None:
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN), encode_head(Kind.GO_AWAY, 0, 0, 0), data(1, b"bye", FIN))
+        (stream,) = await peer.streams()
+        assert await stream.receive_some() == b"bye"
+        with pytest.raises(Unreachable, match="going away"):
+            await peer.ours.open()
+
+
+# The connection.
+
+
+async def test_pings_are_answered_and_a_flood_of_them_ends_it(autojump_clock: trio.testing.MockClock) -> None:
+    near_io, far_io = trio.testing.lockstep_stream_pair()
+    ours = Connection(StreamLink(near_io), client=False, limits=replace(LIMITS, max_control_frames=100))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ours.run)
+        await far_io.send_all(encode_head(Kind.PING, SYN, 0, 77))
+        parser = FrameParser(1)
+        heads: list[Head] = []
+        while Head(Kind.PING, ACK, 0, 77) not in heads:
+            heads += [event for event in parser.feed(await far_io.receive_some(1000)) if isinstance(event, Head)]
+        await far_io.send_all(encode_head(Kind.PING, SYN, 0, 1) * 5000)  # and it reads none of the answers
+    assert "asks for answers and does not read them" in ours.reason
+
+
+async def test_the_link_ends_in_the_middle_of_a_frame() -> None:
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN), data(1, b"whole"), encode_head(Kind.DATA, FIN, 1, 100) + b"half")
+        (stream,) = await peer.streams()
+        await peer.stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [await stream.receive_some(), await stream.receive_some()] == [b"whole", b"half"]
+        with pytest.raises(trio.BrokenResourceError):  # not the end: its FIN never took effect
+            await stream.receive_some()
+
+
+async def test_cancelled_in_the_middle_of_a_frame_closes_the_connection() -> None:
+    near_io, far_io = trio.testing.lockstep_stream_pair()
+    ours = Connection(StreamLink(near_io), client=False, limits=LIMITS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ours.run)
+        stream = await ours.open()
+        await stream.send_all(bytes(1000))
+        await far_io.receive_some(30)  # the writer is inside a frame now
+        nursery.cancel_scope.cancel()
+    assert ours.closed
+    with pytest.raises(trio.BrokenResourceError):
+        await stream.send_all(b"x")
+    while await far_io.receive_some(1000):
+        pass
+
+
+# Any order, against a plain model.
+
+
+@dataclass
+class Modelled:
+    """What one stream should be."""
+
+    sent: bytes = b""
+    ended: bool = False
+    reset: bool = False
+    credit: int = INITIAL_WINDOW_BYTES
+
+
+@dataclass
+class Model:
+    streams: dict[int, Modelled] = field(default_factory=dict)
+    broken: bool = False
+
+    def apply(self, action: tuple[str, int, int]) -> bytes:
+        """The frame for an action, and what it should do."""
+        verb, stream_id, number = action
+        known = self.streams.get(stream_id)
+        live = known is not None and not known.reset and not self.broken
+        if verb == "open":
+            if known is None and not self.broken:
+                self.streams[stream_id] = Modelled()
+            elif live and known is not None:
+                self.broken = True
+            elif known is not None and not self.broken:
+                self.streams[stream_id] = Modelled()  # a number may be used again once its stream is gone
+            return window(stream_id, flags=SYN)
+        if verb == "data":
+            payload = bytes([number % 251]) * number
+            if live and known is not None:
+                if known.ended or number > known.credit:
+                    self.broken = True
+                else:
+                    known.sent += payload
+                    known.credit -= number
+            return data(stream_id, payload)
+        if live and known is not None:
+            if verb == "fin":
+                known.ended = True
+            else:
+                known.reset = True
+        return data(stream_id, flags=FIN if verb == "fin" else RST)
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "open", "data", "data", "data", "data", "fin", "rst"]),
+        st.sampled_from([1, 3, 5]),
+        st.sampled_from([1, 2, 100, 5_000, 150_000]),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(actions, st.lists(st.integers(1, 200_000), min_size=1, max_size=8))
+def test_any_interleaving_does_what_the_model_says(script: list[tuple[str, int, int]], cuts: list[int]) -> None:
+    trio.run(_play, script, cuts)
+
+
+async def _play(script: list[tuple[str, int, int]], cuts: list[int]) -> None:
+    model = Model()
+    wire = b""
+    expected: list[Modelled] = []
+    for action in script:
+        before = dict(model.streams)
+        wire += model.apply(action)
+        expected += [each for name, each in model.streams.items() if before.get(name) is not each]
+        if model.broken:
+            break
+    async with acted(replace(LIMITS, window_budget_bytes=0, accept_backlog=1000)) as peer:
+        with suppress(trio.BrokenResourceError):
+            for piece in _pieces(wire, cuts):
+                await peer.send(piece)
+        assert bool(peer.ours.reason) == model.broken, peer.ours.reason
+        found = await peer.streams()
+        assert len(found) == len(expected)
+        for stream, meant in zip(found, expected, strict=True):
+            got, ending = await _drain(stream)
+            if meant.reset:
+                assert (got, ending) == (b"", "broken") or (meant.ended and (got, ending) == (meant.sent, "ended"))
+            else:
+                assert got == meant.sent
+                assert ending == ("ended" if meant.ended else "broken" if model.broken else "open")
+
+
+def _pieces(wire: bytes, cuts: list[int]) -> Iterator[bytes]:
+    place = 0
+    for turn in range(40):
+        size = cuts[turn % len(cuts)]
+        yield wire[place : place + size]
+        place += size
+    yield wire[place:]
+
+
+async def _drain(stream: YamuxStream) -> tuple[bytes, str]:
+    got, ending = b"", "open"
+
+    async def read() -> None:
+        nonlocal got, ending
+        try:
+            while piece := await stream.receive_some():
+                got += piece
+            ending = "ended"
+        except trio.BrokenResourceError:
+            ending = "broken"
+
+    await until_blocked(read)
+    return got, ending
