@@ -263,14 +263,3 @@ def test_arithmetic_on_live_parameters_is_found(tied_folder):
         engine._loaded().get_parameter("model.norm.weight").mul_(1.0001)
     wrong = (engine.live_hashes(layout) != hashes_of(bits, layout)).any(1)
     assert [t.name for t, w in zip(layout.tensors, wrong, strict=True) if w] == ["model.norm.weight"]
-
-
-def test_blocks_of_a_large_tensor_are_hashed_apart():
-    from node.engines.live import LiveParameters
-
-    model = torch.nn.Linear(1 << 10, (1 << 11) + 1, bias=False, dtype=torch.bfloat16)
-    layout = Layout((TensorSpec("weight", "BF16", tuple(model.weight.shape)),))
-    flat = model.weight.detach().view(torch.int16).flatten().numpy()
-    wanted = [blake3(flat[at : at + (1 << 20)].tobytes()).digest() for at in range(0, flat.size, 1 << 20)]
-    assert len(wanted) == 3
-    assert [row.tobytes() for row in LiveParameters(model, layout).hashes(layout)] == wanted

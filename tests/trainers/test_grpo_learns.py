@@ -5,11 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from node.engines.transformers import TransformersEngine  # noqa: E402
-from node.trainers.grpo import make_trainer  # noqa: E402
-from node.trainers.grpo.loop import train_in_process  # noqa: E402
+from node.engines.transformers import TransformersEngine
+from node.trainers.grpo import make_trainer
+from node.trainers.grpo.loop import train_in_process
 
 
 @pytest.mark.slow

@@ -2,10 +2,9 @@ import math
 import random
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from node.trainers.grpo.loss import group_advantages, grpo_loss, token_logprobs  # noqa: E402
+from node.trainers.grpo.loss import group_advantages, grpo_loss, token_logprobs
 
 
 def slow_loss(new, old, advantages, mask, low, high):

@@ -3,13 +3,10 @@ import numpy as np
 import pytest
 
 from codec.checkpoint import Checkpoint
-
-torch = pytest.importorskip("torch")
-
-from node.trainers.grpo import __main__ as program  # noqa: E402
-from node.trainers.grpo import sizes  # noqa: E402
-from node.trainers.grpo.task import SortLetters  # noqa: E402
-from node.trainers.grpo.trainer import GrpoConfig  # noqa: E402
+from node.trainers.grpo import __main__ as program
+from node.trainers.grpo import sizes
+from node.trainers.grpo.task import SortLetters
+from node.trainers.grpo.trainer import GrpoConfig
 
 
 @pytest.fixture

@@ -3,20 +3,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from codec.checkpoint import Checkpoint, write_checkpoint
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
-
-torch = pytest.importorskip("torch")
-
-from transformers import AutoTokenizer  # noqa: E402
-
-from node.engines.base import Completion, SamplingParams, Span  # noqa: E402
-from node.engines.transformers import TransformersEngine  # noqa: E402
-from node.trainers.grpo.loop import sample, train_in_process  # noqa: E402
-from node.trainers.grpo.task import SortLetters  # noqa: E402
-from node.trainers.grpo.trainer import Group, GrpoConfig, GrpoTrainer  # noqa: E402
+from node.engines.base import Completion, SamplingParams, Span
+from node.engines.transformers import TransformersEngine
+from node.trainers.grpo.loop import sample, train_in_process
+from node.trainers.grpo.task import SortLetters
+from node.trainers.grpo.trainer import Group, GrpoConfig, GrpoTrainer
 
 ONE_TOKEN = Span((0, 0), 0, 1)
 CONFIG = GrpoConfig(lr=1e-4, lr_warmup_steps=1, prompts=4, samples=4)
