@@ -55,10 +55,15 @@ class Sealed(NamedTuple):
 class Seed(Protocol):
     """What the publisher asks of the swarm."""
 
-    replica: Replica
-    """The truth; holds the parent until `seal` returns."""
-    key: Key
-    """The authority."""
+    @property
+    def replica(self) -> Replica:
+        """The truth; holds the parent until `seal` returns."""
+        ...
+
+    @property
+    def key(self) -> Key:
+        """The authority."""
+        ...
 
     async def open_attempt(self) -> Attempt:
         """Durably begin the next version (again)."""

@@ -14,6 +14,7 @@ from codec import ChunkKey, open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm.protocol.deal import Dealer
+from swarm.protocol.enrolment import Enrolment, open_record, record_of
 from swarm.protocol.events import (
     Announce,
     Close,
@@ -50,7 +51,7 @@ from swarm.protocol.lease import (
 )
 from swarm.protocol.membership import share_news
 from swarm.protocol.peer import BAN_S, serve_chunk, serve_manifest
-from swarm.protocol.plan import Member, Roster, plan, seal_roster
+from swarm.protocol.plan import AUTHORITY, Member, Roster, plan, seal_roster
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
 from swarm.protocol.tuning import Tuning
@@ -109,24 +110,26 @@ class Authority:
         now: float = 0.0,
     ) -> None:
         """`clock` turns local time into authority time. `head`: sealed manifest of the newest sealed version. `grants`:
-        those of an earlier boot, whose leases stood still meanwhile. `boot`: how often this key has started, made
-        durable before this is built."""
+        what `Persist` left under `grant/...` in an earlier boot, less what is empty; those leases stood still
+        meanwhile. `boot`: how often this key has started, made durable before this is built.
+        """
         self.state = State.new(key, key.public, tuning, rng)
         self.boot = boot
         self.addrs = addrs
         self._clock = clock
-        self.book = LeaseBook(key.public, key, tuning)
-        self.book.restore(grants or [], self._time(now))
-        self.dealer = Dealer(self.state.exchange)
-        self._joins: dict[bytes, Join] = {}
-        self._seen_at: dict[bytes, str | None] = {}
+        # Serials of this boot lie above all that any earlier one can have given, released ones too.
+        self.book = LeaseBook(key.public, key, tuning, next_serial=boot << 32)
+        self._enrolled: dict[bytes, Enrolment] = {}
+        """By peer."""
+        self._restore(grants or [], now)
+        self.dealer = Dealer(self.state.exchange, self.state.chunks, self._is_head)
         self._awaiting: dict[str, bytes] = {}
         """Grants on their way to the disk: token -> peer."""
-        self._held_once: set[bytes] = set()
-        """Peers that have held a version: they may stand inside a tree."""
+        self._welcoming: list[bytes] = []
+        """Peers whose grant is durable: they are welcomed with the next plan."""
         self._lost: dict[int, float] = {}
         self._stale_plan = True
-        self._planned_at = now
+        self._planned_at = now - tuning.tick_s
         self._roster_serial = 0
         self._beat_serial = 0
         self._next_beat = now
@@ -140,7 +143,7 @@ class Authority:
             Heard: self._heard,
             HeaderStored: self._stored_before,
             PieceBad: lambda e, now: self.state.emit(Close(e.peer, e.what, BAN_S)),
-            SendDone: self._sent,
+            SendDone: self.state.sent,
             Persisted: self._persisted,
             LocalChunk: self._local_chunk,
             LocalSeal: self._local_seal,
@@ -162,7 +165,9 @@ class Authority:
             ManifestNews: lambda s, m, now: None,
         }
 
-    def start(self, now: float) -> list[Effect]:
+    def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]:
+        """The first effects. `addrs`: where we listen, unless we were told where the world finds us."""
+        self.addrs = self.addrs or addrs
         self._tick(Timer("tick"), now)
         return self.state.take_effects()
 
@@ -181,11 +186,18 @@ class Authority:
         lease = self.book.leases.get(slot)
         if lease is not None:
             self.book.release(slot)
-            self.state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
+            self._freed(slot, lease.grant.peer)
             self.state.emit(Close(lease.grant.peer, "kicked", BAN_S))
-            self._stale_plan = True
             self._beat(now)
         return self.state.take_effects()
+
+    def standing(self, slot: int, now: float) -> Standing:
+        """Where the lease of `slot` stands."""
+        return self.book.standing(slot, self._time(now))
+
+    def lease_left_s(self, slot: int, now: float) -> float:
+        """Seconds until the lease of `slot` ends, if nothing is heard of its holder."""
+        return self.book.left_s(slot, self._time(now))
 
     def _time(self, now: float) -> AuthorityTime:
         return AuthorityTime(self._clock(now))
@@ -197,6 +209,7 @@ class Authority:
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
         self.state.sessions.down(event.peer, event.dial_failed, now)
+        self.state.gifts.lost(event.peer)
         self.state.exchange.detached(event.peer, None, self.state.effects)
 
     def _heard(self, event: Heard, now: float) -> None:
@@ -222,8 +235,15 @@ class Authority:
             raise PeerError(f"{type(message).__name__}: not for the authority")
 
     def _join(self, session: Session, message: Join, now: float) -> None:
-        """Admit, make the grant durable, and only then say welcome."""
+        """Admit, make the grant durable, and only then say welcome. Who asks again sooner than a heartbeat is not
+        heard; who asks again with a lease that is good (our welcome was lost) is welcomed to it."""
         peer = session.peer
+        if now - session.asked_at < self.state.tuning.heartbeat_s or peer in self._awaiting.values():
+            return
+        session.asked_at = now
+        if session.ready and self.book.slot_of.get(peer) == session.slot:
+            self._welcome(session)
+            return
         try:
             capability = open_capability(message.capability, self.state.swarm)
         except PeerError:
@@ -235,25 +255,34 @@ class Authority:
         if isinstance(lease, str):
             self.state.send(peer, Refused("ticket", lease))
             return
-        self._joins[peer] = message
-        self._seen_at[peer] = session.address
+        enrolment = self._enrolled[peer] = Enrolment(message, session.address)
         token = f"grant/{lease.grant.slot}/{lease.grant.serial}"
         self._awaiting[token] = peer
-        self.state.emit(Persist(token, f"grant/{lease.grant.slot}", lease.sealed))
+        self.state.emit(Persist(token, f"grant/{lease.grant.slot}", record_of(lease.sealed, enrolment)))
 
     def _persisted(self, event: Persisted, now: float) -> None:
+        """A grant is on disk. A crowd that comes together is planned for, and welcomed, together."""
         peer = self._awaiting.pop(event.token, None)
-        slot = self.book.slot_of.get(peer) if peer is not None else None
-        session = self.state.sessions.get(peer) if peer is not None else None
-        if peer is None or slot is None or session is None:
-            return
-        self._plan(now)
-        self._beat(now)
-        session.ready, session.slot = True, slot
-        sealed = self.book.leases[slot].sealed
-        state = self.state
-        state.send(peer, Welcome(sealed, state.sealed_roster, state.leases.sealed, state.sealed_manifest))
-        state.notify("member_joined", peer=peer, slot=slot, name=self._joins[peer].name)
+        if peer is not None:
+            self._welcoming.append(peer)
+            self._stale_plan = True
+            self._plan_if_due(now)
+
+    def _welcome_all(self, now: float) -> None:
+        welcoming, self._welcoming = self._welcoming, []
+        if welcoming:
+            self._beat(now)
+        for peer in welcoming:
+            slot, session = self.book.slot_of.get(peer), self.state.sessions.get(peer)
+            if slot is not None and session is not None:
+                session.ready, session.slot = True, slot
+                self._welcome(session)
+                self.state.notify("member_joined", peer=peer, slot=slot, name=self._enrolled[peer].join.name)
+
+    def _welcome(self, session: Session) -> None:
+        assert session.slot is not None
+        state, sealed = self.state, self.book.leases[session.slot].sealed
+        state.send(session.peer, Welcome(sealed, state.sealed_roster, state.leases.sealed, state.sealed_manifest))
 
     def _hello(self, session: Session, message: Hello, now: float) -> None:
         """A member comes back, with a grant of this or an earlier boot."""
@@ -265,13 +294,15 @@ class Authority:
             return
         session.ready, session.slot = True, grant.slot
         head = self.state.held or VersionId(0, 0)
-        roster, beat = self._roster_serial, self._beat_serial
-        self.state.send(session.peer, Hello(b"", roster, beat, head.epoch, head.version))
+        state = self.state
+        roster = state.roster.stamp if state.roster is not None else 0
+        beat = state.leases.heartbeat.stamp if state.leases.heartbeat is not None else 0
+        state.send(session.peer, Hello(b"", roster, beat, head.epoch, head.version))
         share_news(self.state, session.peer, message)
 
     def _current(self, grant: Grant) -> bool:
         lease = self.book.leases.get(grant.slot)
-        return lease is not None and lease.grant.serial == grant.serial
+        return lease is not None and lease.grant == grant
 
     def _bye(self, session: Session, message: Bye, now: float) -> None:
         report = open_report(message.release, self.state.swarm)
@@ -292,25 +323,28 @@ class Authority:
 
     def _reports(self, session: Session, message: Reports, now: float) -> None:
         for sealed in message.reports:
-            self._take_report(open_report(sealed, self.state.swarm), now)
+            report = open_report(sealed, self.state.swarm)
+            lease = self.book.leases.get(report.slot)
+            current = lease is not None and (lease.grant.peer, lease.grant.serial) == (report.peer, report.grant)
+            if current:
+                self._take_report(report, now)
+            elif report.peer == session.peer:  # an old one that others show us says nothing of how it stands today
+                session.ready = False
+                self.state.exchange.detached(session.peer, None, self.state.effects)
+                self.state.send(report.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
 
     def _take_report(self, report: Report, now: float) -> None:
         lease = self.book.leases.get(report.slot)
         before = lease.report if lease is not None else None
         if not self.book.renew(report, self._time(now)):
-            if lease is None or lease.grant.serial != report.grant:
-                session = self.state.sessions.get(report.peer)
-                if session is not None:
-                    self.state.send(report.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
             return
         if report.leaving:
-            self._lost.pop(report.slot, None)
-            self._stale_plan = True
-            self.state.emit(Persist(f"release/{report.slot}", f"grant/{report.slot}", b""))
+            self._freed(report.slot, report.peer)
             self.state.notify("member_left", peer=report.peer, slot=report.slot)
             return
-        if report.catching_up >= 1 and report.peer not in self._held_once:
-            self._held_once.add(report.peer)
+        enrolment = self._enrolled.get(report.peer)
+        if report.catching_up >= 1 and enrolment is not None and not enrolment.held_once:
+            enrolment.held_once = True
             self._stale_plan = True
         if before is None or before.held != report.held:
             self.state.notify("held", slot=report.slot, peer=report.peer, version=report.held)
@@ -326,22 +360,42 @@ class Authority:
             self._lost[slot] = now
             self._stale_plan = True
 
-    def _member(self, slot: int, now: float) -> Member | None:
-        lease = self.book.leases[slot]
-        peer = lease.grant.peer
-        join = self._joins.get(peer)
-        if join is None:
-            known = self.state.roster.member(slot) if self.state.roster is not None else None
-            return (
-                known if known is not None and known.peer == peer else Member(slot, peer, (), False, "", "", 0.0, True)
-            )
-        addrs = observed_addresses(join.addrs, self._seen_at.get(peer))
+    def _freed(self, slot: int, peer: bytes) -> None:
+        """A lease has ended: nothing is kept of its holder, in memory or on disk."""
+        self._lost.pop(slot, None)
+        self._enrolled.pop(peer, None)
+        self._stale_plan = True
+        self.state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
+
+    def _restore(self, records: list[bytes], now: float) -> None:
+        """Take up the leases of an earlier boot."""
+        opened = [open_record(record) for record in records]
+        self.book.restore([sealed for sealed, _ in opened], self._time(now))
+        for sealed, enrolment in opened:
+            grant = open_grant(sealed, self.state.swarm)
+            if self._current(grant):
+                self._enrolled[grant.peer] = enrolment
+
+    def _is_head(self, stripe: int, peer: bytes) -> bool:
+        roster = self.state.roster
+        member = roster.member_of(peer) if roster is not None else None
+        return roster is not None and member is not None and roster.parent(stripe, member.slot) == AUTHORITY
+
+    def _member(self, slot: int, now: float) -> Member:
+        peer = self.book.leases[slot].grant.peer
+        enrolment = self._enrolled[peer]
+        join = enrolment.join
+        addrs = observed_addresses(join.addrs, enrolment.seen_at)
         fresh = self.book.standing(slot, self._time(now)) is Standing.FRESH and slot not in self._lost
-        leaf = not fresh or peer not in self._held_once or join.up_mbit == 0
+        leaf = not fresh or not enrolment.held_once or join.up_mbit == 0
         return Member(slot, peer, addrs, bool(addrs), join.name, join.region, join.up_mbit, leaf)
 
+    def _plan_if_due(self, now: float) -> None:
+        if self._stale_plan and now - self._planned_at >= self.state.tuning.tick_s:
+            self._plan(now)
+
     def _plan(self, now: float) -> None:
-        members = [m for slot in sorted(self.book.leases) if (m := self._member(slot, now)) is not None]
+        members = [self._member(slot, now) for slot in sorted(self.book.leases)]
         self._roster_serial += 1
         self._stale_plan = False
         self._planned_at = now
@@ -353,6 +407,7 @@ class Authority:
             if session.ready:
                 state.send(session.peer, RosterNews(state.sealed_roster))
         state.notify("planned", serial=self._roster_serial, members=len(members))
+        self._welcome_all(now)
 
     def _beat(self, now: float) -> None:
         """Speak: authority time, head, and who lives. Sent to the heads; they pass it on."""
@@ -375,16 +430,17 @@ class Authority:
         taken = self.state.chunks.header(event.header, now, self.state.effects)
         if taken is None:
             return
-        chunk, _ = taken
-        chunk.have = chunk.full
-        chunk.staged = True
-        self.dealer.add(chunk)
+        chunk, news = taken
+        if news:
+            self.state.chunks.versions[VersionId(chunk.key.epoch, chunk.key.version)].fill(chunk)
+            self.dealer.add(chunk)
 
     def _stored_before(self, event: HeaderStored, now: float) -> None:
         """After a restart: a chunk of a sealed version that the store still has, whole. Served to whoever pulls it."""
         taken = self.state.chunks.header(event, now, self.state.effects)
-        if taken is not None:
-            taken[0].have = taken[0].full
+        if taken is not None and taken[1]:
+            key = taken[0].key
+            self.state.chunks.versions[VersionId(key.epoch, key.version)].fill(taken[0])
 
     def abandon(self, key: ChunkKey) -> None:
         """The attempt that `key` names will not be sealed: deal no more of it."""
@@ -396,21 +452,20 @@ class Authority:
         id_ = VersionId(manifest.epoch, manifest.version)
         state.chunks.manifest(manifest, event.manifest, now, state.effects)
         state.settle(id_, manifest, event.manifest)
+        self.dealer.prune()
         for peer in state.children():
             state.send(peer, ManifestNews(event.manifest))
         state.emit(Announce(event.manifest))
         self._beat(now)
 
     def _attach(self, session: Session, message: Attach, now: float) -> None:
+        if message.stripe >= self.state.tuning.stripes:
+            return  # of a roster of another boot: it will move
         self.state.exchange.attached(session.peer, message, now, self.state.effects)
         self.state.send(session.peer, HeartbeatNews(self.state.leases.sealed))
 
     def _credit(self, session: Session, message: Credit, now: float) -> None:
         self.state.exchange.credited(session.peer, message, now, self.state.effects)
-
-    def _sent(self, event: SendDone, now: float) -> None:
-        if event.stripe is not None and not event.pull:
-            self.state.exchange.sent(event.peer, event.stripe, event.key, event.index, now, self.state.effects)
 
     # ------------------------------------------------------------ time
 
@@ -419,17 +474,17 @@ class Authority:
         state.sessions.expire_mute(now, state.effects)
         state.exchange.tick(now, state.effects)
         before = state.leases.heartbeat.fresh if state.leases.heartbeat is not None else b""
-        for slot in self.book.expire(self._time(now)):
-            state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
-            state.notify("lease_expired", slot=slot)
-            self._stale_plan = True
+        for slot, peer in self.book.expire(self._time(now)):
+            self._freed(slot, peer)
+            state.notify("lease_expired", slot=slot, peer=peer)
+            if state.sessions.get(peer) is not None:
+                state.emit(Close(peer, "its lease has expired"))
         if self.book.bits(self._time(now))[1] != before:
             self._stale_plan = True
         for slot in [s for s, at in self._lost.items() if now - at > state.tuning.soft_ttl_s]:
             del self._lost[slot]
             self._stale_plan = True
-        if self._stale_plan and now - self._planned_at >= state.tuning.tick_s:
-            self._plan(now)
+        self._plan_if_due(now)
         if now >= self._next_beat:
             self._beat(now)
         state.emit(SetTimer("tick", now + state.tuning.tick_s))

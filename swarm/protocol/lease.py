@@ -14,6 +14,7 @@ heartbeat. While the authority is silent the bits stand still, for at most `Tuni
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Annotated, NewType
 
 import msgspec
@@ -82,9 +83,9 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """The authority's word. Ordered by (boot, serial)."""
 
     swarm: Key32
-    boot: U63
+    boot: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     """How often the authority has started: the older of two with one key stops."""
-    serial: U63
+    serial: U32
     time: float
     """Authority time."""
     roster: U63
@@ -100,6 +101,11 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     @property
     def order(self) -> tuple[int, int]:
         return self.boot, self.serial
+
+    @property
+    def stamp(self) -> int:
+        """`order` as one number: what a `Hello` names."""
+        return self.boot << 32 | self.serial
 
     @property
     def head(self) -> VersionId:
@@ -173,14 +179,17 @@ def open_capability(sealed: bytes, swarm: bytes) -> Capability:
     return _of_swarm(_open(Capability, sealed, swarm), swarm)
 
 
+@lru_cache(maxsize=1024)
 def open_grant(sealed: bytes, swarm: bytes) -> Grant:
     return _of_swarm(_open(Grant, sealed, swarm), swarm)
 
 
+@lru_cache(maxsize=64)
 def open_heartbeat(sealed: bytes, swarm: bytes) -> Heartbeat:
     return _of_swarm(_open(Heartbeat, sealed, swarm), swarm)
 
 
+@lru_cache(maxsize=1024)
 def open_report(sealed: bytes, swarm: bytes) -> Report:
     """A report is signed by the member it names."""
     try:
@@ -188,6 +197,9 @@ def open_report(sealed: bytes, swarm: bytes) -> Report:
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise PeerError(f"report: {error}") from error
     return _of_swarm(_open(Report, sealed, claimed.peer), swarm)
+
+
+# Documents reach us by several trees: one signature check each is enough. A failed check is not remembered.
 
 
 def heartbeat_hash(sealed: bytes) -> bytes:
@@ -301,11 +313,11 @@ class LeaseBook:
 
     def restore(self, sealed_grants: list[bytes], now: AuthorityTime) -> None:
         """After a restart: leases stood still while we were away, so each is as fresh as if renewed now."""
-        for sealed in sealed_grants:
-            grant = open_grant(sealed, self._swarm)
-            old = self.leases.get(grant.slot)
-            if old is not None and old.grant.serial > grant.serial:
-                continue
+        grants = [(open_grant(sealed, self._swarm), sealed) for sealed in sealed_grants]
+        for grant, sealed in sorted(grants, key=lambda g: g[0].serial):
+            # Of two for a slot or for a peer the later counts: the disk may hold one that a crash kept from release.
+            self.release(grant.slot)
+            self.release(self.slot_of.get(grant.peer, grant.slot))
             self.leases[grant.slot] = Lease(grant, sealed, now)
             self.slot_of[grant.peer] = grant.slot
             self._used.setdefault(grant.capability, set()).add(grant.peer)
@@ -349,10 +361,10 @@ class LeaseBook:
         if lease is not None:
             self.slot_of.pop(lease.grant.peer, None)
 
-    def expire(self, now: AuthorityTime) -> list[int]:
-        """Free the slots past hard expiry; which they were."""
-        dead = [slot for slot in self.leases if self.standing(slot, now) is Standing.DEAD]
-        for slot in dead:
+    def expire(self, now: AuthorityTime) -> list[tuple[int, bytes]]:
+        """Free the slots past hard expiry; which they were, and whose."""
+        dead = [(s, lease.grant.peer) for s, lease in self.leases.items() if self.standing(s, now) is Standing.DEAD]
+        for slot, _ in dead:
             self.release(slot)
         return dead
 

@@ -5,7 +5,11 @@ dies or falls silent is replaced at once by a backup that the roster implies; th
 report and plans anew at leisure.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+
+from msgspec.structs import replace
 
 from codec.errors import PeerError
 from swarm.protocol.events import Close, VersionId
@@ -25,6 +29,16 @@ from swarm.protocol.wire import (
 )
 
 __all__ = ["Account", "Membership"]
+
+REPORTS_A_MESSAGE = 1024
+"""Of about 300 bytes each; `Reports` takes at most 4096."""
+
+
+def batched(items: Iterable[bytes], size: int) -> Iterator[tuple[bytes, ...]]:
+    """The items in tuples of at most `size`."""
+    left = iter(items)
+    while batch := tuple(islice(left, size)):
+        yield batch
 
 
 @dataclass(slots=True)
@@ -46,8 +60,8 @@ def greet(state: State, peer: bytes) -> None:
         peer,
         Hello(
             state.sealed_grant,
-            roster.serial if roster is not None else 0,
-            heartbeat.serial if heartbeat is not None else 0,
+            roster.stamp if roster is not None else 0,
+            heartbeat.stamp if heartbeat is not None else 0,
             held.epoch,
             held.version,
         ),
@@ -56,9 +70,9 @@ def greet(state: State, peer: bytes) -> None:
 
 def share_news(state: State, peer: bytes, hello: Hello) -> None:
     """Send whoever greeted us what is newer here than there."""
-    if state.roster is not None and state.roster.serial > hello.roster:
+    if state.roster is not None and state.roster.stamp > hello.roster:
         state.send(peer, RosterNews(state.sealed_roster))
-    if state.leases.heartbeat is not None and state.leases.heartbeat.serial > hello.heartbeat:
+    if state.leases.heartbeat is not None and state.leases.heartbeat.stamp > hello.heartbeat:
         state.send(peer, HeartbeatNews(state.leases.sealed))
     if state.held is not None and state.held > (hello.epoch, hello.version):
         state.send(peer, ManifestNews(state.sealed_manifest))
@@ -76,17 +90,23 @@ class Membership:
         self._backup: dict[int, bytes] = {}
         """Whom we hang on in place of the planned parent, by stripe."""
         self._lost: dict[int, float] = {}
-        """Slots of parents that we lost, and when."""
+        """Slots of parents that we lost, and when. Of no concern once they greet us again, or are another's."""
         self._counter = 0
-        self._climbing: dict[int, dict[int, tuple[int, bytes]]] = {}
-        """Reports to pass on, by stripe and slot: (counter, sealed)."""
-        self._climbed: dict[tuple[int, int], int] = {}
+        self._climbing: dict[int, dict[int, bytes]] = {}
+        """Reports to pass on, sealed, by stripe and slot."""
+        self._climbed: dict[tuple[int, int], tuple[int, int]] = {}
+        """By stripe and slot, the newest report that we passed on: (serial of the grant, counter)."""
         self._climb_at = 0.0
         self._next_appeal = 0.0
         """Not before then do we turn to the authority again by ourselves."""
         self.leaving = False
 
     # ------------------------------------------------------------ sessions
+
+    def listening(self, addrs: tuple[str, ...]) -> None:
+        """Where we can be dialed, as far as our own machine knows; what was announced on purpose stands."""
+        if not self._join.addrs:
+            self._join = replace(self._join, addrs=addrs[:16])
 
     def up(self, session: Session, now: float) -> None:
         """A session is open: ask to join, or say hello."""
@@ -100,17 +120,17 @@ class Membership:
         self._state.send(self._state.swarm, self._join)
 
     def hello(self, session: Session, message: Hello, now: float) -> None:
-        """`PeerError` when its grant is not one."""
+        """`PeerError` when its grant is not one. One that is over is no crime: its holder was asleep."""
         state = self._state
         if session.peer != state.swarm:
             grant = open_grant(message.grant, state.swarm)
             if grant.peer != session.peer:
                 raise PeerError("grant: of another peer")
-            heartbeat = state.leases.heartbeat
-            newer = heartbeat is None or grant.issued >= heartbeat.time
-            if state.leases.standing(grant.slot, now) is Standing.DEAD and not newer:
-                raise PeerError("grant: expired")
-            session.slot = grant.slot
+            session.slot, session.issued = grant.slot, grant.issued
+            if self._is_over(session, now):
+                state.emit(Close(session.peer, "its lease is over"))
+                return
+            self._lost.pop(grant.slot, None)
         session.ready = True
         share_news(state, session.peer, message)
         self.rewire(now)
@@ -126,6 +146,9 @@ class Membership:
         state.grant, state.sealed_grant = grant, message.grant
         self._counter = 0
         session.ready = True
+        for other in state.sessions:  # those who came before we had anything to show
+            if other.peer != state.swarm:
+                greet(state, other.peer)
         self.heartbeat(message.heartbeat, now)
         self.roster(message.roster, now)
         state.notify("joined", slot=grant.slot, serial=grant.serial)
@@ -172,8 +195,13 @@ class Membership:
         if sealed == state.sealed_roster:
             return
         roster = open_roster(sealed, state.swarm)
-        if state.roster is not None and (roster.boot, roster.serial) <= (state.roster.boot, state.roster.serial):
+        if state.roster is not None and roster.stamp <= state.roster.stamp:
             return
+        for slot in list(self._lost):
+            if state.peer_of(slot) != (holder.peer if (holder := roster.member(slot)) is not None else None):
+                del self._lost[slot]
+        self._climbed = {(k, s): n for (k, s), n in self._climbed.items() if roster.member(s) is not None}
+        state.sessions.keep({state.swarm, *(m.peer for m in roster.members)})
         state.roster, state.sealed_roster = roster, sealed
         for child in state.children():
             state.send(child, RosterNews(sealed))
@@ -184,18 +212,23 @@ class Membership:
         """Past hard expiry a peer gets no content."""
         state = self._state
         for session in state.sessions:
-            if session.slot is None or not session.ready:
-                continue
-            heartbeat = state.leases.heartbeat
-            grown = heartbeat is not None and heartbeat.time > self._issued(session.slot)
-            if grown and state.leases.standing(session.slot, now) is Standing.DEAD:
-                state.emit(Close(session.peer, "its lease has expired"))
+            if session.slot is not None and session.ready and self._is_over(session, now):
+                state.emit(Close(session.peer, "its lease is over"))
 
-    def _issued(self, slot: int) -> float:
-        """A grant younger than the heartbeat has no bit in it yet: one heartbeat of grace for slots we never saw."""
-        heartbeat = self._state.leases.heartbeat
-        known = self._state.roster is not None and self._state.roster.member(slot) is not None
-        return 0.0 if known or heartbeat is None else heartbeat.time - self._state.tuning.heartbeat_s
+    def _is_over(self, session: Session, now: float) -> bool:
+        """The lease that this member showed has expired, or its slot is another's by now.
+
+        Of a grant younger than the newest heartbeat we cannot know better: it has no bit in it yet.
+        """
+        state = self._state
+        heartbeat, roster = state.leases.heartbeat, state.roster
+        if session.slot is None or heartbeat is None or session.issued >= heartbeat.time:
+            return False
+        if state.leases.standing(session.slot, now) is Standing.DEAD:
+            return True
+        holder = roster.member(session.slot) if roster is not None else None
+        current = roster is not None and (roster.boot, roster.serial) >= (heartbeat.boot, heartbeat.roster)
+        return current and (holder is None or holder.peer != session.peer)
 
     # ------------------------------------------------------------ the trees
 
@@ -203,7 +236,7 @@ class Membership:
         """Hang on the right parent in each stripe: the planned one, or while it cannot be had the best backup."""
         state = self._state
         roster, grant = state.roster, state.grant
-        if roster is None or grant is None or roster.index_of(grant.slot) is None:
+        if self.leaving or roster is None or grant is None or roster.index_of(grant.slot) is None:
             return
         for stripe in range(roster.stripes):
             self._rewire_stripe(roster, stripe, grant.slot, now)
@@ -215,7 +248,7 @@ class Membership:
         if planned is None:
             return
         parent = state.peer_of(planned)
-        if planned == AUTHORITY or self._usable(planned, now):
+        if planned == AUTHORITY or self._usable(roster, planned, now):
             self._backup.pop(stripe, None)
         else:
             parent = self._backup.get(stripe)
@@ -227,15 +260,19 @@ class Membership:
         if self._reach(roster, parent, now) and state.sessions.ready(parent) and (edge is None or edge.peer != parent):
             state.exchange.attach_to(stripe, parent, state.floor, now, state.effects)
 
-    def _usable(self, slot: int, now: float) -> bool:
-        peer = self._state.peer_of(slot)
-        if peer is None or slot in self._lost or self._state.sessions.failing(peer):
+    def _usable(self, roster: Roster, slot: int, now: float) -> bool:
+        """It lives, we have not lost it, and there is a session with it or a way to have one."""
+        state = self._state
+        member, me = roster.member(slot), roster.member_of(state.key.public)
+        if member is None or slot in self._lost or state.sessions.failing(member.peer, now):
             return False
-        return self._state.leases.standing(slot, now) is not Standing.DEAD
+        if state.sessions.get(member.peer) is None and not member.dialable and (me is None or not me.dialable):
+            return False
+        return state.leases.standing(slot, now) is not Standing.DEAD
 
     def _choose_backup(self, roster: Roster, stripe: int, slot: int, now: float) -> bytes:
         """The first backup that can be had; one that we are connected to already goes first. At last the authority."""
-        candidates = [self._state.peer_of(s) for s in roster.backups(stripe, slot) if self._usable(s, now)]
+        candidates = [self._state.peer_of(s) for s in roster.backups(stripe, slot) if self._usable(roster, s, now)]
         peers = [p for p in candidates if p is not None]
         ready = [p for p in peers if self._state.sessions.ready(p)]
         return next(iter(ready or peers), self._state.swarm)
@@ -245,7 +282,7 @@ class Membership:
         state = self._state
         if peer == state.swarm:
             return state.sessions.reach(peer, roster.authority or self._authority, now, state.effects)
-        member = next((m for m in roster.members if m.peer == peer), None)
+        member = roster.member_of(peer)
         if member is None:
             return state.sessions.get(peer) is not None
         addrs = member.addrs if member.dialable else ()
@@ -285,23 +322,36 @@ class Membership:
         )  # fmt: skip
         stripes = state.roster.stripes if state.roster is not None else 1
         turn = heartbeat.serial if turn is None else turn
-        for stripe in {turn % stripes, (turn + 1) % stripes}:
-            self._climb(stripe, grant.slot, self._counter, sealed, now)
+        for stripe in sorted({turn % stripes, (turn + 1) % stripes}):
+            self._climb(stripe, grant.slot, (grant.serial, self._counter), sealed, now)
         return sealed
 
     def climb(self, message: Reports, now: float) -> None:
-        """Children's reports: on to our own parent of that stripe. Whoever signed them, the authority will check."""
+        """Children's reports: on to our own parent of that stripe, if they are of the holders of their slots."""
+        roster = self._state.roster
+        if roster is None or message.stripe >= roster.stripes:
+            return
         for sealed in message.reports:
             report = open_report(sealed, self._state.swarm)
-            self._climb(message.stripe, report.slot, report.counter, sealed, now)
+            holder = roster.member(report.slot)
+            if holder is not None and holder.peer == report.peer:
+                self._climb(message.stripe, report.slot, (report.grant, report.counter), sealed, now)
 
-    def _climb(self, stripe: int, slot: int, counter: int, sealed: bytes, now: float) -> None:
-        if self._climbed.get((stripe, slot), -1) >= counter:
+    def farewell(self, peer: bytes, release: bytes, now: float) -> None:
+        """A neighbour leaves: its release climbs on a stripe that does not hang on it, if it cannot reach the authority
+        itself."""
+        edges = self._state.exchange.parents
+        stripe = next((k for k in sorted(edges) if edges[k].peer != peer), None)
+        if stripe is not None:
+            self.climb(Reports(stripe, (release,)), now)
+
+    def _climb(self, stripe: int, slot: int, number: tuple[int, int], sealed: bytes, now: float) -> None:
+        if self._climbed.get((stripe, slot), (-1, -1)) >= number:
             return
         if not self._climbing:
             self._climb_at = now + self._state.tuning.report_batch_s
-        self._climbed[stripe, slot] = counter
-        self._climbing.setdefault(stripe, {})[slot] = (counter, sealed)
+        self._climbed[stripe, slot] = number
+        self._climbing.setdefault(stripe, {})[slot] = sealed
 
     def _send_reports(self) -> None:
         state = self._state
@@ -309,7 +359,8 @@ class Membership:
             edge = state.exchange.parents.get(stripe)
             parent = edge.peer if edge is not None else state.swarm
             if state.sessions.ready(parent):
-                state.send(parent, Reports(stripe, tuple(sealed for _, sealed in reports.values())))
+                for batch in batched(reports.values(), REPORTS_A_MESSAGE):
+                    state.send(parent, Reports(stripe, batch))
         self._climbing.clear()
 
     # ------------------------------------------------------------ time
@@ -326,6 +377,8 @@ class Membership:
             del self._lost[slot]
         self._find_silent(now)
         self.rewire(now)
+        if self.account.engine:  # work comes from the authority itself, so a node that works keeps the session
+            state.sessions.reach(state.swarm, self._authority, now, state.effects)
         if self._climbing and now >= self._climb_at:
             self._send_reports()
         self._mind_own_lease(now)

@@ -43,7 +43,6 @@ from swarm.protocol.events import (
 )
 from swarm.protocol.lease import Standing, open_report
 from swarm.protocol.membership import Membership
-from swarm.protocol.plan import AUTHORITY
 from swarm.protocol.progress import Progress
 from swarm.protocol.pull import Pulls
 from swarm.protocol.session import Session
@@ -72,6 +71,9 @@ from swarm.protocol.wire import (
 )
 
 __all__ = ["BAN_S", "Peer", "serve_chunk", "serve_manifest"]
+
+_MOVES_NOTHING = (HeaderStored, PieceStored, SendDone)
+"""The most frequent events. A piece that makes its chunk whole says so itself."""
 
 BAN_S = 600.0
 """How long a peer that sent false bytes is refused by whoever saw it."""
@@ -113,7 +115,7 @@ class Peer:
             PieceBad: self._piece_bad,
             PartsDone: self.catchup.parts_done,
             UnknownLabel: self.catchup.unknown_label,
-            SendDone: self._sent,
+            SendDone: self.state.sent,
             ManifestSeen: self._manifest_seen,
             JobDone: self._job_done,
             Timer: self._tick,
@@ -137,15 +139,16 @@ class Peer:
             Bye: self._bye,
         }
 
-    def start(self, now: float) -> list[Effect]:
-        """The first effects: reach for the authority, start the clock."""
+    def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]:
+        """The first effects: reach for the authority, start the clock. `addrs`: where we listen, unless told before."""
+        self.membership.listening(addrs)
         self._tick(Timer("tick"), now)
         return self.state.take_effects()
 
     def apply(self, event: Event, now: float) -> list[Effect]:
         """Take one event; what is to be done about it."""
         self._on[type(event)](event, now)
-        if not self.catchup.active:
+        if not self.catchup.active and not isinstance(event, _MOVES_NOTHING):
             self.progress.advance(now)
         return self.state.take_effects()
 
@@ -159,6 +162,7 @@ class Peer:
         if event.dial_failed and event.peer == self.state.swarm:
             self.state.notify("unreachable", why=event.why)
         self.pulls.lost(event.peer)
+        self.state.gifts.lost(event.peer)
         self.membership.lost(event.peer, session, now)
         self.catchup.lost(event.peer, now)
 
@@ -203,6 +207,7 @@ class Peer:
             report = open_report(message.release, self.state.swarm)
             if report.peer != session.peer or not report.leaving:
                 raise PeerError("bye: not the sender's own")
+            self.membership.farewell(session.peer, message.release, now)
         self.state.emit(Close(session.peer, "left"))
 
     # ------------------------------------------------------------ versions
@@ -228,8 +233,11 @@ class Peer:
         self._take_manifest(message.manifest, now, session.peer)
 
     def _manifest_seen(self, event: ManifestSeen, now: float) -> None:
-        """Off the tree; the gossip validator saw the signature, and an old or odd one changes nothing."""
-        self._take_manifest(event.manifest, now, None)
+        """Off the tree, so there is nobody to blame for one that is forged: it changes nothing."""
+        try:
+            self._take_manifest(event.manifest, now, None)
+        except PeerError as error:
+            self.state.notify("bad_bytes", peer=b"", detail=str(error))
 
     def _take_manifest(self, sealed: bytes, now: float, source: bytes | None) -> None:
         before = self.state.held
@@ -273,8 +281,9 @@ class Peer:
         sources = self._sources()
         if stripe is None or state.roster is None or state.grant is None:
             return sources
-        order = [state.peer_of(s) for s in state.roster.backups(stripe, state.grant.slot) if s != AUTHORITY]
-        rank = {peer: i for i, peer in enumerate(p for p in order if p is not None)}
+        slots = [m.slot for p in sources if (m := state.roster.member_of(p)) is not None]
+        order = state.roster.backups(stripe, state.grant.slot, among=slots)
+        rank = {state.peer_of(slot): i for i, slot in enumerate(order)}
         last = len(rank)
         return sorted(sources, key=lambda p: (p == state.swarm, rank.get(p, last)))
 
@@ -286,10 +295,6 @@ class Peer:
             self.state.send(session.peer, Lacks(message.request))
         else:
             self.state.emit(SendBlock(session.peer, message.request, message.block))
-
-    def _sent(self, event: SendDone, now: float) -> None:
-        if event.stripe is not None and not event.pull:
-            self.state.exchange.sent(event.peer, event.stripe, event.key, event.index, now, self.state.effects)
 
     # ------------------------------------------------------------ time
 
@@ -318,17 +323,21 @@ class Peer:
 
 
 def serve_chunk(state: State, peer: bytes, want: WantChunk) -> None:
-    """Answer a pull with the header and whatever pieces asked for we hold."""
+    """Answer a pull with the header and whatever pieces asked for we hold; with silence while they are on their way."""
     key = ChunkKey(want.epoch, want.version, want.attempt, want.seq)
     chunk = state.chunks.find(key)
     pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
-    if chunk is None or not pieces:
+    if state.gifts.busy(peer, key):
+        return
+    if chunk is None or not pieces or state.gifts.full(peer):
         state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
+    asked = [index for index in range(len(chunk.sizes)) if pieces >> index & 1]
+    state.gifts.begin(peer, key, 1 + len(asked))
+    state.exchange.gave(peer, chunk, asked)
     state.emit(SendHeader(peer, chunk.stripe, key, pull=True))
-    for index in range(len(chunk.sizes)):
-        if pieces >> index & 1:
-            state.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))
+    for index in asked:
+        state.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))
 
 
 def serve_manifest(state: State, peer: bytes, want: WantManifest) -> None:

@@ -64,7 +64,7 @@ _log = structlog.get_logger(__name__)
 class Core(Protocol):
     """A `Peer` or an `Authority`."""
 
-    def start(self, now: float) -> list[Effect]: ...
+    def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]: ...
 
     def apply(self, event: Event, now: float) -> list[Effect]: ...
 
@@ -115,12 +115,15 @@ class Shell:
         self._timers: dict[str, float] = {}
         self._persisting: deque[Persist] = deque()
         self._commits: deque[Commit] = deque()
-        self._wake_persist, self._wake_commit = trio.Event(), trio.Event()
+        self._wake_persist, self._wake_commit, self._wake_upkeep = trio.Event(), trio.Event(), trio.Event()
+        self._whole_since = False
+        """Bits came other than by chunks since the last anchor."""
+        self._is_authority = transport.key == authority
         self._settled: VersionId | None = None
         self.manifests = manifests
         self.counts = Counts()
         inbound = Inbound(
-            authority, store.chunks, self.counts, self._limits,
+            None if self._is_authority else authority, store.chunks, self.counts, self._limits,
             post=self.post, whole=self._whole, relieve=self._relieve, part=self._part, settled=lambda: self._settled,
         )  # fmt: skip
         self.peers = Peers(transport, store.chunks, inbound, self._find, self.counts, self._limits, self.post)
@@ -153,7 +156,8 @@ class Shell:
             addrs = await nursery.start(self._transport.serve, self._accept)
             nursery.start_soon(self._persist_all)
             nursery.start_soon(self._settle_all)
-            self.perform(self._core.start(trio.current_time()))
+            nursery.start_soon(self._keep_up)
+            self.perform(self._core.start(trio.current_time(), tuple(addrs)))
             task_status.started(addrs)
             await self._apply_all()
 
@@ -205,8 +209,15 @@ class Shell:
                 await session.gone.wait()
 
     async def recall(self) -> None:
-        """Tell the core which chunks the store still holds from an earlier run. Once, before peers matter."""
+        """Tell the core which chunks the store still holds from an earlier run. Once, before peers matter.
+
+        What the authority had not sealed is dead: it is dropped.
+        """
         for chunk in self._store.chunks.all():
+            version = VersionId(chunk.key.epoch, chunk.key.version)
+            if self._is_authority and (self.manifests.get(version) is None or not chunk.whole):
+                self._store.chunks.drop(version, chunk.key.attempt)
+                continue
             await self.post(header_stored(chunk, None, None))
             for index in chunk.held():
                 await self.post(PieceStored(None, None, chunk.key, index))
@@ -301,31 +312,33 @@ class Shell:
                 await self.post(Persisted(effect.token))
 
     async def _settle_all(self) -> None:
-        """Follow up commits in their order: tell the face, then clean up and write an anchor when it is time."""
+        """Follow up commits in their order: make sure that they are durable, then tell the face."""
         while True:
             await self._wake_commit.wait()
             self._wake_commit = trio.Event()
-            whole = False
-            version = None
             while self._commits:
                 effect = self._commits.popleft()
-                version = effect.version
                 changes = None
                 if self._jobs is not None:
-                    changes = await self._jobs.settle(version, effect.manifest)
-                    whole = whole or changes is None
-                elif (found := self.manifests.get(version)) is not None:
+                    changes = await self._jobs.settle(effect.version, effect.manifest)
+                    self._whole_since = self._whole_since or changes is None
+                elif (found := self.manifests.get(effect.version)) is not None:
                     await self._run_sync(self._store.seal, Seal.of(*found))
-                self._face.committed(version, effect.manifest, changes)
-            if version is not None:
-                await self._tend(version, whole=whole)
+                self._face.committed(effect.version, effect.manifest, changes)
+                self._wake_upkeep.set()
 
-    async def _tend(self, version: VersionId, *, whole: bool) -> None:
-        if self._jobs is not None:
-            anchored = await self._jobs.tend(whole=whole)
-            if anchored is not None:
-                self._face.notify("anchored", {"version": anchored})
-        await self._run_sync(self._store.evict, version, self._limits.retain_versions)
+    async def _keep_up(self) -> None:
+        """After commits, at leisure: an anchor when it is time, and what nobody needs any more removed."""
+        while True:
+            await self._wake_upkeep.wait()
+            self._wake_upkeep = trio.Event()
+            if self._jobs is not None:
+                whole, self._whole_since = self._whole_since, False
+                anchored = await self._jobs.tend(whole=whole)
+                if anchored is not None:
+                    self._face.notify("anchored", {"version": anchored})
+            assert self._settled is not None
+            await self._run_sync(self._store.evict, self._settled, self._limits.retain_versions)
 
     def _whole(self, chunk: StoredChunk) -> None:
         self._nursery.start_soon(self._run_sync, self._store.chunks.spill, chunk.key)

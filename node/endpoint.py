@@ -1,0 +1,129 @@
+"""One process's end of the swarm: store, model, transport, gossip and shell, opened in order, closed in reverse.
+
+The seed, a node and a relay differ in their core and in their face; what lies between is this.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from codec import open_manifest
+from codec.errors import PeerError
+from codec.sign import Key
+from swarm.gossip import Gossip
+from swarm.protocol.events import Send
+from swarm.protocol.wire import Work
+from swarm.shell import Core, Face, Limits, Manifests, Shell, in_thread
+from swarm.store import Store
+from swarm.transport.base import Unreachable
+from swarm.transport.libp2p import Libp2pTransport
+
+if TYPE_CHECKING:
+    from swarm.shell.jobs import Jobs
+    from swarm.shell.model import Model
+
+__all__ = ["Endpoint", "open_store"]
+
+_TOPIC: Final = "/swarm-node/{}/manifests/1"
+_LEAVE_S: Final = 2.0
+"""Spot machines are told little before they are taken away; a goodbye that takes longer is not worth it."""
+
+
+def open_store(home: Path, authority: bytes) -> Store:
+    """What this home keeps of that swarm. Raises `UsageError` when another process uses it."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Store(home / f"swarm-{authority.hex()[:16]}", authority)
+
+
+@dataclass
+class Endpoint:
+    """A running shell with everything under it."""
+
+    shell: Shell
+    transport: Libp2pTransport
+    store: Store
+    manifests: Manifests
+    jobs: "Jobs | None"
+    addrs: tuple[str, ...] = ()
+
+    @classmethod
+    def build(
+        cls,
+        core: Core,
+        key: Key,
+        authority: bytes,
+        store: Store,
+        face: Face,
+        *,
+        listen: tuple[str, ...],
+        announce: tuple[str, ...] = (),
+        model: "Model | None" = None,
+        limits: Limits | None = None,
+    ) -> "Endpoint":
+        """Put the parts together; nothing runs yet. `model` None: a relay."""
+        limits = limits or Limits()
+        manifests = Manifests(authority)
+        for seal in store.records.seals():
+            manifests.note(seal.manifest)
+        transport = Libp2pTransport(key, listen, announce)
+        jobs = answers = None
+        if model is not None:
+            from swarm.shell.answers import Answers
+            from swarm.shell.jobs import Jobs
+
+            jobs = Jobs(store, model, manifests, limits, in_thread)
+            answers = Answers(store, jobs, manifests, in_thread)
+        gossip = Gossip(transport, _TOPIC.format(authority.hex()[:16]), _is_signed_by(authority))
+
+        async def announce_manifest(sealed: bytes) -> None:
+            with contextlib.suppress(Unreachable, ValueError):  # the trees carry it; gossip is the second way
+                await gossip.publish(sealed)
+
+        shell = Shell(
+            core, transport, store, manifests, face,
+            authority=authority, jobs=jobs, answers=answers, announce=announce_manifest, limits=limits,
+        )  # fmt: skip
+        endpoint = cls(shell, transport, store, manifests, jobs)
+        endpoint._gossip = gossip
+        return endpoint
+
+    _gossip: Gossip | None = None
+
+    @contextlib.asynccontextmanager
+    async def running(self, *, leave: bool) -> AsyncIterator["Endpoint"]:
+        """Run while the block does. `leave`: a member, which says goodbye at the end, however it ends."""
+        async with trio.open_nursery() as nursery:
+            self.addrs = tuple(await nursery.start(self.shell.run))
+            assert self._gossip is not None
+            await nursery.start(self._gossip.run, lambda sealed: nursery.start_soon(self._hear_gossip, sealed))
+            await self.shell.recall()
+            try:
+                yield self
+            finally:
+                if leave:
+                    with trio.CancelScope(shield=True), trio.move_on_after(_LEAVE_S):
+                        await self.shell.leave()
+                nursery.cancel_scope.cancel()
+
+    async def _hear_gossip(self, sealed: bytes) -> None:
+        with contextlib.suppress(PeerError):  # the validator looked; what slips through changes nothing
+            await self.shell.gossiped(sealed)
+
+    def send_work(self, peer: bytes, body: bytes) -> None:
+        """Hand a `Work` body to the session with `peer`; lost when there is none."""
+        self.shell.perform([Send(peer, Work(body))])
+
+
+def _is_signed_by(authority: bytes) -> Callable[[bytes], bool]:
+    def is_signed(sealed: bytes) -> bool:
+        try:
+            open_manifest(sealed, authority)
+        except PeerError:
+            return False
+        return True
+
+    return is_signed

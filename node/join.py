@@ -1,0 +1,204 @@
+"""A member's process: a rollout node (replica and engine), or a relay (neither).
+
+swarm --> shell --commit--> changes --> engine        (in node.worker: staged while it generates)
+swarm <-- Work messages <-- rollouts <--- engine
+"""
+
+import random
+import secrets
+from typing import Any, Final
+
+import structlog
+import trio
+
+from codec import Manifest
+from codec.errors import SwarmError, UsageError
+from codec.sign import Key
+from node import keyfile, logs
+from node.config import JoinConfig, PeerConfig
+from node.endpoint import Endpoint, open_store
+from node.status import query
+from node.ticket import Ticket
+from swarm.protocol.events import VersionId
+from swarm.protocol.peer import Peer
+from swarm.protocol.tuning import Tuning
+from swarm.protocol.wire import Join
+from swarm.shell import in_thread
+from swarm.store import Store
+from swarm.transport.base import Unreachable
+from swarm.transport.identity import peer_id
+
+__all__ = ["Member", "run"]
+
+_log = structlog.get_logger(__name__)
+_FIRST_CONTACT_S: Final = 60.0
+"""A ticket whose seed has not answered by then is not going to work: say so, rather than try for ever in silence."""
+
+
+async def run(
+    ticket: Ticket, config: JoinConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run a node until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers."""
+    from swarm.shell.model import Model
+
+    logs.configure()
+    key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
+    with open_store(config.home, ticket.authority) as store:
+        model = Model(store, base=config.model)
+        seal = await in_thread(model.restore)
+        layout_hash = None if seal is None or model.layout is None else model.layout.hash
+        held = None if seal is None else seal.manifest
+        member = Member(ticket, config, key, store, relay=False, held=held, layout_hash=layout_hash, model=model)
+        if config.engine == "none":
+            await member.run(task_status)
+            return
+        from node.worker import Worker
+
+        worker = Worker(member, config)
+        member.follow(worker)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.run)
+            await member.run(task_status)
+
+
+class Member:
+    """The running member: the face of its shell."""
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        config: PeerConfig,
+        key: Key,
+        store: Store,
+        *,
+        relay: bool,
+        held: bytes | None = None,
+        layout_hash: bytes | None = None,
+        model: Any = None,
+    ) -> None:
+        self.config, self.key, self.ticket = config, key, ticket
+        self._relay = relay
+        join = Join(
+            ticket.capability, config.announce, config.name, config.region, config.up_mbit, config.down_mbit, relay
+        )
+        self.core = Peer(
+            key, ticket.authority, ticket.addrs, join, Tuning.named(ticket.preset),
+            random.Random(secrets.randbits(64)), held=held, layout_hash=layout_hash,
+        )  # fmt: skip
+        self.endpoint = Endpoint.build(
+            self.core, key, ticket.authority, store, self, listen=config.listen, announce=config.announce, model=model
+        )
+        self._joined = trio.Event()
+        self._over: SwarmError | None = None
+        self._end = trio.Event()
+        self._worker: Any = None
+        self.news = ""
+
+    def follow(self, worker: Any) -> None:
+        """Tell `worker` of commits and of work."""
+        self._worker = worker
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take part until cancelled, or until the authority turns us away for good."""
+        async with self.endpoint.running(leave=True), trio.open_nursery() as nursery:
+            await nursery.start(query.serve, self.config.home, self.state)
+            nursery.start_soon(self._account)
+            nursery.start_soon(self._expect_contact)
+            _log.info("starting", peer_id=peer_id(self.key.public), addrs=", ".join(self.endpoint.addrs))
+            task_status.started()
+            await self._end.wait()
+            assert self._over is not None
+            raise self._over
+
+    async def _expect_contact(self) -> None:
+        with trio.move_on_after(_FIRST_CONTACT_S):
+            await self._joined.wait()
+        if not self._joined.is_set():
+            addrs = ", ".join(self.ticket.addrs)
+            why = f" ({self.news})" if self.news else ""
+            self._stop(Unreachable(
+                f"The swarm's seed does not answer at {addrs}{why}. "
+                "Is it running, and is that port open to this machine? A new ticket names its present addresses."
+            ))  # fmt: skip
+
+    async def _account(self) -> None:
+        """What our reports say of us, kept up to date."""
+        account = self.core.membership.account
+        while True:
+            account.sent_bytes = self.endpoint.transport.traffic.sent
+            account.received_bytes = self.endpoint.transport.traffic.received
+            if self._worker is not None:
+                account.engine = self._worker.engine_name
+                account.engine_version = VersionId(*self._worker.engine_version)
+                account.tokens_s = self._worker.tokens_s
+            await trio.sleep(0.2)
+
+    def _stop(self, why: SwarmError) -> None:
+        self._over = self._over or why
+        self._end.set()
+
+    # ------------------------------------------------------------ what the shell tells us
+
+    def committed(self, version: VersionId, manifest: Manifest, changes: Any) -> None:
+        _log.info("holds", version=str(version), root=manifest.root)
+        if self._worker is not None:
+            self._worker.committed(version, manifest, changes)
+
+    def notify(self, what: str, info: dict[str, Any]) -> None:
+        match what:
+            case "work":
+                if self._worker is not None and info["peer"] == self.ticket.authority:
+                    self._worker.hear(info["body"])
+                return
+            case "joined":
+                self._joined.set()
+            case "unreachable":
+                self.news = info["why"]
+            case "refused" if info["code"] in ("ticket", "capability"):
+                self._stop(UsageError(info["why"]))
+            case "equivocation":
+                self._stop(SwarmError(
+                    f"The seed has signed two different versions {info['version']}. Nothing of it can be believed: "
+                    "stop, and ask whoever runs it."
+                ))  # fmt: skip
+        _log.info(what, **info)
+
+    def send_work(self, body: bytes) -> None:
+        """Hand a `Work` body to the authority; lost when there is no session."""
+        self.endpoint.send_work(self.ticket.authority, body)
+
+    # ------------------------------------------------------------ for people
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for `status`."""
+        core = self.core.state
+        now = trio.current_time()
+        held = core.held
+        roster = core.roster
+        stripes = [] if roster is None else [
+            {m.slot: None if p < 0 else p for m, p in zip(roster.members, row, strict=True)} for row in roster.parents
+        ]  # fmt: skip
+        own = {
+            "slot": -1 if core.grant is None else core.grant.slot,
+            "name": self.config.name,
+            "peer": peer_id(self.key.public),
+            "standing": self.core.standing(now).value,
+            "held": None if held is None else list(held),
+            "root": None if core.manifest is None or held is None else core.manifest.root.hex(),
+            "catching_up": self.core.catchup.fraction,
+            "phase": self.core.catchup.phase.value,
+            "sent_bytes": self.endpoint.transport.traffic.sent,
+            "received_bytes": self.endpoint.transport.traffic.received,
+            "pushed_bytes": self.endpoint.shell.counts.pushed,
+            "duplicate_bytes": self.endpoint.shell.counts.duplicates,
+        }
+        if self._worker is not None:
+            own |= self._worker.state()
+        return {
+            "role": "relay" if self._relay else "node",
+            "swarm": peer_id(self.ticket.authority),
+            "head": None if core.leases.heartbeat is None else list(core.leases.heartbeat.head),
+            "nodes": [own],
+            "stripes": stripes,
+            "message": self.news,
+        }

@@ -1,0 +1,229 @@
+"""The trainer's own process: it holds the key and the truth, admits nodes, deals versions, leases work.
+
+the user's trainer --trainer.sock--> desk --> publisher --> seed (attempts, seals) --> shell --> swarm
+                                      desk <--> ledger service <-- Work messages <---- shell <-- nodes
+"""
+
+import random
+import secrets
+import time
+from typing import Any
+
+import structlog
+import trio
+
+from codec import Checkpoint, Manifest, Replica, Staged
+from codec.errors import UsageError
+from codec.sign import Key
+from node import keyfile, logs
+from node.config import SeedConfig
+from node.contact import Contact
+from node.desk import Desk
+from node.endpoint import Endpoint, open_store
+from node.ledger.book import Book
+from node.ledger.service import LedgerService
+from node.ledger.state import Head, Settings
+from node.publisher import Attempt
+from node.status import query
+from node.track import Track
+from node.trainers.seedlink import SOCKET_NAME
+from swarm.protocol.authority import Authority
+from swarm.protocol.events import VersionId
+from swarm.protocol.lease import Standing
+from swarm.protocol.tuning import Tuning
+from swarm.shell import in_thread
+from swarm.shell.model import Model
+from swarm.shell.seed import Seed, genesis
+from swarm.store import Store
+from swarm.transport.identity import peer_id
+
+__all__ = ["run"]
+
+_log = structlog.get_logger(__name__)
+
+
+async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Run until cancelled. Raises `UsageError` for what the user can mend."""
+    logs.configure()
+    config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = keyfile.load(config.key) if config.key is not None else _own_key(config)
+    checkpoint = await in_thread(Checkpoint.open, config.base)
+    with open_store(config.home, key.public) as store:
+        model = Model(store, base=config.base)
+        head = await in_thread(_open_truth, store, model, checkpoint, key)
+        boot = int(store.records.get("boot") or 0) + 1
+        store.records.put([("boot", str(boot).encode())])
+        book = Book(config.home / "ledger.sqlite")
+        try:
+            seat = _Seat(config, key, store, model, head, boot, book)
+            await seat.run(task_status)
+        finally:
+            book.close()
+
+
+def _own_key(config: SeedConfig) -> Key:
+    return keyfile.load_or_make(config.home / keyfile.AUTHORITY_KEY)
+
+
+def _open_truth(store: Store, model: Model, checkpoint: Checkpoint, key: Key) -> bytes:
+    """The sealed manifest of the newest version: what the store proves, or the base as version 0."""
+    seal = model.restore()
+    layout = checkpoint.layout
+    if seal is None:
+        replica = Replica.from_checkpoint(checkpoint, layout)
+        seal = genesis(store, model, replica, key, files=checkpoint.files)
+    elif model.layout is None or model.layout.hash != layout.hash:
+        raise UsageError(
+            f"{store.folder} holds the swarm of another model than {checkpoint.path}. "
+            "Give the folder it began with (--base), or another home (--home)."
+        )
+    return seal.manifest
+
+
+class _Seat:
+    """The running seed: the face of its shell, and what the trainer's desk talks to."""
+
+    def __init__(
+        self, config: SeedConfig, key: Key, store: Store, model: Model, head: bytes, boot: int, book: Book
+    ) -> None:
+        self._config, self._key, self._store = config, key, store
+        start = trio.current_time()
+        wall = time.time() - start  # one reading: authority time must not jump when somebody sets the clock
+        grants = [record for record in store.records.all("grant/").values() if record]
+        self.core = Authority(
+            key, config.announce, Tuning.named(config.preset), random.Random(secrets.randbits(64)),
+            boot=boot, clock=lambda local: wall + local, head=head, grants=grants, now=start,
+        )  # fmt: skip
+        self.endpoint = Endpoint.build(
+            self.core, key, key.public, store, self,
+            listen=config.listen, announce=config.announce, model=model,
+        )  # fmt: skip
+        assert self.endpoint.jobs is not None
+        self._seed = Seed(key, self.endpoint.shell, store, self.endpoint.jobs, self.endpoint.manifests)
+        self.track = Track(self.endpoint.transport.traffic, self.endpoint.shell.counts, trio.current_time)
+        manifest = self.core.state.manifest
+        assert manifest is not None
+        at = Head(manifest.epoch, manifest.version, manifest.root)
+        self.ledger = LedgerService(
+            book.restore(Settings(), at, start), book, self._send_work, is_member=self._is_member
+        )
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        config = self._config
+        async with self.endpoint.running(leave=False), trio.open_nursery() as nursery:
+            addrs = config.announce or self.endpoint.addrs
+            Contact(self._key.public, addrs[:4], config.preset).write(config.home)
+            desk = Desk(self, self._head, self.ledger)
+            await nursery.start(self.ledger.run)
+            await nursery.start(query.serve, config.home, self.state)
+            await nursery.start(desk.run, config.home / SOCKET_NAME)
+            _log.info("serving", peer_id=peer_id(self._key.public), addrs=", ".join(addrs), version=str(self._head()))
+            task_status.started()
+            await trio.sleep_forever()
+
+    # ------------------------------------------------------------ what the publisher asks of us
+
+    @property
+    def replica(self) -> Replica:
+        return self._seed.replica
+
+    @property
+    def key(self) -> Key:
+        return self._key
+
+    async def open_attempt(self) -> Attempt:
+        self.track.begin()
+        return Attempt(*await self._seed.open_attempt())
+
+    async def add_chunk(self, chunk: Any) -> None:
+        await self._seed.add_chunk(chunk)
+
+    async def seal(self, manifest: Manifest) -> bytes:
+        version = VersionId(manifest.epoch, manifest.version)
+        members = [lease.grant.peer for lease in self.core.book.leases.values()]
+        self.track.sealed(version, manifest.payload_bytes, members)
+        return await self._seed.seal(manifest)
+
+    async def abandon(self) -> None:
+        await self._seed.abandon()
+
+    # ------------------------------------------------------------ what the shell tells us
+
+    def committed(self, version: VersionId, manifest: Manifest, changes: tuple[Staged, ...] | None) -> None:
+        self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root))
+
+    def notify(self, what: str, info: dict[str, Any]) -> None:
+        match what:
+            case "work":
+                self.ledger.hear(info["peer"], info["body"])
+                return
+            case "held":
+                self.track.held(info["peer"], info["version"])
+            case "member_joined":
+                self.ledger.member_up(info["peer"])
+            case "member_left" | "lease_expired":
+                self.ledger.member_lost(info["peer"])
+                self.track.gone(info["peer"])
+        _log.info(what, **info)
+
+    async def _send_work(self, peer: bytes, body: bytes) -> None:
+        self.endpoint.send_work(peer, body)
+
+    def _is_member(self, peer: bytes) -> bool:
+        slot = self.core.book.slot_of.get(peer)
+        now = trio.current_time()
+        return slot is not None and self.core.standing(slot, now) is not Standing.DEAD
+
+    # ------------------------------------------------------------ for people
+
+    def _head(self) -> VersionId:
+        held = self.core.state.held
+        assert held is not None
+        return held
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for `status`, for `Swarm.state` and for the terminal view."""
+        now = trio.current_time()
+        work = self.ledger.state()
+        manifest = self.core.state.manifest
+        assert manifest is not None
+        roster = self.core.state.roster
+        parents = [] if roster is None else [
+            {m.slot: None if p < 0 else p for m, p in zip(roster.members, row, strict=True)} for row in roster.parents
+        ]  # fmt: skip
+        return {
+            "role": "seed",
+            "swarm": peer_id(self._key.public),
+            "head": list(self._head()),
+            "root": manifest.root.hex(),
+            "model_bytes": self.replica.layout.full_bytes,
+            "addrs": list(self.endpoint.addrs),
+            "sent_bytes": self.endpoint.transport.traffic.sent,
+            "control_bytes": self.endpoint.shell.counts.control_sent,
+            "nodes": [self._node(slot, now, work) for slot in sorted(self.core.book.leases)],
+            "stripes": parents,
+            "steps": self.track.steps(),
+            "work": work,
+        }
+
+    def _node(self, slot: int, now: float, work: dict[str, Any]) -> dict[str, Any]:
+        core = self.core
+        lease = core.book.leases[slot]
+        report = lease.report
+        member = core.state.roster.member(slot) if core.state.roster is not None else None
+        done = work["nodes"].get(lease.grant.peer.hex(), {})
+        return {
+            "slot": slot,
+            "peer": peer_id(lease.grant.peer),
+            "name": member.name if member is not None else "",
+            "standing": core.standing(slot, now).value,
+            "lease_s": core.lease_left_s(slot, now),
+            "held": None if report is None else list(report.held),
+            "engine": None if report is None or not report.engine else [report.engine_epoch, report.engine_version],
+            "catching_up": 1.0 if report is None else report.catching_up,
+            "sent_bytes": 0 if report is None else report.sent_bytes,
+            "received_bytes": 0 if report is None else report.received_bytes,
+            "tokens_s": done.get("tokens_per_s", 0.0),
+            "accepted": done.get("accepted", 0),
+            "outstanding": done.get("outstanding", 0),
+        }

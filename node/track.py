@@ -1,0 +1,110 @@
+"""What the seed remembers of each version for people: when it was published, when everybody had it, what it cost.
+
+Bytes are those at the seed's sockets from the publish of a version until its last holder reported, so that a copy more
+than needed shows. A member that leaves or dies is not waited for.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from swarm.protocol.events import VersionId
+from swarm.shell import Counts
+from swarm.transport.base import Traffic
+
+__all__ = ["Track"]
+
+KEPT: Final = 256
+"""Versions remembered."""
+
+
+@dataclass(slots=True)
+class _Meter:
+    """Bytes sent so far."""
+
+    sockets: int
+    payload: int
+    control: int
+
+
+@dataclass(slots=True)
+class _Step:
+    """One version."""
+
+    version: VersionId
+    payload_bytes: int
+    at: float
+    before: _Meter
+    after: _Meter
+    waiting: set[bytes] = field(default_factory=set)
+    held: int = 0
+    to_all_s: float | None = None
+
+
+class Track:
+    """Fed by the seed's face; read by `status`, by `Swarm.state` and by the demo."""
+
+    def __init__(self, traffic: Traffic, counts: Counts, clock: Callable[[], float]) -> None:
+        self._traffic, self._counts, self._clock = traffic, counts, clock
+        self._steps: dict[VersionId, _Step] = {}
+        self._began: tuple[float, _Meter] | None = None
+
+    def _meter(self) -> _Meter:
+        counts = self._counts
+        return _Meter(self._traffic.sent, counts.pushed + counts.pulled + counts.blobs, counts.control_sent)
+
+    def begin(self) -> None:
+        """A publish begins: from here on bytes count towards it."""
+        self._began = (self._clock(), self._meter())
+
+    def sealed(self, version: VersionId, payload_bytes: int, members: Iterable[bytes]) -> None:
+        """It is out. `members`: those that are to have it."""
+        at, before = self._began or (self._clock(), self._meter())
+        self._began = None
+        step = _Step(version, payload_bytes, at, before, self._meter(), set(members))
+        self._steps[version] = step
+        self._finish(step)
+        while len(self._steps) > KEPT:
+            del self._steps[next(iter(self._steps))]
+
+    def held(self, peer: bytes, version: VersionId) -> None:
+        """`peer` reported that it holds `version`, and with it all before."""
+        for step in self._steps.values():
+            if step.version <= version and peer in step.waiting:
+                step.waiting.discard(peer)
+                step.held += 1
+                self._finish(step)
+
+    def gone(self, peer: bytes) -> None:
+        for step in self._steps.values():
+            if peer in step.waiting:
+                step.waiting.discard(peer)
+                self._finish(step)
+
+    def _finish(self, step: _Step) -> None:
+        if step.to_all_s is None:
+            step.after = self._meter()
+            if not step.waiting and step.held:
+                step.to_all_s = self._clock() - step.at
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Oldest first: `version`, `delta_bytes` (F), `trainer_sent_bytes` (at the sockets), `trainer_control_bytes`,
+        `trainer_copies` (payload sent / F), `publish_to_all_s`, `held` and `waiting` (numbers of members)."""
+        return [
+            {
+                "version": list(step.version),
+                "delta_bytes": step.payload_bytes,
+                "trainer_sent_bytes": step.after.sockets - step.before.sockets,
+                "trainer_control_bytes": step.after.control - step.before.control,
+                "trainer_copies": (step.after.payload - step.before.payload) / max(1, step.payload_bytes),
+                "publish_to_all_s": step.to_all_s,
+                "held": step.held,
+                "waiting": len(step.waiting),
+            }
+            for step in self._steps.values()
+        ]
+
+    def holders(self, version: VersionId) -> tuple[int, int]:
+        """(members that hold it, members that it is waiting for)."""
+        step = self._steps.get(version)
+        return (0, 0) if step is None else (step.held, len(step.waiting))
