@@ -237,10 +237,13 @@ def _put_numbers(words, capacity, at, values, n, gaps, excess):
     """
     k, bits = _best_rice(values, n)
     mode, nx, k1, k2 = _RICE, 0, 0, 0
-    zeros = np.int64(0)
+    # Geometric numbers are seldom far below their mean: one in ten is less than 2^k / 8. Where a third are, zeros or a
+    # long tail weigh on the Rice codes, and splitting is worth its trial.
+    low = max(np.int64(1), (np.int64(1) << k) >> 3)
+    small = np.int64(0)
     for i in range(n):
-        zeros += values[i] == 0
-    if 3 * zeros >= n:
+        small += values[i] < low
+    if 3 * small >= n:
         nx = _split(values, n, gaps, excess)
         if nx == 0:
             mode, bits = _ZEROS, np.int64(0)

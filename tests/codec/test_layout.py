@@ -118,4 +118,4 @@ def test_file_names_stay_in_their_folder(name: str) -> None:
 @pytest.mark.parametrize("cut", range(0, 60, 7))
 def test_cut_short(cut: int) -> None:
     with pytest.raises(PeerError):
-        Layout.from_bytes(LAYOUT.to_bytes()[:-1 - cut])
+        Layout.from_bytes(LAYOUT.to_bytes()[: -1 - cut])

@@ -48,8 +48,7 @@ def test_bad_bytes_are_refused_or_give_other_bits() -> None:
             bad[int(rng.integers(0, len(bad)))] ^= int(rng.integers(1, 256))
         try:
             positions, bits = pco.decode_block(bytes(bad), old, DTYPES["BF16"])
-        except PeerError as error:
-            assert str(error).startswith("pco.")
+        except PeerError:
             refused += 1
             continue
         assert positions.size == bits.size

@@ -1,0 +1,235 @@
+"""A second decoder, written from `docs/codec.md` alone: plain Python, one obvious step at a time, slow.
+
+It shares nothing with the codec but the hash and signature libraries. Floats are not needed: bits are integers.
+"""
+
+import struct
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+# name: (bytes, exponent shift, exponent mask, is a float)
+DTYPES = {
+    "BF16": (2, 7, 0xFF, True),
+    "F16": (2, 10, 0x1F, True),
+    "F32": (4, 23, 0xFF, True),
+    "F64": (8, 0, 0, True),
+    "F8_E4M3": (1, 3, 0x0F, True),
+    "F8_E5M2": (1, 2, 0x1F, True),
+    "I8": (1, 0, 0, False),
+    "I32": (4, 0, 0, False),
+    "I64": (8, 0, 0, False),
+    "BOOL": (1, 0, 0, False),
+}
+
+
+class Bytes:
+    """A file read from front to back."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, n: int) -> bytes:
+        assert self.at + n <= len(self.data)
+        self.at += n
+        return self.data[self.at - n : self.at]
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            value += (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    def text(self) -> str:
+        return self.take(self.varint()).decode()
+
+
+class BitString:
+    """Bits, least significant of each byte first."""
+
+    def __init__(self, data: bytes) -> None:
+        self.bits = [byte >> i & 1 for byte in data for i in range(8)]
+        self.at = 0
+
+    def number(self, width: int) -> int:
+        value = sum(self.bits[self.at + i] << i for i in range(width))
+        self.at += width
+        return value
+
+    def unary(self) -> int:
+        zeros = 0
+        while self.number(1) == 0:
+            zeros += 1
+        return zeros
+
+    def count(self) -> int:
+        length = self.number(5)
+        return 0 if length == 0 else (1 << (length - 1)) + self.number(length - 1)
+
+    def rice(self, n: int, k: int) -> list[int]:
+        low = [self.number(k) for _ in range(n)]
+        return [(self.unary() << k) + low[i] for i in range(n)]
+
+    def gamma(self, n: int, k: int) -> list[int]:
+        lengths = [self.unary() for _ in range(n)]
+        return [(1 << (length + k)) + self.number(length + k) - (1 << k) for length in lengths]
+
+    def numbers(self, n: int, modes: set[int]) -> list[int]:
+        mode = self.number(2)
+        modes.add(mode)
+        if mode == 0:
+            return [0] * n
+        if mode == 1:
+            return self.rice(n, self.number(5))
+        nx = self.count()
+        k1, k2 = self.number(5), self.number(5)
+        gaps = self.rice(nx, k1)
+        excess = self.rice(nx, k2) if mode == 2 else self.gamma(nx, k2)
+        values = [0] * n
+        at = -1
+        for gap, more in zip(gaps, excess, strict=True):
+            at += gap + 1
+            values[at] = more + 1
+        return values
+
+
+@dataclass
+class Tensor:
+    name: str
+    dtype: str
+    shape: list[int]
+    aliases: list[str]
+
+    @property
+    def elements(self) -> int:
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+
+def read_layout(data: bytes) -> list[Tensor]:
+    source = Bytes(data)
+    assert source.take(4) == b"SWL1"
+    tensors = []
+    for _ in range(source.varint()):
+        name, dtype = source.text(), source.text()
+        shape = [source.varint() for _ in range(source.varint())]
+        tensors.append(Tensor(name, dtype, shape, [source.text() for _ in range(source.varint())]))
+    for _ in range(source.varint()):
+        source.text(), source.varint(), source.take(32)
+    assert source.at == len(data)
+    return tensors
+
+
+@dataclass
+class Model:
+    """Blocks as lists of integers, in order; `dtypes` beside them."""
+
+    tensors: list[Tensor]
+    layout_hash: bytes
+    blocks: list[list[int]] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    modes: set[int] = field(default_factory=set)
+    coders: set[int] = field(default_factory=set)
+
+    def load(self, data: bytes) -> None:
+        """Tensors one after another, without gaps."""
+        source = Bytes(data)
+        for tensor in self.tensors:
+            size = DTYPES[tensor.dtype][0]
+            left = tensor.elements
+            while left:
+                count = min(left, 1 << 20)
+                raw = source.take(count * size)
+                self.blocks.append([int.from_bytes(raw[i : i + size], "little") for i in range(0, len(raw), size)])
+                self.dtypes.append(tensor.dtype)
+                left -= count
+
+    def raw(self, block: int) -> bytes:
+        size = DTYPES[self.dtypes[block]][0]
+        return b"".join(value.to_bytes(size, "little") for value in self.blocks[block])
+
+    def dump(self) -> bytes:
+        return b"".join(self.raw(block) for block in range(len(self.blocks)))
+
+    def root(self) -> bytes:
+        hashes = b"".join(blake3(self.raw(block)).digest() for block in range(len(self.blocks)))
+        return blake3(b"swarm-node root 1\0" + self.layout_hash + hashes).digest()
+
+    def apply(self, sealed: bytes, body: bytes, public: bytes) -> bytes:
+        """Verify a chunk, apply it, and check each block's hash; the parent root that it names."""
+        Ed25519PublicKey.from_public_bytes(public).verify(sealed[:64], b"swarm-node chunk 1\0" + sealed[64:])
+        header = Bytes(sealed[64:])
+        assert header.take(4) == b"SWC1"
+        assert header.take(32) == public
+        _epoch, _version, _attempt, _seq = (header.varint() for _ in range(4))
+        parent, layout_hash = header.take(32), header.take(32)
+        assert layout_hash == self.layout_hash
+        piece_bytes = 1 << header.varint()
+        entries = []
+        expected = 0
+        for _ in range(header.varint()):
+            block = expected + header.varint()
+            length, coder = divmod(header.varint(), 3)
+            entries.append((block, coder, length, header.take(32)))
+            expected = block + 1
+        for start in range(0, len(body), piece_bytes):
+            assert blake3(body[start : start + piece_bytes]).digest() == header.take(32)
+        assert header.at == len(header.data)
+        payloads = Bytes(body)
+        for block, coder, length, digest in entries:
+            self.coders.add(coder)
+            self.decode(block, coder, payloads.take(length))
+            assert blake3(self.raw(block)).digest() == digest
+        assert payloads.at == len(body)
+        return parent
+
+    def decode(self, block: int, coder: int, payload: bytes) -> None:
+        dtype, values = self.dtypes[block], self.blocks[block]
+        size = DTYPES[dtype][0]
+        if coder == 2:
+            values[:] = [int.from_bytes(payload[i : i + size], "little") for i in range(0, len(payload), size)]
+        elif coder == 0 and size == 8:
+            count = len(payload) // 12
+            positions = struct.unpack(f"<{count}I", payload[: 4 * count])
+            for position, value in zip(positions, struct.unpack(f"<{count}Q", payload[4 * count :]), strict=True):
+                values[position] = value
+        elif coder == 0:
+            self.rice(values, dtype, payload)
+        else:
+            raise AssertionError("pcodec has no plain decoder")
+
+    def rice(self, values: list[int], dtype: str, payload: bytes) -> None:
+        size, shift, mask, is_float = DTYPES[dtype]
+        top, bits = payload[0], BitString(payload[1:])
+        members: list[list[int]] = [[] for _ in range(16)]
+        for position, value in enumerate(values):
+            exponent = value >> shift & mask
+            members[min(15, max(0, top - exponent))].append(position)
+        for positions in members:
+            n = bits.count()
+            if n == 0:
+                continue
+            gaps = bits.numbers(n, self.modes)
+            signs = [bits.number(1) for _ in range(n)]
+            magnitudes = [more + 1 for more in bits.numbers(n, self.modes)]
+            rank = -1
+            for gap, sign, magnitude in zip(gaps, signs, magnitudes, strict=True):
+                rank += gap + 1
+                position = positions[rank]
+                place = ordinal(values[position], size, is_float) + (-magnitude if sign else magnitude)
+                values[position] = ordinal(place % (1 << 8 * size), size, is_float)
+        assert not any(bits.bits[bits.at :])
+        assert len(bits.bits) - bits.at < 8
+
+
+def ordinal(value: int, size: int, is_float: bool) -> int:
+    """The place on the number line, modulo 2^width; its own inverse."""
+    half = 1 << (8 * size - 1)
+    return value ^ (half - 1) if is_float and value >= half else value
