@@ -60,7 +60,7 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
 
     Whoever has a ticket can fetch the policy until it expires, so send it as you would a password.
     """
-    from node.contact import Contact
+    from node.contact import Contact, dialable, only_near
     from node.ticket import Ticket
     from swarm.protocol.lease import Capability, seal
 
@@ -73,16 +73,25 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
         )
     expires = time.time() + config.expires_s
     capability = Capability(key.public, os.urandom(16), expires, config.nodes, round(config.quota_gb * 1e9))
-    ticket = Ticket(key.public, config.announce or contact.addrs, seal(capability, key), contact.preset)
+    addrs = config.announce or dialable(contact.addrs)
+    ticket = Ticket(key.public, addrs, seal(capability, key), contact.preset)
     if as_json:
         print_json({"ticket": str(ticket), "expires": expires, "nodes": config.nodes, "addrs": list(ticket.addrs)})
         return
     print(ticket)
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
     print(f"For {config.nodes} machines, until {until}: swarm-node join TICKET", file=sys.stderr)
+    if only_near(addrs):
+        print(
+            f"It leads to {', '.join(addrs)}, which only machines nearby can reach. For others, start the seed with "
+            "--announce HOST:PORT, as the world sees it.",
+            file=sys.stderr,
+        )
 
 
-def publish(folder: Path, /, *, home: Path | None = None, as_json: AsJson = False) -> None:
+def publish(
+    folder: Path, /, *, home: Path | None = None, step: int = 0, wait: bool = False, as_json: AsJson = False
+) -> None:
     """Publish a checkpoint folder as the next version, through the seed that runs on this machine.
 
     Parameters
@@ -91,12 +100,22 @@ def publish(folder: Path, /, *, home: Path | None = None, as_json: AsJson = Fals
         Hugging Face folder (safetensors, of any sharding) of the same model as the seed's base.
     home
         The seed's SWARM_HOME.
+    step
+        Your own count, for people.
+    wait
+        Wait until every live node holds it, and not only until it is sealed.
     """
     from node.publish import publish_folder
+    from node.status.progress import Progress
+    from node.status.terminal import size
 
-    report = publish_folder(home or default_home(), folder)
+    with Progress(f"Publishing {folder.name}"):
+        report = publish_folder(home or default_home(), folder, step=step, everywhere=wait)
     if as_json:
         print_json(report)
+        return
+    density = 100 * report["density"]
+    print(f"Version {report['version']}: {density:.3g} % changed, {size(report['delta_bytes'])} on the wire.")
 
 
 def register(app: App) -> None:
@@ -118,4 +137,8 @@ def register(app: App) -> None:
         group=TRAIN,
         help_epilogue=examples("swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --json"),
     )
-    app.command(publish, group=TRAIN, help_epilogue=examples("swarm-node publish runs/step_0017"))
+    app.command(
+        publish,
+        group=TRAIN,
+        help_epilogue=examples("swarm-node publish runs/step_17", "swarm-node publish runs/step_17 --wait --json"),
+    )

@@ -40,8 +40,11 @@ def size(count: float | None) -> str:
 
 
 def _version(held: Any) -> str:
+    """A version as [epoch, v], or as v alone."""
     if held is None:
         return "-"
+    if isinstance(held, int):
+        return f"v{held}"
     epoch, version = held
     return f"v{version}" if epoch == 0 else f"v{version} (epoch {epoch})"
 
@@ -146,7 +149,7 @@ def _steps(state: State) -> RenderableType | None:
     for step in steps[-STEPS_SHOWN:]:
         density, pause = step.get("density"), step.get("commit_pause_ms")
         table.add_row(
-            f"v{step['version']}",
+            _version(step["version"]),
             "-" if density is None else f"{100 * density:.2f} %",
             _number(step.get("bits_per_change"), ".2f"),
             size(step.get("delta_bytes")),

@@ -147,6 +147,7 @@ def test_keygen_then_invite(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (capability.nodes, capability.quota_bytes) == (3, 1_500_000_000)
     assert capability.expires == pytest.approx(time.time() + 7200, abs=60)
     assert "For 3 machines" in err
+    assert "--announce" in err  # an address of the documentation's range is not the world's
 
     assert run(["invite", "--announce", "box.example:31001", "--json"]) == 0
     report = json.loads(texts(capsys)[0])

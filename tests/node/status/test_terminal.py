@@ -58,6 +58,7 @@ def test_anything_may_be_missing(lacking: str) -> None:
 
 def test_steps_and_nodes_that_only_just_began() -> None:
     assert "v1" in shown({"steps": [{"version": 1}], "nodes": [{"slot": 0}]})
+    assert "v2 (epoch 1)" in shown({"steps": [{"version": [1, 2]}]})
 
 
 def test_a_big_swarm_fits_a_screen() -> None:
