@@ -52,7 +52,11 @@ def states() -> tuple[dict[str, Bits], dict[str, Bits]]:
     new["policy"] = bf16(master - (3e-6 * rng.standard_normal(master.size)).astype(np.float32))
     new["rewritten"] = random_bits(rng, 400, LAYOUT.tensor("rewritten").type)
     new["scalar"] = old["scalar"] + np.uint32(1)
-    steps = (2 ** rng.integers(0, 13, 2000)) * rng.choice([-1, 1], 2000) * (rng.random(2000) < 0.3)
+    steps = (
+        2 ** (rng.integers(0, 13, 2000) * (rng.random(2000) < 0.4))
+        * rng.choice([-1, 1], 2000)
+        * (rng.random(2000) < 0.3)
+    )
     new["tails"] = (old["tails"] + steps).astype(np.uint16)
     new["zeros"] = np.full(300, 0x8000, np.uint16)
     return old, new
