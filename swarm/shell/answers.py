@@ -55,7 +55,7 @@ class Answers:
             version, data = found
             return _blob(data, _label(version))
         if effect.kind == BlobKind.HASHES:
-            hashes = await self._run_sync(self._store.hashes, effect.name)
+            hashes = await self._run_sync(self._list, effect.name)
             version = self._manifests.version(effect.name)
             if hashes is None or version is None:
                 return None

@@ -34,7 +34,7 @@ class Inbound:
 
     def __init__(
         self,
-        authority: bytes,
+        authority: bytes | None,
         chunks: ChunkStore,
         counts: Counts,
         limits: Limits,
@@ -45,8 +45,9 @@ class Inbound:
         part: TakePart,
         settled: Callable[[], VersionId | None],
     ) -> None:
-        """`whole` hears of chunks that became so; `relieve` empties the store's memory; `part` takes parts of blobs;
-        `settled`: up to which version headers that we do not know are of no interest (None: all are)."""
+        """`authority`: whose headers count; None: nobody's, we are the authority ourselves. `whole` hears of chunks that
+        became so; `relieve` empties the store's memory; `part` takes parts of blobs; `settled`: up to which version
+        headers that we do not know are of no interest (None: all are)."""
         self._authority = authority
         self._chunks = chunks
         self._counts = counts
@@ -73,6 +74,8 @@ class Inbound:
                 await self._part(peer, frame, body)
 
     async def _take_header(self, peer: bytes, stripe: int | None, frame: Frame, body: bytes) -> None:
+        if self._authority is None:
+            raise PeerError("header: the authority takes no chunks")
         known = self._chunks.chunk(frame.key)
         if known is None or known.sealed_header != body:
             header = open_header(body, self._authority)
@@ -88,9 +91,9 @@ class Inbound:
         await self._post(header_stored(known, peer, stripe))
 
     async def _take_piece(self, peer: bytes, stripe: int | None, frame: Frame, body: bytes) -> None:
-        chunk = self._chunks.chunk(frame.key)
+        chunk = None if self._authority is None else self._chunks.chunk(frame.key)
         if chunk is None:
-            if not self._chunks.was_dropped(frame.key) and not self._out_of_date(frame):
+            if self._authority is None or (not self._chunks.was_dropped(frame.key) and not self._out_of_date(frame)):
                 raise PeerError(f"piece: of a chunk {tuple(frame.key)} whose header did not come first")
             self._counts.stray += len(body)
             return

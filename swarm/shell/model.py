@@ -52,6 +52,7 @@ class Model:
         """Odd while bits or labels are being written: readers look before and after."""
         self._scratch = threading.Lock()
         self._staged: dict[VersionId, dict[int, Staged]] = {}
+        self._staged_bytes = 0
         self._labels: dict[int, VersionId] = {}
         self.replica: Replica | None = None
         self.version: VersionId | None = None
@@ -136,16 +137,17 @@ class Model:
     # ------------------------------------------------------------ step by step
 
     def stage(self, chunk: StoredChunk) -> None:
-        """Decode a whole chunk into scratch. Past `stage_bytes` only the check is kept, and the seal decodes again.
+        """Decode a whole chunk into scratch; past `stage_bytes` it stays coded until the seal.
 
         Raises `Torn`; `PeerError` for a chunk of another model.
         """
+        if self._staged_bytes >= self._stage_bytes:
+            return
         staged = self._decode(chunk)
         version = VersionId(chunk.key.epoch, chunk.key.version)
         with self._scratch:
-            held = sum(each.nbytes for chunks in self._staged.values() for each in chunks.values())
-            if held + staged.nbytes <= self._stage_bytes:
-                self._staged.setdefault(version, {})[chunk.key.seq] = staged
+            self._staged.setdefault(version, {})[chunk.key.seq] = staged
+            self._staged_bytes += staged.nbytes
 
     def prepare(self, manifest: Manifest, sealed: bytes) -> None:
         """Compare roots, then make the seal durable: from here on the version stands. Nothing of the bits changes.
@@ -179,14 +181,15 @@ class Model:
                 for chunk in chunks:
                     replica.scatter([self._staged_or_decoded(chunk)])
             self.version = id_
-        with self._scratch:
-            self._staged = {version: staged for version, staged in self._staged.items() if version > id_}
+        for version in [version for version in self._staged if version <= id_]:
+            self.drop(version)
         return changes
 
     def drop(self, version: VersionId) -> None:
         """What was staged of this version is of no use any more."""
         with self._scratch:
-            self._staged.pop(version, None)
+            dropped = self._staged.pop(version, {})
+            self._staged_bytes -= sum(staged.nbytes for staged in dropped.values())
 
     # ------------------------------------------------------------ catching up
 
@@ -330,5 +333,5 @@ class Model:
     def _forget(self) -> None:
         self._labels.clear()
         self.version = None
-        with self._scratch:
-            self._staged.clear()
+        for version in list(self._staged):
+            self.drop(version)

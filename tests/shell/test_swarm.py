@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 from shell_kit import CONFIG, Host, Swarm, new_replica, step, swarm, until
 
 from codec import Checkpoint, write_checkpoint
@@ -47,7 +48,8 @@ async def test_a_chunk_leaves_the_seed_once(tmp_path: Path, autojump_clock: obje
         hosts = [await s.start_member(n) for n in (1, 2, 3)]
         await until(lambda: at(hosts, 0))
         await follow(s, hosts, [1])  # from here on all may stand inside a tree
-        await until(lambda: s.authority.core.state.roster.serial > 3)
+        await until(lambda: not any(member.leaf for member in s.authority.core.state.roster.members))
+        await trio.sleep(1)
         before = s.authority.shell.counts.pushed
         await follow(s, hosts, [2])
         payload = s.authority.store.newest()
