@@ -52,7 +52,8 @@ def states() -> tuple[dict[str, Bits], dict[str, Bits]]:
     new["policy"] = bf16(master - (3e-6 * rng.standard_normal(master.size)).astype(np.float32))
     new["rewritten"] = random_bits(rng, 400, LAYOUT.tensor("rewritten").type)
     new["scalar"] = old["scalar"] + np.uint32(1)
-    steps = (
+    sizes = rng.integers(1, 4, 2000) * np.where(rng.random(2000) < 0.06, 5000, 1)  # a few outliers: exp-Golomb codes
+    steps = sizes * rng.choice([-1, 1], 2000) * (rng.random(2000) < 0.3)
         2 ** (rng.integers(0, 13, 2000) * (rng.random(2000) < 0.4))
         * rng.choice([-1, 1], 2000)
         * (rng.random(2000) < 0.3)
