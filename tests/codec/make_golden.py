@@ -54,10 +54,6 @@ def states() -> tuple[dict[str, Bits], dict[str, Bits]]:
     new["scalar"] = old["scalar"] + np.uint32(1)
     sizes = rng.integers(1, 4, 2000) * np.where(rng.random(2000) < 0.06, 5000, 1)  # a few outliers: exp-Golomb codes
     steps = sizes * rng.choice([-1, 1], 2000) * (rng.random(2000) < 0.3)
-        2 ** (rng.integers(0, 13, 2000) * (rng.random(2000) < 0.4))
-        * rng.choice([-1, 1], 2000)
-        * (rng.random(2000) < 0.3)
-    )
     new["tails"] = (old["tails"] + steps).astype(np.uint16)
     new["zeros"] = np.full(300, 0x8000, np.uint16)
     return old, new
