@@ -9,6 +9,7 @@
       <--------------------------------- Verdict
       GiveBack     ------------------------->  I shall not do this
       <--------------------------------- Withdraw  nobody wants this any more
+      <------------------------------------ Unfit  not with that engine
 
 Any of these may be lost, repeated or late: requests name what the node holds, so that a lost lease is sent again, and a
 result is safe to repeat. A message is a byte of protocol version and a MessagePack array `[tag, field...]`. A rollout
@@ -36,6 +37,7 @@ __all__ = [
     "Renewed",
     "Rollout",
     "SignedRollout",
+    "Unfit",
     "Verdict",
     "VersionSpan",
     "Withdraw",
@@ -168,6 +170,13 @@ class Withdraw(WorkMessage, frozen=True, tag=8):
     leases: Leases
 
 
+class Unfit(WorkMessage, frozen=True, tag=9):
+    """The request `serial` gets no work, ever: the node's engine is too old, or its bits are not what it says."""
+
+    serial: U63
+    reason: Reason
+
+
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens up to `end` (exclusive; from the previous span's end) were sampled from this version with this root."""
 
@@ -193,7 +202,7 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     spans: Annotated[tuple[VersionSpan, ...], msgspec.Meta(min_length=1, max_length=64)]
 
 
-_ALL = WorkRequest | WorkLease | Renew | Renewed | SignedRollout | Verdict | GiveBack | Withdraw
+_ALL = WorkRequest | WorkLease | Renew | Renewed | SignedRollout | Verdict | GiveBack | Withdraw | Unfit
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)
 _rollout_decoder = msgspec.msgpack.Decoder(Rollout)

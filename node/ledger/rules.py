@@ -14,6 +14,7 @@ import heapq
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from blake3 import blake3
 
@@ -39,7 +40,7 @@ from node.ledger.state import (
     Taken,
 )
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "check_offer"]
 
 
 class Ledger:
@@ -71,17 +72,18 @@ class Ledger:
         facts, self._facts = self._facts, []
         return facts
 
+    def just_taken(self, group: bytes) -> bool:
+        """`group` was taken, and the book does not know it yet."""
+        return Taken(group) in self._facts
+
     # ------------------------------------------------------------ the trainer's side
 
     def offer(self, group: bytes, session: str, prompt: bytes, n: int, sampling: SamplingParams) -> bool:
         """Ask for `n` samples of `prompt` (packed tokens). False when a group of this id is known: it simply goes on.
 
-        Raises `ValueError` for what no node could do.
+        Raises `ValueError` for what no node could do; see `check_offer`.
         """
-        if not 1 <= n <= MAX_CAPACITY:
-            raise ValueError(f"n: {n} samples of one prompt; 1 to {MAX_CAPACITY} can be asked for")
-        if not 4 <= len(prompt) <= 4 * MAX_TOKENS or sampling.max_tokens > MAX_TOKENS:
-            raise ValueError(f"a prompt needs at least 1 token; prompt and completion have at most {MAX_TOKENS} each")
+        check_offer(prompt, n, sampling)
         if group in self.groups:
             return False
         found = Group(group, session, self.next_order, prompt, n, sampling, free=set(range(n)))
@@ -177,6 +179,11 @@ class Ledger:
         self._facts.append(Advanced(head))
         self.discard_old()
 
+    def allow_lag(self, max_lag: int) -> None:
+        """Set the staleness bound, which holds for all work: who asked last says."""
+        self.settings = replace(self.settings, max_lag=max_lag)
+        self.discard_old()
+
     def discard_old(self) -> None:
         """Free the samples of groups not yet handed over that fell out of the staleness bound."""
         for group in self.groups.values():
@@ -218,7 +225,7 @@ class Ledger:
         """
         received = now if received is None else received
         if node not in self.members:
-            return self._refused(node, Reason.NOT_A_MEMBER)
+            return Reason.NOT_A_MEMBER
         self.tick(now)
         found = self._node(node)
         if request.serial < found.serial:
@@ -229,9 +236,9 @@ class Ledger:
         found.capacity = request.capacity + found.outstanding
         version = (request.epoch, request.version)
         if reason := lag_reason(version, self.head, self.settings.max_lag):
-            return self._refused(node, reason)
+            return reason
         if self.roots.get(version) != request.root:
-            return self._refused(node, Reason.WRONG_ROOT)
+            return Reason.WRONG_ROOT
         lost = [
             self.leases[lease]
             for lease in sorted(found.leases - set(request.holding))
@@ -439,6 +446,14 @@ class Ledger:
         memory[key] = value
         while len(memory) > self.settings.remembered:
             memory.popitem(last=False)
+
+
+def check_offer(prompt: bytes, n: int, sampling: SamplingParams) -> None:
+    """Raises `ValueError` for work that no node could do."""
+    if not 1 <= n <= MAX_CAPACITY:
+        raise ValueError(f"n: {n} samples of one prompt; 1 to {MAX_CAPACITY} can be asked for")
+    if not 4 <= len(prompt) <= 4 * MAX_TOKENS or sampling.max_tokens > MAX_TOKENS:
+        raise ValueError(f"a prompt needs at least 1 token; prompt and completion have at most {MAX_TOKENS} each")
 
 
 def _comparable(rates: list[Rate]) -> list[float]:

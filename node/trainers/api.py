@@ -4,11 +4,12 @@
     pub = swarm.publish(model, step=step)
     for group in swarm.rollouts(prompts, n=8, sampling=...): ...
 
-Synchronous, typed, and never in the way: whatever waits has a deadline, whatever the swarm does ends in a typed error or
-in `swarm.state`, and `publish` returns as soon as the weights are copied. Needs codec, numpy, and torch where tensors are
-torch's; not libp2p, not trio: the seed is a process of its own, found by its Unix socket.
+Synchronous, typed, and never in the way: whatever waits has a deadline, whatever the swarm does ends in a typed error
+or in `swarm.state`, and `publish` returns as soon as the weights are copied. Needs codec, numpy, and torch where
+tensors are torch's; not libp2p, not trio: the seed is a process of its own, found by its Unix socket.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from codec import Layout, TensorSpec
 from codec.errors import SwarmError, UsageError
 from node.engines.base import SamplingParams
 from node.trainers.errors import SwarmBusy, SwarmDown, SwarmTimeout
+from node.trainers.messages import OpenRollouts
 from node.trainers.publishing import OnBusy, Publication, PublishLine
 from node.trainers.rollouts import Rollout, RolloutGroup, rollouts
 from node.trainers.seedlink import SeedProcess, ask_state, home_folder
@@ -37,11 +39,14 @@ __all__ = [
 class Swarm:
     """A trainer's handle on its swarm. Make one with `attach`; use it from one thread, or as a context manager."""
 
-    def __init__(self, home: Path, line: PublishLine, base: Path | None, seed: SeedProcess | None) -> None:
+    def __init__(
+        self, home: Path, line: PublishLine, base: Path | None, seed: SeedProcess | None, max_lag: int
+    ) -> None:
         self._home = home
         self._line = line
         self._base = base
         self._seed = seed
+        self._max_lag = max_lag
         self._tokenizer: Any = None
 
     @classmethod
@@ -50,15 +55,18 @@ class Swarm:
         model: Any = None,
         *,
         base: str | Path | None = None,
+        max_lag: int = 1,
         home: str | Path | None = None,
         threads: int | None = None,
         start: bool = True,
     ) -> "Swarm":
         """Find the seed of `home` (default: SWARM_HOME), or start one on the checkpoint folder `base`.
 
-        `model`, if given, is compared with the base's tensors now rather than at the first `publish`. `threads`:
-        encoders (default: half the cores, at most 4). A seed started here ends with `close`, or with this process.
-        Raises `UsageError` when there is no seed and none can be started, or the model is another; `SwarmTimeout`.
+        `model`, if given, is compared with the base's tensors now rather than at the first `publish`. `max_lag`: how
+        many versions older than the newest sealed one a rollout's tokens may be when you get them (0: synchronous).
+        `threads`: encoders (default: half the cores, at most 4). A seed started here ends with `close`, or with this
+        process. Raises `UsageError` when there is no seed and none can be started, or the model is another;
+        `SwarmTimeout`.
         """
         folder, seed = home_folder(home), None
         base = None if base is None else Path(base).expanduser().absolute()
@@ -73,7 +81,7 @@ class Swarm:
             seed = SeedProcess(folder, base)
             seed.wait_until_serving()
             line = PublishLine(folder, threads, lambda publication: _held(folder, publication))
-        swarm = cls(folder, line, base, seed)
+        swarm = cls(folder, line, base, seed, max_lag)
         if model is not None:
             try:
                 _check_names(line.layout, model)
@@ -108,7 +116,8 @@ class Swarm:
         key and prompts, it goes on. Raises `SwarmTimeout` when no group was completed for `timeout_s`, `SwarmDown`
         when the seed stays away that long. Closing the iterator withdraws the rest.
         """
-        return rollouts(self._home, map(self._token_ids, prompts), n, sampling, key=key, timeout_s=timeout_s)
+        asked = OpenRollouts(key or os.urandom(16).hex(), n, sampling, self._max_lag, keep=key is not None)
+        return rollouts(self._home, asked, map(self._token_ids, prompts), timeout_s)
 
     @property
     def state(self) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class PublishSealed(msgspec.Struct, frozen=True, tag="sealed"):
 
 
 class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
-    """I want `n` samples of each prompt that I shall offer.
+    """I want `n` samples of each prompt that I shall offer, none older than `max_lag` versions when I get it.
 
     `session` names the batch. With `keep`, what was done for it outlives this connection: whoever opens the same
     session again goes on with it.
@@ -123,6 +123,7 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
     session: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
     n: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     sampling: SamplingParams
+    max_lag: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
     keep: bool = False
 
 

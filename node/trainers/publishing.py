@@ -57,8 +57,9 @@ class Publication:
     """One version on its way. Fields are None (or empty) until they are known; `wait` waits for them all.
 
     `bytes`: payload of its chunks. `changed`: elements whose bits differ, `density` the share of all. `seconds` by
-    stage: wait (for a free copy) and copy, both in `publish`; queue (until the version before was sealed), encode (diff,
-    code, hash, stream) and seal, in the background. `error`: why it was not published. `superseded`: a newer one took its place before it began (`on_busy="coalesce"`).
+    stage: wait (for a free copy) and copy, both in `publish`; queue (until the version before was sealed), encode
+    (diff, code, hash, stream) and seal, in the background. `error`: why it was not published. `superseded`: a newer one
+    took its place before it began (`on_busy="coalesce"`).
     """
 
     step: int

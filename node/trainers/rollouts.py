@@ -1,15 +1,14 @@
 """Complete groups from the swarm, as an iterator that takes prompts only as fast as the nodes work them off."""
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from blake3 import blake3
 
-from node.engines.base import SamplingParams, Span
+from node.engines.base import Span
 from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
 from node.local import Channel, ChannelTimeout, close_fds
 from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
@@ -51,27 +50,17 @@ class RolloutGroup:
 
 
 def rollouts(
-    home: Path,
-    prompts: Iterable[Sequence[int]],
-    n: int,
-    sampling: SamplingParams,
-    *,
-    key: str | None,
-    timeout_s: float,
+    home: Path, asked: OpenRollouts, prompts: Iterable[Sequence[int]], timeout_s: float
 ) -> Iterator[RolloutGroup]:
     """See `Swarm.rollouts`."""
-    asked = OpenRollouts(key or os.urandom(16).hex(), n, sampling, keep=key is not None)
-    batch = _Batch(asked, prompts)
-    deadline = time.monotonic() + timeout_s
+    batch = _Batch(asked, prompts, timeout_s)
     while True:
         try:
             with speaking("it was asked for rollouts"), dial(home) as channel:
-                for group in batch.converse(channel, lambda: deadline):
-                    yield group
-                    deadline = time.monotonic() + timeout_s
+                yield from batch.converse(channel)
                 return
         except SwarmDown:
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= batch.deadline:
                 raise
             time.sleep(LOOK_AGAIN_S)  # a seed that is restarted kept what was done; only the news are lost
 
@@ -79,7 +68,10 @@ def rollouts(
 class _Batch:
     """What was offered and what is still to come, over any number of connections."""
 
-    def __init__(self, asked: OpenRollouts, prompts: Iterable[Sequence[int]]) -> None:
+    def __init__(self, asked: OpenRollouts, prompts: Iterable[Sequence[int]], timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self.deadline = time.monotonic() + timeout_s
+        """For the next group; starts anew when the caller asks for it."""
         self._asked = asked
         self._prompts = iter(prompts)
         self._count = 0
@@ -90,7 +82,7 @@ class _Batch:
         """Handed to the caller, and not yet confirmed to the seed."""
         self._parts: dict[bytes, list[Sample]] = {}
 
-    def converse(self, channel: Channel, deadline: Callable[[], float]) -> Iterator[RolloutGroup]:
+    def converse(self, channel: Channel) -> Iterator[RolloutGroup]:
         channel.send(self._asked)
         self._parts.clear()
         for group, (_, prompt) in self._open.items():
@@ -104,20 +96,21 @@ class _Batch:
                 offered += 1
             if self._last and not self._open:
                 return
-            message = self._receive(channel, deadline())
+            message = self._receive(channel)
             match message:
                 case Room(total):
                     allowed = total
                 case Sample():
                     if (group := self._collect(message)) is not None:
                         yield group
+                        self.deadline = time.monotonic() + self._timeout_s
                         self._taken.append(message.group)
                 case Refusal(why):
                     raise PublishFailed(why)
 
-    def _receive(self, channel: Channel, deadline: float):
+    def _receive(self, channel: Channel) -> Any:
         try:
-            message, fds = channel.recv(max(0.0, deadline - time.monotonic()))
+            message, fds = channel.recv(max(0.0, self.deadline - time.monotonic()))
         except ChannelTimeout as error:
             raise SwarmTimeout(
                 f"No group was completed in time; {len(self._open)} are open. Are nodes connected? See swarm.state."

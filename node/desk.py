@@ -1,0 +1,177 @@
+"""The seed's end of its Unix socket: where the trainers of this host publish, get rollouts and ask how things are.
+
+Each connection has one purpose, named by its first message; see `node.trainers.messages`. A trainer may die at any
+byte: what it was publishing is abandoned, the work that only it wanted is withdrawn.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from codec import shared
+from codec.errors import PeerError, SwarmError, UsageError
+from node.ledger.service import LedgerService, Session
+from node.ledger.state import Group
+from node.local import ChannelClosed, close_fds
+from node.local_async import AsyncChannel, serve
+from node.publisher import Publisher, Seed
+from node.trainers.messages import (
+    PROTOCOL,
+    AskState,
+    Attach,
+    Attached,
+    FromTrainer,
+    Offer,
+    OpenRollouts,
+    PublishBegin,
+    PublishBlocks,
+    PublishEnd,
+    PublishOpened,
+    PublishSealed,
+    Refusal,
+    Room,
+    Sample,
+    State,
+    Taken,
+)
+
+__all__ = ["Desk"]
+
+
+class Desk:
+    """Serves trainers. `head`: (epoch, version) of the replica, asked when a publisher attaches."""
+
+    def __init__(self, seed: Seed, head: Callable[[], tuple[int, int]], ledger: LedgerService) -> None:
+        self._seed = seed
+        self._head = head
+        self._ledger = ledger
+        self._publisher = Publisher(seed)
+
+    async def run(self, path: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve `path` until cancelled; see `node.local_async.serve`."""
+        await serve(path, self._converse, receives=FromTrainer, task_status=task_status)
+
+    async def _converse(self, channel: AsyncChannel) -> None:
+        message, fds = await channel.recv()
+        close_fds(fds)
+        try:
+            match message:
+                case Attach(protocol):
+                    await self._publishing(channel, protocol)
+                case OpenRollouts():
+                    await self._rollouts(channel, message)
+                case AskState():
+                    await channel.send(State(self._state()))
+                case _:
+                    raise PeerError(f"first message: {type(message).__name__}")
+        except ChannelClosed:
+            raise
+        except SwarmError as error:  # the trainer is told; anything else is our bug
+            await channel.send(Refusal(str(error), usage=isinstance(error, UsageError)))
+
+    def _state(self) -> dict[str, Any]:
+        return {"swarm": self._seed.state(), "work": self._ledger.state()}
+
+    # ------------------------------------------------------------ publishing
+
+    async def _publishing(self, channel: AsyncChannel, protocol: int) -> None:
+        if protocol != PROTOCOL:
+            raise UsageError(
+                f"The trainer speaks protocol {protocol}, this seed {PROTOCOL}: install the same version of swarm-node."
+            )
+        await self._hand_replica(channel)
+        opened = False  # by this connection: another's version is not ours to abandon
+        try:
+            while True:
+                message, fds = await channel.recv()
+                close_fds(fds)
+                match message:
+                    case PublishBegin():
+                        attempt = await self._publisher.begin()
+                        opened = True
+                        await channel.send(PublishOpened(attempt.epoch, attempt.version, attempt.attempt))
+                    case PublishBlocks(deltas) if opened:
+                        await self._publisher.add([delta.unwrap() for delta in deltas])
+                    case PublishEnd(changed, root) if opened:
+                        sealed = await self._publisher.end(changed, root)
+                        opened = False
+                        await channel.send(PublishSealed(*sealed))
+                    case _:
+                        raise PeerError(f"publish: {type(message).__name__} out of turn")
+        finally:
+            if opened:
+                with trio.CancelScope(shield=True), trio.move_on_after(10.0):
+                    await self._publisher.abandon()
+
+    async def _hand_replica(self, channel: AsyncChannel) -> None:
+        replica = self._seed.replica
+        hashes_fd, memory = shared.reserve("swarm-hashes", replica.hashes.nbytes)
+        if hashes_fd is None:
+            raise shared.no_sharing()
+        try:
+            memory[: replica.hashes.nbytes] = replica.hashes.tobytes()
+            epoch, version = self._head()
+            attached = Attached(epoch, version, replica.root, replica.layout.to_bytes())
+            await channel.send(attached, [replica.seal_for_readers(), hashes_fd])
+        finally:
+            memory.close()
+            close_fds([hashes_fd])
+
+    # ------------------------------------------------------------ rollouts
+
+    async def _rollouts(self, channel: AsyncChannel, asked: OpenRollouts) -> None:
+        session = self._ledger.open(asked.session, asked.n, asked.sampling, asked.max_lag, keep=asked.keep)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, channel, session)
+                while True:
+                    message, fds = await channel.recv()
+                    close_fds(fds)
+                    match message:
+                        case Offer(group, prompt):
+                            self._ledger.offer(session, group, prompt)
+                        case Taken(group):
+                            self._ledger.taken(group)
+                        case _:
+                            raise PeerError(f"rollouts: {type(message).__name__} out of turn")
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+        finally:
+            self._ledger.close(session)
+
+    async def _tell(self, channel: AsyncChannel, session: Session) -> None:
+        allowed = 0
+        while True:
+            news = session.news
+            while session.groups:
+                await self._send_group(channel, session.groups.popleft())
+            if session.allowed != allowed:
+                allowed = session.allowed
+                await channel.send(Room(allowed))
+            await news.wait()
+
+    async def _send_group(self, channel: AsyncChannel, group: Group) -> None:
+        for sample, done in sorted(group.done.items()):
+            rollout = done.rollout
+            await channel.send(
+                Sample(
+                    group=group.id,
+                    sample=sample,
+                    left=group.n - 1 - sample,
+                    token_ids=rollout.token_ids,
+                    logprobs=rollout.logprobs,
+                    finish_reason=rollout.finish_reason,
+                    spans=tuple((span.epoch, span.version, span.end) for span in rollout.spans),
+                    node=done.node,
+                )
+            )
+
+
+def _first(errors: BaseExceptionGroup) -> BaseException:
+    """A nursery of two that fail together: one of their errors, the most serious first."""
+    flat: list[BaseException] = []
+    for error in errors.exceptions:
+        flat.append(_first(error) if isinstance(error, BaseExceptionGroup) else error)
+    return min(flat, key=lambda error: isinstance(error, trio.Cancelled) + 2 * isinstance(error, ChannelClosed))

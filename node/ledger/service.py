@@ -1,0 +1,338 @@
+"""The ledger at work, in the seed: rules and book between the nodes' messages and the trainer's iterator.
+
+One task writes: it gathers the facts of everything that happened since its last turn, makes them durable in one
+transaction off the loop, and only then sends what they allow (leases, verdicts, complete groups, room for more). So a
+busy ledger writes seldom and in bulk, and nobody ever hears of what a crash could undo.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import trio
+from msgspec.structs import replace
+
+from codec.errors import PeerError
+from node.engines.base import SamplingParams
+from node.ledger.book import Book
+from node.ledger.messages import (
+    GiveBack,
+    Reason,
+    Renew,
+    Renewed,
+    SignedRollout,
+    Unfit,
+    Verdict,
+    Withdraw,
+    WorkLease,
+    WorkMessage,
+    WorkRequest,
+    decode,
+    encode,
+    open_rollout,
+)
+from node.ledger.rules import Ledger, check_offer
+from node.ledger.state import Group, Head, Lease
+
+__all__ = ["LedgerService", "Session"]
+
+Send = Callable[[bytes, bytes], Awaitable[None]]
+"""`send(peer, body)`: hand a `Work` body to the swarm. May lose it, must not wait for a slow peer, never raises."""
+
+OffLoop = Callable[..., Awaitable[Any]]
+"""Runs a function where it may block: `trio.to_thread.run_sync`."""
+
+ORPHAN_TTL_S: Final = 3600.0
+"""A session that is kept waits this long for its trainer to come back."""
+PRUNE_EVERY_S: Final = 600.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Session:
+    """One batch of prompts that a trainer waits for. `news` is set when there may be a group or more room."""
+
+    name: str
+    n: int
+    sampling: SamplingParams
+    keep: bool
+    """Its work outlives the connection."""
+    news: trio.Event = field(default_factory=trio.Event)
+    offered: int = 0
+    allowed: int = 0
+    """Groups that may be offered since the session was opened: a total, so that news in flight cannot be misread."""
+    groups: deque[Group] = field(default_factory=deque)
+    """Complete and durable, not yet fetched."""
+
+    def wake(self) -> None:
+        self.news.set()
+        self.news = trio.Event()
+
+
+class LedgerService:
+    """Glue. The swarm's shell calls `member_up`, `member_lost`, `sealed` and feeds `hear`; the trainer's desk opens
+    sessions. All calls are made on the loop; none of them waits."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        book: Book,
+        send: Send,
+        *,
+        is_member: Callable[[bytes], bool] = lambda node: True,
+        clock: Callable[[], float] = trio.current_time,
+        off_loop: OffLoop = trio.to_thread.run_sync,
+    ) -> None:
+        """`is_member(node)`: whether it holds a live membership lease, for nodes heard before their `member_up`."""
+        self._ledger = ledger
+        self._book = book
+        self._send = send
+        self._is_member = is_member
+        self._clock = clock
+        self._off_loop = off_loop
+        self._due = trio.Event()
+        self._out: list[tuple[bytes, WorkMessage]] = []
+        self._offers: list[tuple[Session, bytes, bytes]] = []
+        self._waiting: dict[bytes, tuple[WorkRequest, float]] = {}
+        """Requests that could not be filled yet, and when they came."""
+        self._sessions: dict[str, Session] = {}
+        self._orphans = dict.fromkeys({group.session for group in ledger.groups.values()}, clock() + ORPHAN_TTL_S)
+        self._prune_at = clock() + PRUNE_EVERY_S
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write and send until cancelled. Raises `UsageError` when the disk is full: nothing is told then."""
+        task_status.started()
+        while True:
+            with trio.move_on_after(self._sleep_s()):
+                await self._due.wait()
+            self._due = trio.Event()
+            self._turn()
+            facts, out = self._ledger.take_facts(), self._out
+            self._out = []
+            ready = {session: self._fetch(session) for session in self._sessions.values()}
+            if facts:
+                await self._off_loop(self._book.write, facts)
+            self._take_offers()
+            for node, message in out:
+                await self._send(node, encode(message))
+            self._tell_sessions(ready)
+            if self._clock() >= self._prune_at:
+                self._prune_at = self._clock() + PRUNE_EVERY_S
+                await self._off_loop(self._book.prune)
+            await trio.lowlevel.checkpoint()
+
+    def _sleep_s(self) -> float:
+        times = [self._prune_at, *self._orphans.values()]
+        deadline = self._ledger.next_deadline()
+        if deadline is not None:
+            times.append(deadline)
+        return max(0.0, min(times) - self._clock())
+
+    def _turn(self) -> None:
+        """What time alone brings: expired leases, orphaned sessions, work for those who wait."""
+        now = self._clock()
+        self._ledger.tick(now)
+        for name in [name for name, until in self._orphans.items() if until <= now]:
+            del self._orphans[name]
+            self._withdraw(self._ledger.drop_session(name))
+        for node in sorted(self._waiting, key=lambda key: -self._ledger.nodes[key].rate.value):
+            request, received = self._waiting[node]
+            self._serve(node, request, received)
+
+    def _take_offers(self) -> None:
+        """Just after a write. A group that was taken before is had from the book, once that knows of it."""
+        offers, self._offers = self._offers, []
+        for session, group, prompt in offers:
+            if self._sessions.get(session.name) is not session:
+                continue
+            if self._ledger.just_taken(group):
+                self._offers.append((session, group, prompt))
+                continue
+            if session.keep and group not in self._ledger.groups and (kept := self._book.recall(group)) is not None:
+                self._ledger.adopt(kept)
+            self._ledger.offer(group, session.name, prompt, session.n, session.sampling)
+        if offers:
+            self._ledger.discard_old()
+            self._due.set()
+
+    def _fetch(self, session: Session) -> list[Group]:
+        """Groups that are complete; this turn's write makes them durable, then the trainer may have them."""
+        found = []
+        while (group := self._ledger.hand_over(session.name)) is not None:
+            found.append(group)
+        return found
+
+    def _tell_sessions(self, ready: dict[Session, list[Group]]) -> None:
+        for name, session in self._sessions.items():
+            groups = ready.get(session, [])  # none for one that was opened during the write
+            allowed = session.offered + self._ledger.room(name, session.n)
+            if groups or allowed > session.allowed:
+                session.groups.extend(groups)
+                session.allowed = max(session.allowed, allowed)
+                session.wake()
+
+    # ------------------------------------------------------------ from the swarm
+
+    def member_up(self, node: bytes) -> None:
+        self._ledger.member_up(node)
+
+    def member_lost(self, node: bytes) -> None:
+        self._waiting.pop(node, None)
+        self._ledger.member_lost(node, self._clock())
+        self._due.set()
+
+    def sealed(self, head: Head) -> None:
+        """A version was sealed."""
+        self._ledger.advance(head)
+        self._due.set()
+
+    def hear(self, node: bytes, body: bytes) -> None:
+        """A `Work` body came from `node` (its key proven). Where a node's nonsense ends: counted, logged, dropped."""
+        if node not in self._ledger.members and self._is_member(node):
+            self._ledger.member_up(node)
+        try:
+            self._hear(node, decode(body))
+        except PeerError as error:
+            self._ledger.refuse(node, Reason.MALFORMED)
+            _log.warning("work message from %s dropped: %s", node.hex()[:8], error)
+        self._due.set()
+
+    def _hear(self, node: bytes, message: WorkMessage) -> None:
+        now = self._clock()
+        match message:
+            case WorkRequest():
+                self._serve(node, message, now)
+            case Renew(lease, token, tokens):
+                left_s = self._ledger.renew(node, lease, token, tokens, now)
+                self._out.append((node, Withdraw((lease,)) if left_s is None else Renewed(lease, left_s)))
+            case SignedRollout(sealed):
+                try:
+                    rollout = open_rollout(node, sealed)
+                except PeerError:
+                    self._ledger.refuse(node, Reason.BAD_SIGNATURE)
+                    return
+                reason = self._ledger.submit(node, rollout, sealed, now)
+                self._out.append((node, Verdict(rollout.lease, rollout.sample, reason)))
+            case GiveBack(leases):
+                self._ledger.give_back(node, leases, now)
+            case _:
+                raise PeerError(f"work message: {type(message).__name__} is not for the ledger")
+
+    def _serve(self, node: bytes, request: WorkRequest, received: float) -> None:
+        self._waiting.pop(node, None)
+        now = self._clock()
+        found = self._ledger.request_work(node, request, now, received)
+        leases = found if isinstance(found, list) else []
+        self._out.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
+        left = request.capacity - sum(len(lease.open) for lease in leases)
+        if isinstance(found, Reason) and found not in (Reason.NO_WORK, Reason.TOO_NEW):
+            self._out.append((node, Unfit(request.serial, found)))
+        elif left > 0 and request.serial >= self._ledger.nodes[node].serial:
+            # TOO_NEW: it heard of the seal before we did, which is a matter of moments
+            holding = tuple(self._ledger.nodes[node].leases)
+            self._waiting[node] = (replace(request, capacity=left, holding=holding), received)
+
+    def _withdraw(self, leases: list[Lease]) -> None:
+        by_node: dict[bytes, list[int]] = {}
+        for lease in leases:
+            by_node.setdefault(lease.node, []).append(lease.id)
+        self._out.extend(
+            (node, Withdraw(tuple(ids[i : i + 1024])))
+            for node, ids in by_node.items()
+            for i in range(0, len(ids), 1024)
+        )
+        self._due.set()
+
+    # ------------------------------------------------------------ from the trainer's desk
+
+    def open(self, name: str, n: int, sampling: SamplingParams, max_lag: int = 1, *, keep: bool = False) -> Session:
+        """A trainer wants groups of `n` samples, no older than `max_lag` versions. `keep`: it may come back for them.
+
+        Raises `PeerError` when somebody has this session open.
+        """
+        if name in self._sessions:
+            raise PeerError(f"rollouts.session: {name!r} is open already")
+        self._orphans.pop(name, None)
+        self._ledger.allow_lag(max_lag)
+        self._ledger.reopen(name)
+        session = Session(name, n, sampling, keep)
+        self._sessions[name] = session
+        self._due.set()
+        return session
+
+    def offer(self, session: Session, group: bytes, prompt: bytes) -> None:
+        """Want `session.n` samples of `prompt`. Raises `PeerError` for what no node could do."""
+        session.offered += 1
+        try:
+            check_offer(prompt, session.n, session.sampling)
+        except ValueError as error:
+            raise PeerError(f"rollouts.offer: {error}") from error
+        self._offers.append((session, group, prompt))
+        self._due.set()
+
+    def taken(self, group: bytes) -> None:
+        """The trainer has it."""
+        self._ledger.taken(group)
+        self._due.set()
+
+    def close(self, session: Session) -> None:
+        """The trainer hung up."""
+        del self._sessions[session.name]
+        if session.keep:
+            self._orphans[session.name] = self._clock() + ORPHAN_TTL_S
+        else:
+            self._withdraw(self._ledger.drop_session(session.name))
+        self._due.set()
+
+    # ------------------------------------------------------------ for people
+
+    def state(self) -> dict[str, Any]:
+        """Plain values: groups, samples, nodes with their rates, refusals by reason."""
+        ledger = self._ledger
+        groups = ledger.groups.values()
+        return {
+            "groups_open": sum(not group.complete for group in groups),
+            "groups_ready": sum(group.complete for group in groups),
+            "samples_free": sum(len(group.free) for group in groups),
+            "samples_leased": sum(len(group.leased) for group in groups),
+            "tokens_per_s": sum(ledger.nodes[key].rate.value for key in ledger.members),
+            "nodes": {
+                key.hex(): {
+                    "member": key in ledger.members,
+                    "tokens_per_s": round(node.rate.value, 3),
+                    "outstanding": node.outstanding,
+                    "capacity": node.capacity,
+                    "accepted": node.accepted,
+                    "refused": {str(reason): count for reason, count in node.refused.items()},
+                }
+                for key, node in ledger.nodes.items()
+            },
+            "accepted": sum(node.accepted for node in ledger.nodes.values()),
+            "refused": _total_refused(ledger),
+        }
+
+
+def _total_refused(ledger: Ledger) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for node in ledger.nodes.values():
+        for reason, count in node.refused.items():
+            total[str(reason)] = total.get(str(reason), 0) + count
+    return total
+
+
+def _lease_message(lease: Lease, group: Group, now: float) -> WorkLease:
+    epoch, version = lease.minimum
+    return WorkLease(
+        lease=lease.id,
+        token=lease.token,
+        group=lease.group,
+        samples=tuple(sorted(lease.open)),
+        prompt=group.prompt,
+        sampling=group.sampling,
+        deadline_s=max(lease.deadline - now, 0.0),
+        epoch=epoch,
+        version=version,
+    )

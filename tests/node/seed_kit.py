@@ -1,0 +1,209 @@
+"""A seed without a network, for tests of the trainer's side: real desk, publisher and ledger.
+
+Chunks go to a replica that stands for all the nodes, verified, staged and scattered as a node does it.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec, open_header, open_manifest
+from codec.chunk import verify_piece
+from node.desk import Desk
+from node.ledger.book import Book
+from node.ledger.messages import (
+    Rollout,
+    SignedRollout,
+    Verdict,
+    VersionSpan,
+    WorkLease,
+    WorkRequest,
+    decode,
+    encode,
+    pack_floats,
+    pack_tokens,
+    seal_rollout,
+    work_hash,
+)
+from node.ledger.service import LedgerService
+from node.ledger.state import Head, Settings
+from node.publisher import Attempt
+from node.trainers.seedlink import SOCKET_NAME
+
+LAYOUT = Layout(
+    (
+        TensorSpec("a.weight", "BF16", (1100, 1000)),  # two blocks
+        TensorSpec("b.bias", "BF16", (7,)),
+        TensorSpec("c.weight", "BF16", (64, 32), ("tied.weight",)),
+        TensorSpec("d.scale", "F32", ()),
+    )
+)
+
+
+def random_replica(layout: Layout = LAYOUT, seed: int = 0) -> Replica:
+    replica = Replica.create(layout)
+    random = np.random.default_rng(seed)
+    for tensor in layout.tensors:
+        values = random.standard_normal(tensor.elements).astype(np.float32)
+        words = values.view(np.uint32) if tensor.dtype == "F32" else (values.view(np.uint32) >> 16).astype(np.uint16)
+        for i, block in enumerate(layout.blocks_of(tensor.name)):
+            spec = layout.block(block)
+            replica._writable(block)[:] = words[i * (1 << 20) : i * (1 << 20) + spec.count]
+    replica.rehash()
+    return replica
+
+
+class FakeSeed:
+    """Everything that `node.publisher.Seed` asks for; `receiver` is what the nodes have."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.key = Key(b"k" * 32)
+        self.receiver = Replica.create(replica.layout)
+        for block in range(replica.layout.n_blocks):
+            self.receiver.write_block(block, replica.read_block(block), replica.hashes[block].tobytes())
+        self.head = (0, 0)
+        self.attempts: list[Attempt] = []
+        self.abandoned = 0
+        self.staged: list[Any] = []
+        self.chunks: list[bytes] = []
+        self.manifests: list[Manifest] = []
+        self.on_sealed: Any = lambda head: None
+        self.slow = trio.Event()
+        self.slow.set()
+
+    async def open_attempt(self) -> Attempt:
+        epoch, version = self.head
+        tries = sum(attempt.version == version + 1 for attempt in self.attempts)
+        self.attempts.append(Attempt(epoch, version + 1, tries, self.replica.root, 0))
+        return self.attempts[-1]
+
+    async def add_chunk(self, chunk: Chunk) -> None:
+        await self.slow.wait()
+        header = open_header(chunk.header, self.key.public)
+        attempt = self.attempts[-1]
+        assert header.key == (attempt.epoch, attempt.version, attempt.attempt, len(self.chunks))
+        for i in range(header.n_pieces):
+            piece = header.piece_range(i)
+            verify_piece(header, i, chunk.body[piece.start : piece.stop])
+        self.staged.append(self.receiver.stage(header, chunk.body))
+        self.chunks.append(chunk.id)
+
+    async def seal(self, manifest: Manifest) -> bytes:
+        found = open_manifest(manifest.seal(self.key), self.key.public)
+        assert found.chunk_ids == tuple(self.chunks)
+        assert self.receiver.predicted_root(self.staged) == found.root
+        self.receiver.scatter(self.staged)
+        self.replica.scatter(self.staged)
+        self.manifests.append(found)
+        self.staged, self.chunks = [], []
+        self.head = (found.epoch, found.version)
+        self.on_sealed(Head(found.epoch, found.version, found.root))
+        return found.root
+
+    async def abandon(self) -> None:
+        self.abandoned += 1
+        self.staged, self.chunks = [], []
+
+    def state(self) -> dict[str, Any]:
+        return {"nodes": {"n": {"version": list(self.head)}, "late": {"version": [0, 0]}}}
+
+
+class FakeNode:
+    """Answers every lease at once: token 9 for each sample, then the stop token 2."""
+
+    def __init__(self, seed: FakeSeed, key: Key) -> None:
+        self.seed, self.key, self.serial = seed, key, 0
+        self.service: LedgerService
+        self.verdicts: list[Verdict] = []
+        self.paused = False
+
+    def ask(self) -> None:
+        self.serial += 1
+        request = WorkRequest(self.serial, 8, *self.seed.head, self.seed.replica.root, 50.0, ())
+        self.service.hear(self.key.public, encode(request))
+
+    async def send(self, node: bytes, body: bytes) -> None:
+        match decode(body):
+            case WorkLease() as lease if not self.paused:
+                for sample in lease.samples:
+                    self.service.hear(self.key.public, encode(SignedRollout(self.draw(lease, sample))))
+                self.ask()
+            case Verdict() as verdict:
+                self.verdicts.append(verdict)
+
+    def draw(self, lease: WorkLease, sample: int) -> bytes:
+        tokens = (9, 10 + sample, 2)
+        rollout = Rollout(
+            lease=lease.lease,
+            token=lease.token,
+            sample=sample,
+            work=work_hash(lease.group, sample, lease.prompt, lease.sampling),
+            token_ids=pack_tokens(tokens),
+            logprobs=pack_floats((-0.5, -1.0, -2.0)),
+            finish_reason="stop",
+            spans=(VersionSpan(*self.seed.head, self.seed.replica.root, 3),),
+        )
+        return seal_rollout(self.key, rollout)
+
+
+class RunningSeed:
+    """A seed that serves `home` from a thread of its own, as another process would."""
+
+    def __init__(self, home: Path, seed: FakeSeed) -> None:
+        self.home, self.seed = home, seed
+        self.node = FakeNode(seed, Key(b"n" * 32))
+        self._ready = threading.Event()
+        self._token: trio.lowlevel.TrioToken
+        self._scope = trio.CancelScope()
+        self._thread = threading.Thread(target=trio.run, args=(self._main,))
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    async def _main(self) -> None:
+        book = Book(self.home / "ledger.sqlite")
+        ledger = book.restore(Settings(), Head(*self.seed.head, self.seed.replica.root), trio.current_time())
+        self.service = LedgerService(ledger, book, self.node.send)
+        self.node.service = self.service
+        self.seed.on_sealed = self.service.sealed
+        desk = Desk(self.seed, lambda: self.seed.head, self.service)
+        self._token = trio.lowlevel.current_trio_token()
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.service.run)
+                await nursery.start(lambda task_status: desk.run(self.home / SOCKET_NAME, task_status=task_status))
+                self.node.ask()
+                self._ready.set()
+                await trio.sleep_forever()
+        book.close()
+
+    def call(self, function, *args):
+        """Run `function` in the seed's thread."""
+        return trio.from_thread.run_sync(function, *args, trio_token=self._token)
+
+    def hold(self) -> None:
+        """From now on the seed takes no chunk."""
+        self.call(lambda: setattr(self.seed, "slow", trio.Event()))
+
+    def let_go(self) -> None:
+        self.call(lambda: self.seed.slow.set())
+
+    def stop(self) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            self.call(self._scope.cancel)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@contextlib.contextmanager
+def running(home: Path, seed: FakeSeed | None = None) -> Iterator[RunningSeed]:
+    found = RunningSeed(home, seed or FakeSeed(random_replica()))
+    try:
+        yield found
+    finally:
+        found.stop()

@@ -1,0 +1,327 @@
+"""A trainer's three lines over a real Unix socket, to a seed whose nodes are a second replica.
+
+Bit for bit, and every way in which the seed may be slow, busy, gone or back.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from seed_kit import LAYOUT, FakeSeed, random_replica, running
+
+from codec.errors import UsageError
+from node import SamplingParams, Swarm
+from node.trainers import publishing
+from node.trainers.errors import PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
+
+torch.set_num_threads(1)
+SAMPLING = SamplingParams(max_tokens=4, stop_tokens=(2,))
+
+
+def weights(version: int) -> dict[str, torch.Tensor]:
+    """Version `version` of the model, masters of a in float32; 1 % or so of it differs from the version before."""
+    replica = random_replica()
+    tensors = {}
+    for tensor in LAYOUT.tensors:
+        bits = replica.bits(tensor.name).copy()
+        for v in range(1, version + 1):
+            bits[v % 3 :: 97] += 1
+        kind = torch.bfloat16 if tensor.dtype == "BF16" else torch.float32
+        tensors[tensor.name] = torch.from_numpy(bits.view(np.uint8)).view(kind).view(tensor.shape)
+    tensors["a.weight"] = tensors["a.weight"].float()
+    tensors["tied.weight"] = tensors["c.weight"]
+    return tensors
+
+
+def assert_holds(seed: FakeSeed, version: int) -> None:
+    expected = weights(version)
+    for tensor in LAYOUT.tensors:
+        kind = torch.bfloat16 if tensor.dtype == "BF16" else torch.float32
+        want = expected[tensor.name].to(kind).contiguous().reshape(-1).view(torch.uint8).numpy()
+        for replica in (seed.receiver, seed.replica):
+            assert np.array_equal(replica.bits(tensor.name).view(np.uint8), want), tensor.name
+    assert seed.receiver.rehash() == []
+
+
+def test_published_bits_are_the_nodes_bits(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(weights(0), home=tmp_path) as swarm:
+        for version in (1, 2, 3):
+            publication = swarm.publish(weights(version), step=10 * version).wait(timeout_s=30)
+            assert_holds(there.seed, version)
+            assert (publication.epoch, publication.version) == (0, version)
+            assert publication.root == there.seed.receiver.root
+            assert publication.sealed
+            assert publication.bytes == there.seed.manifests[-1].payload_bytes > 0
+            assert publication.changed == there.seed.manifests[-1].changed
+            assert publication.density == pytest.approx(1 / 97, rel=0.01)
+            assert set(publication.seconds) == {"wait", "copy", "queue", "encode", "seal"}
+        assert swarm.state["head"] == (0, 3)
+        assert there.seed.abandoned == 0
+
+
+def test_publish_returns_once_copied_and_the_tensors_may_change(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        there.hold()
+        tensors = weights(1)
+        publication = swarm.publish(tensors.items(), step=1)
+        for tensor in tensors.values():
+            tensor.zero_()
+        assert not publication.sealed
+        with pytest.raises(SwarmTimeout, match="Step 1 was not sealed"):
+            publication.wait(timeout_s=0.05)
+        there.let_go()
+        publication.wait(timeout_s=30)
+        assert_holds(there.seed, 1)
+
+
+def test_a_module_is_published_with_its_ties_and_wrappers(tmp_path: Path):
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = torch.nn.ParameterDict()
+
+        def state_dict(self):
+            return {f"module.{name}": tensor for name, tensor in weights(1).items()}
+
+    with running(tmp_path) as there, Swarm.attach(Model(), home=tmp_path) as swarm:
+        swarm.publish(Model(), step=1).wait(timeout_s=30)
+        assert_holds(there.seed, 1)
+
+
+def test_numpy_bits_need_no_torch(tmp_path: Path):
+    replica = random_replica(seed=5)
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        pairs = [(t.name, replica.bits(t.name).reshape(t.shape)) for t in LAYOUT.tensors]
+        swarm.publish(pairs, step=1).wait(timeout_s=30)
+        assert there.seed.receiver.root == replica.root
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda w: w.pop("b.bias"), "lacks b.bias"),
+        (lambda w: w.update({"new.weight": torch.zeros(3)}), "new.weight that the base"),
+        (lambda w: w.update({"b.bias": torch.zeros(8, dtype=torch.bfloat16)}), r"\(8,\) in the model"),
+        (lambda w: w.update({"b.bias": torch.zeros(7, dtype=torch.float16)}), "float16"),
+        (lambda w: w.update({"d.scale": torch.zeros((), dtype=torch.bfloat16)}), "bfloat16 in the model and F32"),
+        (lambda w: w.update({"tied.weight": w["c.weight"] + 1}), "are tied"),
+        (lambda w: w.update({"b.bias": np.zeros(7, np.float32)}), "give the bits"),
+    ],
+)
+def test_another_model_is_refused_in_a_sentence_and_harms_nothing(tmp_path: Path, change, says):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        wrong = weights(1)
+        change(wrong)
+        with pytest.raises(UsageError, match=says):
+            swarm.publish(wrong, step=1)
+        swarm.publish(weights(1), step=1).wait(timeout_s=30)
+        assert_holds(there.seed, 1)
+
+
+def test_attaching_another_model_is_refused(tmp_path: Path):
+    with running(tmp_path):
+        wrong = weights(0)
+        del wrong["b.bias"]
+        with pytest.raises(UsageError, match=r"b\.bias"):
+            Swarm.attach(wrong, home=tmp_path)
+        with pytest.raises(UsageError, match=r"x\.weight"):
+            Swarm.attach(weights(0) | {"x.weight": torch.zeros(1)}, home=tmp_path)
+
+
+def test_at_most_two_are_unsealed(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        there.hold()
+        first = swarm.publish(weights(1), step=1)
+        second = swarm.publish(weights(2), step=2)
+        with pytest.raises(SwarmBusy):
+            swarm.publish(weights(3), step=3, timeout_s=0.05)
+        third = swarm.publish(weights(3), step=3, on_busy="coalesce")
+        assert second.superseded
+        second.wait(timeout_s=0)
+        there.let_go()
+        third.wait(timeout_s=30)
+        assert first.sealed
+        assert (first.version, third.version) == (1, 2)
+        assert_holds(there.seed, 3)
+
+
+def test_waiting_for_a_quorum(tmp_path: Path):
+    with running(tmp_path), Swarm.attach(home=tmp_path) as swarm:
+        publication = swarm.publish(weights(1), step=1)
+        publication.wait(quorum=0.5, timeout_s=30)
+        with pytest.raises(SwarmTimeout, match="50%"):
+            publication.wait(quorum=0.9, timeout_s=0.3)
+
+
+def test_a_seed_that_comes_back_costs_nothing_but_time(tmp_path: Path):
+    seed = FakeSeed(random_replica())
+    with running(tmp_path, seed) as there:
+        swarm = Swarm.attach(home=tmp_path)
+        swarm.publish(weights(1), step=1).wait(timeout_s=30)
+        there.hold()
+        publication = swarm.publish(weights(2), step=2)
+        while not seed.attempts[1:]:
+            time.sleep(0.01)
+    assert seed.abandoned == 1
+    assert "error" in swarm.state
+    with running(tmp_path, seed) as there:
+        there.let_go()
+        publication.wait(timeout_s=30)
+        assert publication.version == 2
+        assert [attempt.attempt for attempt in seed.attempts] == [0, 0, 1]
+        assert_holds(seed, 2)
+        swarm.close()
+
+
+def test_a_seed_that_stays_away_is_a_typed_error_and_never_a_hang(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(publishing, "RECONNECT_S", 0.3)
+    with running(tmp_path):
+        swarm = Swarm.attach(home=tmp_path)
+    publication = swarm.publish(weights(1), step=1)
+    with pytest.raises(SwarmDown):
+        publication.wait(timeout_s=10)
+    assert "publish_error" in swarm.state
+    with pytest.raises(SwarmDown):
+        next(swarm.rollouts([[1]], 1, SAMPLING, timeout_s=0.3))
+    swarm.close()
+    with pytest.raises(SwarmDown, match="closed"):
+        swarm.publish(weights(1), step=1)
+    with pytest.raises(UsageError, match="swarm-node seed --base"):
+        Swarm.attach(home=tmp_path)
+
+
+def test_one_trainer_publishes_at_a_time(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as one, Swarm.attach(home=tmp_path) as two:
+        there.hold()
+        first = one.publish(weights(1), step=1)
+        while not there.seed.attempts:
+            time.sleep(0.01)
+        with pytest.raises(PublishFailed, match="Another trainer"):
+            two.publish(weights(2), step=1).wait(timeout_s=10)
+        there.let_go()
+        first.wait(timeout_s=30)
+        two.publish(weights(2), step=2).wait(timeout_s=30)  # diffs against what the other one published
+        assert_holds(there.seed, 2)
+
+
+def test_a_trainer_killed_in_the_middle_is_abandoned(tmp_path: Path):
+    """A real process, killed with SIGKILL while the seed holds its chunk up."""
+    with running(tmp_path) as there:
+        there.hold()
+        code = (
+            "import sys, numpy as np; from node import Swarm\n"
+            "swarm = Swarm.attach(home=sys.argv[1])\n"
+            "pairs = [(t.name, np.ones(t.shape, t.type.bits)) for t in swarm.layout.tensors]\n"
+            "swarm.publish(pairs, step=1).wait(timeout_s=60)\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "NUMBA_NUM_THREADS": "1"}
+        )
+        while not there.seed.attempts:
+            time.sleep(0.02)
+            assert process.poll() is None
+        process.kill()
+        process.wait()
+        there.let_go()
+        while not there.seed.abandoned:
+            time.sleep(0.02)
+        with Swarm.attach(home=tmp_path) as swarm:
+            swarm.publish(weights(1), step=1).wait(timeout_s=30)
+        assert [attempt.attempt for attempt in there.seed.attempts] == [0, 1]
+        assert_holds(there.seed, 1)
+
+
+# ------------------------------------------------------------ rollouts
+
+
+def test_groups_come_back_whole(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        groups = list(swarm.rollouts([[1, 2], [3], [4, 5, 6]] * 20, n=4, sampling=SAMPLING, timeout_s=30))
+        assert sorted(group.index for group in groups) == list(range(60))
+        for group in groups:
+            assert group.prompt == ((1, 2), (3,), (4, 5, 6))[group.index % 3]
+            assert [rollout.token_ids for rollout in group.rollouts] == [(9, 10 + i, 2) for i in range(4)]
+            for rollout in group.rollouts:
+                assert rollout.logprobs == (-0.5, -1.0, -2.0)
+                assert rollout.versions == ((0, 0),) * 3
+                assert rollout.finish_reason == "stop"
+                assert rollout.node == there.node.key.public
+        assert all(verdict.refused is None for verdict in there.node.verdicts)
+        assert swarm.state["work"]["groups_open"] == 0
+
+
+def test_an_endless_iterator_is_taken_as_fast_as_it_is_worked_off(tmp_path: Path):
+    pulled = 0
+
+    def prompts():
+        nonlocal pulled
+        while True:
+            pulled += 1
+            yield [pulled]
+
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        groups = swarm.rollouts(prompts(), n=4, sampling=SAMPLING, timeout_s=30)
+        for _ in range(10):
+            next(groups)
+        assert pulled < 10 + 20
+        groups.close()
+        deadline = time.monotonic() + 10
+        while there.call(there.service.state)["groups_open"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert there.call(there.service.state)["groups_open"] == 0, "closing withdraws the rest"
+
+
+def test_a_group_that_takes_too_long_is_a_typed_error(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        there.node.paused = True
+        with pytest.raises(SwarmTimeout, match="1 are open"):
+            next(swarm.rollouts([[1]], n=1, sampling=SAMPLING, timeout_s=0.3))
+        with pytest.raises(PublishFailed, match="prompt"):
+            next(swarm.rollouts([[]], n=1, sampling=SAMPLING, timeout_s=5))
+
+
+def test_a_key_makes_work_outlive_the_trainer_and_the_seed(tmp_path: Path):
+    seed = FakeSeed(random_replica())
+    with running(tmp_path, seed), Swarm.attach(home=tmp_path) as swarm:
+        groups = swarm.rollouts([[1], [2], [3]], n=2, sampling=SAMPLING, key="step-7", timeout_s=30)
+        first = next(groups)
+        groups.close()
+    with running(tmp_path, seed) as there, Swarm.attach(home=tmp_path) as swarm:
+        there.node.paused = True  # whatever comes now was done before
+        again = list(swarm.rollouts([[1], [2], [3]], n=2, sampling=SAMPLING, key="step-7", timeout_s=30))
+        assert sorted(group.index for group in again) == [0, 1, 2]
+        assert first in again
+
+
+def test_a_seed_restarted_under_an_iterator(tmp_path: Path):
+    seed = FakeSeed(random_replica())
+    got = []
+    with running(tmp_path, seed) as there:
+        swarm = Swarm.attach(home=tmp_path)
+        groups = swarm.rollouts([[i] for i in range(12)], n=2, sampling=SAMPLING, timeout_s=30)
+        got += [next(groups) for _ in range(3)]
+        there.node.paused = True
+    more = threading.Thread(target=lambda: got.extend(groups))
+    more.start()
+    with running(tmp_path, seed):
+        more.join(30)
+        assert not more.is_alive()
+        assert sorted(group.index for group in got) == list(range(12))
+        swarm.close()
+
+
+def test_text_needs_a_base_folder(tmp_path: Path):
+    with running(tmp_path), Swarm.attach(home=tmp_path) as swarm, pytest.raises(UsageError, match="tokenizer"):
+        next(swarm.rollouts(["hello"], n=1, sampling=SAMPLING, timeout_s=5))
+
+
+def test_the_trainers_side_needs_neither_torch_nor_trio_nor_libp2p():
+    code = "import sys; from node import Swarm; print([m for m in ('torch', 'trio', 'libp2p') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
