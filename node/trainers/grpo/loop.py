@@ -58,9 +58,10 @@ def train_in_process(trainer: GrpoTrainer, engine: Engine, base: Path, steps: in
 
 def sample(trainer: GrpoTrainer, engine: Engine) -> list[Group]:
     """All groups of the trainer's next step, from one engine."""
-    prompts = trainer.prompts(trainer.step_done + 1)
+    step = trainer.step_done + 1
+    prompts = trainer.prompts(step)
     asked = [trainer.samples(i, prompt) for i, prompt in enumerate(prompts)]
-    answers = iter(engine.generate([one for group in asked for one in group], trainer.sampling))
+    answers = iter(engine.generate([one for group in asked for one in group], trainer.sampling(step)))
     return [Group(prompt, tuple(next(answers) for _ in group)) for prompt, group in zip(prompts, asked, strict=True)]
 
 

@@ -107,10 +107,9 @@ class GrpoTrainer:
         self._masters = [torch.nn.Parameter(p.detach().clone()) for p in self._policy]
         self._adam = torch.optim.AdamW(self._masters, lr=self.config.lr, betas=self.config.betas, weight_decay=0.0)
 
-    @property
-    def sampling(self) -> SamplingParams:
-        """How nodes must sample for the next step: seeded by the run and the step."""
-        (seed,) = np.random.SeedSequence((self.seed, self.step_done + 1)).generate_state(1, np.uint64)
+    def sampling(self, step: int) -> SamplingParams:
+        """How nodes must sample for a step: seeded by the run and the step."""
+        (seed,) = np.random.SeedSequence((self.seed, step)).generate_state(1, np.uint64)
         return SamplingParams(
             max_tokens=self.task.max_tokens,
             temperature=self.config.temperature,
