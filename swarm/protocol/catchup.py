@@ -73,7 +73,11 @@ class Catchup:
         self._chain_until = 0.0
         self._turn = 0
         self._lacking: dict[bytes, set[bytes]] = {}
-        """Which peers said that they lack what (by blob name, or b"" for blocks)."""
+        """Which peers lack what, or did not answer (by blob name, or b"" for blocks)."""
+        self._rest_until = 0.0
+        """Everybody was asked and nobody had it: not before then are they asked again."""
+        self._seals_asked: dict[VersionId, float] = {}
+        """Manifests of labels that we asked for, and when."""
 
     @property
     def active(self) -> bool:
@@ -99,7 +103,9 @@ class Catchup:
         self._lists.clear()
         self._unlisted.clear()
         self._lacking.clear()
+        self._seals_asked.clear()
         self._todo.clear()
+        self._rest_until = 0.0
         self._total = 0
         self._replaying = None
         state.held = None
@@ -132,12 +138,21 @@ class Catchup:
         request = self._requests.pop(event.request, None)
         if request is None or request.peer != event.peer:
             return
-        if event.label in self._lists or event.label <= self._state.floor:
+        if event.label in self._lists:
+            self._todo.append(request.block)
+        elif event.label <= self._state.floor:  # it is further back than we mean to be
+            self._lacking.setdefault(request.name, set()).add(event.peer)
             self._todo.append(request.block)
         else:
             self._unlisted.setdefault(event.label, []).append(request.block)
-            self._state.send(event.peer, WantManifest(event.label.epoch, event.label.version))
+            self._want_seal(event.label, event.peer, now)
         self.tick(now)
+
+    def _want_seal(self, label: VersionId, peer: bytes, now: float) -> None:
+        version = self._state.chunks.version(label)
+        if version is None or version.manifest is None:
+            self._seals_asked[label] = now
+            self._state.send(peer, WantManifest(label.epoch, label.version))
 
     def lacks(self, peer: bytes, number: int, now: float) -> None:
         request = self._requests.pop(number, None)
@@ -168,10 +183,12 @@ class Catchup:
 
     def tick(self, now: float) -> None:
         """Ask again what is overdue, go on to the next phase where one is finished, keep the pipes full."""
-        if not self.active:
+        if not self.active or self._restarted(now):
             return
         for number in [n for n, r in self._requests.items() if now >= r.deadline]:
-            self._again(self._requests.pop(number))
+            request = self._requests.pop(number)
+            self._lacking.setdefault(request.name, set()).add(request.peer)  # others first, if there are any
+            self._again(request)
         if self.phase is Phase.FILES and not self._wanted and not self._requests:
             assert self._target is not None
             self._enter(Phase.OPEN)
@@ -179,12 +196,21 @@ class Catchup:
         if self.phase is Phase.CHAIN:
             self._look_for_chain(now)
         if self.phase is Phase.BLOCKS:
-            self._ask_for_lists()
+            self._ask_for_lists(now)
             if not self._todo and not self._requests and not self._unlisted and not self._wanted:
                 self._enter(Phase.REPLAY)
         if self.phase is Phase.REPLAY:
             self._replay()
         self._fill(now)
+
+    def _restarted(self, now: float) -> bool:
+        """The authority went back to an older version and on from there (a new epoch): what we aimed at is no more."""
+        sealed = [v for v in self._state.chunks.versions.values() if v.manifest is not None]
+        newest = max(sealed, key=lambda v: v.id, default=None)
+        if newest is None or newest.manifest is None or newest.id.epoch <= self._state.floor.epoch:
+            return False
+        self.start(newest.manifest, newest.sealed_manifest, now)
+        return True
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -236,8 +262,13 @@ class Catchup:
             self._enter(Phase.BLOCKS)
         self._todo.extend(self._unlisted.pop(event.label, ()))
 
-    def _ask_for_lists(self) -> None:
+    def _ask_for_lists(self, now: float) -> None:
         """Lists of versions that givers have moved on to, once their manifests are here."""
+        sources = self._sources()
+        for label, at in list(self._seals_asked.items()):
+            if label in self._unlisted and sources and now - at > self._state.tuning.pull_deadline_s:
+                self._turn += 1
+                self._want_seal(label, sources[self._turn % len(sources)], now)
         asked = {name for kind, name in self._wanted} | {r.name for r in self._requests.values()}
         for label in self._unlisted:
             version = self._state.chunks.version(label)
@@ -300,14 +331,14 @@ class Catchup:
         tuning = self._state.tuning
         while self._wanted and len(self._requests) < tuning.requests_in_flight:
             kind, name = self._wanted[0]
-            peer = self._pick(name)
+            peer = self._pick(name, now)
             if peer is None:
                 return
             self._wanted.popleft()
             number = self._note(peer, kind, name, 0, now)
             self._state.send(peer, WantBlob(number, kind, name, 0))
         while self.phase is Phase.BLOCKS and self._todo and len(self._requests) < tuning.requests_in_flight:
-            peer = self._pick(b"")
+            peer = self._pick(b"", now)
             if peer is None:
                 return
             block = self._todo.popleft()
@@ -320,12 +351,15 @@ class Catchup:
         self._requests[number] = _Request(peer, kind, name, block, now + self._state.tuning.request_deadline_s)
         return number
 
-    def _pick(self, name: bytes) -> bytes | None:
+    def _pick(self, name: bytes, now: float) -> bytes | None:
         """The next source that is not known to lack this and has room; the authority only when it is the only one."""
+        if now < self._rest_until:
+            return None
         lacking = self._lacking.get(name, set())
         sources = [p for p in self._sources() if p not in lacking]
         if not sources and lacking:
-            self._lacking.pop(name, None)  # everybody said no once: they may have it by now; next tick
+            self._lacking.pop(name, None)  # everybody said no once: they may have it after a pause
+            self._rest_until = now + self._state.tuning.pull_after_s
             return None
         others = [p for p in sources if p != self._state.swarm] or sources
         busy = {p: sum(r.peer == p for r in self._requests.values()) for p in others}

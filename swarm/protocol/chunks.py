@@ -35,12 +35,11 @@ class Chunk:
     stripe: int | None
     have: int = 0
     """Bit i: piece i is in the store."""
-    staged: bool = False
-    """Decoded into scratch, predicted hashes right."""
+    full: int = field(init=False)
+    """`have` when every piece is here."""
 
-    @property
-    def full(self) -> int:
-        return (1 << len(self.sizes)) - 1
+    def __post_init__(self) -> None:
+        self.full = (1 << len(self.sizes)) - 1
 
     @property
     def whole(self) -> bool:
@@ -63,17 +62,23 @@ class Version:
     generation: int = 0
     progress_at: float = 0.0
     """Local time at which a piece or header of it last arrived."""
+    unstaged: dict[int, Chunk] = field(default_factory=dict)
+    """Chunks that are whole and not yet decoded, by sequence number."""
+    whole_chunks: int = 0
 
     @property
     def complete(self) -> bool:
-        """Every chunk that the manifest lists is here, whole, and the very one it lists."""
-        if self.manifest is None:
-            return False
-        ids = self.manifest.chunk_ids
-        return all(
-            (chunk := self.chunks.get(seq)) is not None and chunk.whole and chunk.chunk_id == ids[seq]
-            for seq in range(len(ids))
-        )
+        """Every chunk that the manifest lists is here and whole. (After the seal no other chunk is taken in.)"""
+        return self.manifest is not None and self.whole_chunks == len(self.manifest.chunk_ids)
+
+    def fill(self, chunk: Chunk) -> None:
+        """All of this chunk, which is one of ours, is in the store."""
+        self.whole_chunks += not chunk.whole
+        chunk.have = chunk.full
+
+    def staged(self, chunk: Chunk) -> None:
+        """This chunk is decoded into scratch, and the hashes that it predicts are right."""
+        self.unstaged.pop(chunk.key.seq, None)
 
     def missing(self) -> Iterator[int]:
         """Sequence numbers of chunks that are not whole: those listed, or before the seal those begun."""
@@ -111,7 +116,8 @@ class Chunks:
         return version if version.attempt == attempt else None
 
     def header(self, event: HeaderStored, now: float, effects: list[Effect]) -> tuple[Chunk, bool] | None:
-        """Take a header in: (its chunk, was it news). None when it belongs to a dead attempt."""
+        """Take a header in: (its chunk, was it news). None when it belongs to a dead attempt, or is not the chunk that
+        the version's seal lists."""
         key = event.key
         version = self._at_attempt(VersionId(key.epoch, key.version), key.attempt, effects)
         if version is None:
@@ -123,9 +129,14 @@ class Chunks:
                 known.stripe = event.stripe
             return known, False
         chunk = Chunk(key, event.chunk_id, event.piece_bytes, event.header_bytes, event.stripe)
+        if version.manifest is not None and not _listed(chunk, version.manifest):
+            return None
         version.parent_root = event.parent_root
         version.progress_at = now
         version.chunks[key.seq] = chunk
+        if chunk.whole:  # it has no pieces
+            version.whole_chunks += 1
+            version.unstaged[key.seq] = chunk
         return chunk, True
 
     def piece(self, key: ChunkKey, index: int, now: float) -> tuple[Chunk, bool] | None:
@@ -136,7 +147,11 @@ class Chunks:
         if chunk.have >> index & 1:
             return chunk, False
         chunk.have |= 1 << index
-        self.versions[VersionId(key.epoch, key.version)].progress_at = now
+        version = self.versions[VersionId(key.epoch, key.version)]
+        version.progress_at = now
+        if chunk.have == chunk.full:
+            version.whole_chunks += 1
+            version.unstaged[key.seq] = chunk
         return chunk, True
 
     def manifest(self, manifest: Manifest, sealed: bytes, now: float, effects: list[Effect]) -> Version | None:
@@ -149,7 +164,8 @@ class Chunks:
         version.parent_root = manifest.parent_root
         version.progress_at = now
         for seq in [s for s, c in version.chunks.items() if not _listed(c, manifest)]:
-            del version.chunks[seq]
+            version.whole_chunks -= version.chunks.pop(seq).whole
+            version.unstaged.pop(seq, None)
         return version
 
     def drop(self, id_: VersionId) -> None:

@@ -5,8 +5,9 @@ no bandwidth has to be known.
 """
 
 from collections import deque
+from collections.abc import Callable
 
-from swarm.protocol.chunks import Chunk
+from swarm.protocol.chunks import Chunk, Chunks
 from swarm.protocol.events import Effect
 from swarm.protocol.exchange import HEADER, Exchange
 
@@ -16,10 +17,17 @@ __all__ = ["Dealer"]
 class Dealer:
     """Chunks that no stripe has been given yet, in the order in which they were sealed."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, chunks: Chunks, is_head: Callable[[int, bytes], bool]) -> None:
+        """`is_head(stripe, peer)`: the plan hangs this peer on us in this stripe. Others that do (their parent is lost)
+        are pushed to, but have no say in where chunks go; else whoever grants most would draw all of them."""
         self._exchange = exchange
+        self._chunks = chunks
+        self._is_head = is_head
         self._queue: deque[Chunk] = deque()
         self._dealt_bytes: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._queue)
 
     def add(self, chunk: Chunk) -> None:
         self._queue.append(chunk)
@@ -28,6 +36,10 @@ class Dealer:
         """An attempt (epoch, version, attempt) was abandoned."""
         self._queue = deque(c for c in self._queue if c.key[:3] != attempt)
 
+    def prune(self) -> None:
+        """Let go of chunks that the book no longer has: of dead attempts, and of versions too old for anyone."""
+        self._queue = deque(c for c in self._queue if self._chunks.find(c.key) is c)
+
     def deal(self, now: float, effects: list[Effect]) -> None:
         """Give out as many chunks as the heads' credit allows."""
         while self._queue:
@@ -35,6 +47,8 @@ class Dealer:
             if stripe is None:
                 return
             chunk = self._queue.popleft()
+            if self._chunks.find(chunk.key) is not chunk:
+                continue
             chunk.stripe = stripe
             self._dealt_bytes[stripe] = self._dealt_bytes.get(stripe, 0) + chunk.header_bytes + sum(chunk.sizes)
             self._exchange.push(chunk, HEADER, None, now, effects)
@@ -42,11 +56,13 @@ class Dealer:
                 self._exchange.push(chunk, index, None, now, effects)
 
     def _hungriest(self) -> int | None:
-        """The stripe with most spare credit; among equals the one that was dealt least."""
-        best: tuple[int, int, int] | None = None
+        """The stripe whose head has most spare credit; among equals the one that was dealt least."""
+        heads: dict[int, int] = {}
+        others: dict[int, int] = {}
         for stripe, edges in self._exchange.children.items():
-            spare = max((edge.spare for edge in edges.values() if not edge.lagging), default=0)
-            rank = (spare, -self._dealt_bytes.get(stripe, 0), -stripe)
-            if spare > 0 and (best is None or rank > best):
-                best = rank
-        return None if best is None else -best[2]
+            for peer, edge in edges.items():
+                spare_of = heads if self._is_head(stripe, peer) else others
+                spare_of[stripe] = max(spare_of.get(stripe, 0), 0 if edge.lagging else edge.spare)
+        spare_of = heads or others  # without any head (we have just started) anybody will do
+        hungry = [(spare, -self._dealt_bytes.get(k, 0), -k) for k, spare in spare_of.items() if spare > 0]
+        return -max(hungry)[2] if hungry else None

@@ -45,6 +45,7 @@ __all__ = [
     "SendHeader",
     "SendPiece",
     "SetTimer",
+    "Stray",
     "Timer",
     "UnknownLabel",
     "VersionId",
@@ -121,6 +122,16 @@ class PieceStored(Event):
     stripe: int | None
     key: ChunkKey
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stray(Event):
+    """`size` bytes of a stripe that came for nothing: of a dropped attempt, or of a version that is settled. Nobody is
+    to blame, and the credit that they used up goes back."""
+
+    peer: bytes
+    stripe: int | None
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

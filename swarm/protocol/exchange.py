@@ -10,6 +10,7 @@ grant our own parent, and it pulls what it lacks.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from codec import ChunkKey
@@ -22,6 +23,9 @@ __all__ = ["Exchange"]
 
 HEADER = -1
 """The index under which a chunk's header queues."""
+MAX_AHEAD_BYTES = 64 << 20
+"""No child is sent more than this ahead of what its socket took, whatever credit it gives: the shell's queue stays
+bounded. Far above any window."""
 
 
 @dataclass(slots=True)
@@ -35,8 +39,9 @@ class ChildEdge:
     waiting: deque[tuple[ChunkKey, int, int]] = field(default_factory=deque)
     """(chunk, index, bytes) in order; bounded by what the versions in flight hold."""
     waiting_bytes: int = 0
+    flying: dict[tuple[ChunkKey, int], int] = field(default_factory=dict)
+    """Handed to the shell, not yet taken by the socket: (chunk, index) -> bytes."""
     flying_bytes: int = 0
-    """Handed to the shell, not yet taken by the socket."""
     moved_at: float = 0.0
     lagging: bool = False
 
@@ -117,7 +122,10 @@ class Exchange:
         """A child hangs on us: queue what it lacks of what we hold, and push from now on."""
         after = VersionId(message.epoch, message.version)
         edge = ChildEdge(after, message.credit, moved_at=now)
-        self.children.setdefault(message.stripe, {})[peer] = edge
+        old = self.children.setdefault(message.stripe, {}).get(peer)
+        if old is not None:  # what is under way to it still is, however often it attaches
+            edge.flying, edge.flying_bytes = old.flying, old.flying_bytes
+        self.children[message.stripe][peer] = edge
         has = {ChunkKey(h.epoch, h.version, h.attempt, h.seq): h.pieces for h in message.have}
         for id_ in sorted(self._chunks.versions):
             if id_ <= after:
@@ -126,11 +134,11 @@ class Exchange:
                 if chunk.stripe != message.stripe:
                     continue
                 given = mask_of(has[chunk.key], chunk.full) if chunk.key in has else 0
-                if given != chunk.full:
-                    self._enqueue(edge, chunk, HEADER)
+                if chunk.key not in has:
+                    self._enqueue(edge, chunk, HEADER, now)
                 for index in chunk.held():
                     if not given >> index & 1:
-                        self._enqueue(edge, chunk, index)
+                        self._enqueue(edge, chunk, index, now)
         self._pump(peer, message.stripe, edge, now, effects)
 
     def detached(self, peer: bytes, stripe: int | None, effects: list[Effect]) -> None:
@@ -144,6 +152,8 @@ class Exchange:
         edge = self.children.get(message.stripe, {}).get(peer)
         if edge is not None and message.total > edge.allowed:
             edge.allowed = message.total
+            if edge.flying_bytes == 0:
+                edge.moved_at = now
             self._pump(peer, message.stripe, edge, now, effects)
 
     def push(self, chunk: Chunk, index: int, source: bytes | None, now: float, effects: list[Effect]) -> None:
@@ -153,19 +163,26 @@ class Exchange:
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         for peer, edge in self.children.get(chunk.stripe, {}).items():
             if peer != source and id_ > edge.after:
-                self._enqueue(edge, chunk, index)
+                self._enqueue(edge, chunk, index, now)
                 self._pump(peer, chunk.stripe, edge, now, effects)
 
     def sent(self, peer: bytes, stripe: int, key: ChunkKey, index: int, now: float, effects: list[Effect]) -> None:
         """The socket to a child took this: it no longer counts as backlog."""
         edge = self.children.get(stripe, {}).get(peer)
-        chunk = self._chunks.find(key)
-        if edge is None or chunk is None:
+        size = edge.flying.pop((key, index), None) if edge is not None else None
+        if edge is None or size is None:
             return
-        edge.flying_bytes = max(0, edge.flying_bytes - _size(chunk, index))
+        edge.flying_bytes -= size
         edge.moved_at = now
         edge.lagging = False
+        self._pump(peer, stripe, edge, now, effects)
         self.give_credit(stripe, effects)
+
+    def gave(self, peer: bytes, chunk: Chunk, pieces: Iterable[int]) -> None:
+        """We answer a pull of `peer`. A child counts these bytes as the stripe's, so we do too."""
+        edge = self.children.get(chunk.stripe, {}).get(peer) if chunk.stripe is not None else None
+        if edge is not None:
+            edge.sent += chunk.header_bytes + sum(chunk.sizes[index] for index in pieces)
 
     def spare(self, stripe: int, peer: bytes) -> int:
         """Bytes that this child would take at once; negative when it is not attached."""
@@ -189,19 +206,22 @@ class Exchange:
                 edge.waiting = kept
                 edge.waiting_bytes = sum(size for _, _, size in kept)
 
-    def _enqueue(self, edge: ChildEdge, chunk: Chunk, index: int) -> None:
+    def _enqueue(self, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> None:
+        if edge.backlog == 0:
+            edge.moved_at = now  # the clock of its lag starts here
         size = _size(chunk, index)
         edge.waiting.append((chunk.key, index, size))
         edge.waiting_bytes += size
 
     def _pump(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
-        if edge.flying_bytes == 0:
-            edge.moved_at = now  # nothing was under way: the clock of its lag starts here
         while edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
+            if edge.flying_bytes >= MAX_AHEAD_BYTES:
+                return
             key, index, size = edge.waiting.popleft()
             edge.sent += size
             edge.waiting_bytes -= size
-            edge.flying_bytes += size
+            edge.flying_bytes += size - edge.flying.get((key, index), 0)
+            edge.flying[key, index] = size
             effects.append(SendHeader(peer, stripe, key) if index == HEADER else SendPiece(peer, stripe, key, index))
 
 

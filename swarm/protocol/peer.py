@@ -37,6 +37,7 @@ from swarm.protocol.events import (
     SendHeader,
     SendPiece,
     SetTimer,
+    Stray,
     Timer,
     UnknownLabel,
     VersionId,
@@ -112,6 +113,7 @@ class Peer:
             Heard: self._heard,
             HeaderStored: self.progress.header,
             PieceStored: self.progress.piece,
+            Stray: lambda e, now: self.state.exchange.arrived(e.peer, e.stripe, e.size, now, self.state.effects),
             PieceBad: self._piece_bad,
             PartsDone: self.catchup.parts_done,
             UnknownLabel: self.catchup.unknown_label,
@@ -309,7 +311,7 @@ class Peer:
             self.pulls.tick(waiting, state.exchange.progress_at, self._pull_sources, now, state.effects)
             self.progress.fill_gaps(now, self._sources())
             behind = self.progress.behind(now)
-            if behind is not None and not self.catchup.active and not self._relay_only:
+            if behind is not None and not (self.catchup.active or self._relay_only or self.progress.stopped):
                 version = state.chunks.version(VersionId(behind.epoch, behind.version))
                 assert version is not None
                 self.catchup.start(behind, version.sealed_manifest, now)

@@ -7,6 +7,7 @@ authority sends a stripe to one peer only, its *head*, so that each chunk leaves
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Annotated
 
 import msgspec
@@ -40,12 +41,12 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """No interior place: newly joined, past soft expiry, or with nothing to give (`--up-mbit 0`)."""
 
 
-class Roster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Roster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
     """The signed plan. `parents[k][i]` is the slot that `members[i]` hangs on in stripe k, or `AUTHORITY`."""
 
     swarm: Key32
-    boot: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    serial: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    boot: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    serial: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     authority: Addresses
     members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     parents: Annotated[tuple[tuple[int, ...], ...], msgspec.Meta(max_length=64)]
@@ -54,56 +55,90 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     def stripes(self) -> int:
         return len(self.parents)
 
+    @property
+    def stamp(self) -> int:
+        """(boot, serial) as one number: what a `Hello` names."""
+        return self.boot << 32 | self.serial
+
+    # A roster is asked about far more often than it changes: these are made once, at the first question.
+
+    @cached_property
+    def _index(self) -> dict[int, int]:
+        return {m.slot: i for i, m in enumerate(self.members)}
+
+    @cached_property
+    def _by_peer(self) -> dict[bytes, Member]:
+        return {m.peer: m for m in self.members}
+
+    @cached_property
+    def _kids(self) -> tuple[dict[int, list[int]], ...]:
+        """By stripe: the children of each slot that has some, and of `AUTHORITY`."""
+        kids: tuple[dict[int, list[int]], ...] = tuple({} for _ in self.parents)
+        for of, parents in zip(kids, self.parents, strict=True):
+            for member, parent in zip(self.members, parents, strict=True):
+                of.setdefault(parent, []).append(member.slot)
+        return kids
+
     def member(self, slot: int) -> Member | None:
-        return next((m for m in self.members if m.slot == slot), None)
+        index = self._index.get(slot)
+        return None if index is None else self.members[index]
+
+    def member_of(self, peer: bytes) -> Member | None:
+        """The member that this peer is."""
+        return self._by_peer.get(peer)
 
     def index_of(self, slot: int) -> int | None:
-        return next((i for i, m in enumerate(self.members) if m.slot == slot), None)
+        return self._index.get(slot)
 
     def parent(self, stripe: int, slot: int) -> int | None:
         """The slot that `slot` hangs on (or `AUTHORITY`); None when it is not in the roster."""
-        index = self.index_of(slot)
+        index = self._index.get(slot)
         return None if index is None else self.parents[stripe][index]
 
     def children(self, stripe: int, slot: int) -> list[int]:
-        return [m.slot for m, p in zip(self.members, self.parents[stripe], strict=True) if p == slot]
+        return self._kids[stripe].get(slot, [])
+
+    def heads(self, stripe: int) -> list[int]:
+        """The slots that hang on the authority itself."""
+        return self.children(stripe, AUTHORITY)
 
     def ancestors(self, stripe: int, slot: int) -> list[int]:
         """From the parent up to the head; the authority is not among them."""
-        parent_of = {m.slot: p for m, p in zip(self.members, self.parents[stripe], strict=True)}
         line: list[int] = []
-        at = parent_of.get(slot, AUTHORITY)
-        while at != AUTHORITY and len(line) <= len(self.members):
+        at = self.parent(stripe, slot)
+        while at is not None and at != AUTHORITY and len(line) <= len(self.members):
             line.append(at)
-            at = parent_of.get(at, AUTHORITY)
+            at = self.parent(stripe, at)
         return line
 
-    def backups(self, stripe: int, slot: int) -> list[int]:
-        """Whom to hang on when the parent is gone, best first: ancestors, then others that do not hang on us.
+    def backups(self, stripe: int, slot: int, among: Iterable[int] | None = None) -> list[int]:
+        """Whom to hang on when the parent is gone, best first: ancestors, then others that do not hang on us, of those
+        the stripe's interior nodes first. `among`: look only at these slots (None: at all).
 
-        Rotated by our own slot, so that the orphans of one parent spread over its uncles.
+        Each slot starts to look at the one after its own, so that the orphans of one parent spread over its uncles.
         """
-        own_parent = self.parent(stripe, slot)
-        below = self._below(stripe, slot)
-        interior = {p for p in self.parents[stripe] if p != AUTHORITY}
-        line = [a for a in self.ancestors(stripe, slot) if a != own_parent]
-        others = [m.slot for m in self.members if m.slot not in below and m.slot not in line and m.slot != own_parent]
-        others.sort(key=lambda s: (s not in interior, s))
-        turn = slot % len(others) if others else 0
-        return line + others[turn:] + others[:turn]
+        line = self.ancestors(stripe, slot)
+        above = {s: i for i, s in enumerate(line)}
+        kids = self._kids[stripe]
 
-    def _below(self, stripe: int, slot: int) -> set[int]:
-        kids: dict[int, list[int]] = {}
-        for member, parent in zip(self.members, self.parents[stripe], strict=True):
-            kids.setdefault(parent, []).append(member.slot)
-        below = {slot}
-        frontier = [slot]
-        while frontier:
-            for child in kids.get(frontier.pop(), ()):
-                if child not in below:
-                    below.add(child)
-                    frontier.append(child)
-        return below
+        def rank(other: int) -> tuple[int, int]:
+            if other in above:
+                return 0, above[other]
+            return 1 if other in kids else 2, (other - slot) % MAX_MEMBERS
+
+        others = self._index if among is None else [s for s in among if s in self._index]
+        return sorted((s for s in others if s not in line[:1] and not self._is_below(stripe, s, slot)), key=rank)
+
+    def _is_below(self, stripe: int, slot: int, top: int) -> bool:
+        """`slot` is `top` or hangs on it, directly or not."""
+        at: int | None = slot
+        for _ in range(len(self.members) + 1):
+            if at == top:
+                return True
+            if at is None or at == AUTHORITY:
+                return False
+            at = self.parent(stripe, at)
+        return False
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -114,8 +149,12 @@ def seal_roster(roster: Roster, key: Key) -> bytes:
     return key.seal(_DOMAIN, _encoder.encode(roster))
 
 
+@lru_cache(maxsize=4)
 def open_roster(sealed: bytes, swarm: bytes) -> Roster:
-    """Verify, decode, and check that it is a plan: slots differ, every tree reaches every member."""
+    """Verify, decode, and check that it is a plan: slots differ, every tree reaches every member.
+
+    A roster comes by several trees, so the last few are remembered.
+    """
     try:
         roster = _decoder.decode(open_sealed(swarm, _DOMAIN, sealed))
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -183,23 +222,43 @@ def _deal_interior(relays: list[Member], stripes: int) -> list[list[Member]]:
 
 
 def _tree(ordered: list[Member], interior: list[Member], shift: int) -> tuple[int, ...]:
-    """One stripe: a breadth-first tree whose interior nodes take children in proportion to their uplinks."""
+    """One stripe: a breadth-first tree whose interior nodes take children in proportion to their uplinks.
+
+    An edge needs one end that can be dialed, so of the nodes with room the first that makes one is taken; where there
+    is none, the edge is left to chance (a member that cannot have its parent turns to a backup).
+    """
     head, *rest = interior
-    total = sum(m.up_mbit for m in interior)
-    wanted = len(ordered) - 1
-    quota = {m.slot: max(1, round(wanted * m.up_mbit / total)) for m in interior}
+    dialable = {m.slot: m.dialable for m in ordered}
+    room = _shares(len(ordered) - 1, interior)
     inside = {m.slot for m in interior}
     leaves = [m.slot for m in ordered if m.slot not in inside]
     turn = shift % len(leaves) if leaves else 0
-    waiting = [m.slot for m in rest] + leaves[turn:] + leaves[:turn]
     parent_of = {head.slot: AUTHORITY}
     givers = [head.slot]
     at = 0
-    for slot in waiting:
-        while quota[givers[at]] == 0 and at + 1 < len(givers):
+    for slot in [m.slot for m in rest] + leaves[turn:] + leaves[:turn]:
+        while room[givers[at]] == 0:
             at += 1
-        parent_of[slot] = givers[at]
-        quota[givers[at]] = max(0, quota[givers[at]] - 1)
+        giver = givers[at]
+        if not dialable[slot] and not dialable[giver]:
+            giver = next((g for g in givers[at:] if room[g] and dialable[g]), giver)
+        parent_of[slot] = giver
+        room[giver] -= 1
         if slot in inside:
             givers.append(slot)
     return tuple(parent_of[m.slot] for m in ordered)
+
+
+def _shares(children: int, interior: list[Member]) -> dict[int, int]:
+    """How many of `children` each interior node takes, in proportion to uplink (largest remainder).
+
+    `interior` is sorted by uplink, so shares never rise along it, and whoever is placed before the shares are used up
+    has room for the next.
+    """
+    total = sum(m.up_mbit for m in interior)
+    exact = [children * m.up_mbit / total for m in interior]
+    share = [int(e) for e in exact]
+    left = children - sum(share)
+    for i in sorted(range(len(interior)), key=lambda i: (share[i] - exact[i], i))[:left]:
+        share[i] += 1
+    return {m.slot: n for m, n in zip(interior, share, strict=True)}

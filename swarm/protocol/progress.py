@@ -38,6 +38,11 @@ class Progress:
         self._repair = repair
         self._running: set[Job] = set()
         self._asked: dict[VersionId, float] = {}
+        """Manifests asked for, and when each may be asked for again."""
+        self._since: dict[VersionId, float] = {}
+        """And since when we have lacked each."""
+        self.stopped = False
+        """The authority's key sealed two different roots for one version: nothing that it says is believed any more."""
 
     # ------------------------------------------------------------ what arrives
 
@@ -66,11 +71,18 @@ class Progress:
     def manifest(self, sealed: bytes, now: float, *, source: bytes | None) -> None:
         """A manifest, by tree, by gossip or as an answer. Passed on to all children when it is news."""
         state = self._state
+        if self.stopped or sealed == state.sealed_manifest:
+            return
+        if any(version.sealed_manifest == sealed for version in state.chunks.versions.values()):
+            return
         manifest = open_manifest(sealed, state.swarm)
         id_ = VersionId(manifest.epoch, manifest.version)
         self._asked.pop(id_, None)
-        if state.held == id_ and state.manifest is not None and state.manifest.root != manifest.root:
-            state.notify("equivocation", version=id_, ours=state.manifest.root, theirs=manifest.root)
+        self._since.pop(id_, None)
+        known = self._known_root(id_)
+        if known is not None and known != manifest.root:
+            self.stopped = True
+            state.notify("equivocation", version=id_, ours=known, theirs=manifest.root)
             return
         if id_ <= state.floor:
             return
@@ -88,7 +100,7 @@ class Progress:
     def advance(self, now: float) -> None:
         """Do whatever can be done next with the version whose parent we hold."""
         state = self._state
-        if state.held is None or state.manifest is None:
+        if state.held is None or state.manifest is None or self.stopped:
             return
         version = self._next()
         if version is None:
@@ -129,6 +141,8 @@ class Progress:
             known.append(heartbeat.head)
         if not known or not ask or self._next_sealed():
             return
+        self._asked = {v: at for v, at in self._asked.items() if v > state.floor}
+        self._since = {v: at for v, at in self._since.items() if v > state.floor}
         last = max(known)
         first = state.floor.version + 1 if last.epoch == state.floor.epoch else last.version
         for number in range(max(first, last.version - state.tuning.retain_versions), last.version + 1):
@@ -137,6 +151,7 @@ class Progress:
             if (version is None or version.manifest is None) and now >= self._asked.get(id_, 0.0):
                 tries = self._asked.get(id_)
                 self._asked[id_] = now + state.tuning.pull_deadline_s
+                self._since.setdefault(id_, now)
                 source = ask[(number + (0 if tries is None else int(now / state.tuning.pull_deadline_s))) % len(ask)]
                 state.send(source, WantManifest(id_.epoch, id_.version))
 
@@ -150,11 +165,19 @@ class Progress:
         far = last.epoch != state.floor.epoch or last.version - state.floor.version > state.tuning.retain_versions
         first = VersionId(state.floor.epoch, state.floor.version + 1)
         version = state.chunks.version(first)
-        stuck = first in self._asked and (version is None or version.manifest is None) and self._waited(first, now)
+        lacks_seal = version is None or version.manifest is None
+        stuck = lacks_seal and now - self._since.get(first, now) > 3 * state.tuning.pull_deadline_s
         return last if far or stuck else None
 
-    def _waited(self, id_: VersionId, now: float) -> bool:
-        return now - self._asked[id_] > 2 * self._state.tuning.pull_deadline_s
+    def _known_root(self, id_: VersionId) -> bytes | None:
+        """The root that a manifest which we believed gives this version."""
+        state = self._state
+        if state.manifest is not None and (state.manifest.epoch, state.manifest.version) == id_:
+            return state.manifest.root
+        version = state.chunks.version(id_)
+        if version is not None and version.manifest is not None:
+            return version.manifest.root
+        return open_manifest(state.manifests[id_], state.swarm).root if id_ in state.manifests else None
 
     def _next(self) -> Version | None:
         """The version that follows the one we hold; of several (a dead epoch's), the newest."""
@@ -164,8 +187,8 @@ class Progress:
         return max(after, key=lambda v: v.id) if after else None
 
     def _next_sealed(self) -> bool:
-        """The version that follows is here with its manifest: its pieces are all that is missing. Its chunks alone, left
-        from before a restart, say nothing of when it was sealed."""
+        """The version that follows is here with its manifest: its pieces are all that is missing. Its chunks alone,
+        left from before a restart, say nothing of when it was sealed."""
         following = self._next()
         return following is not None and following.manifest is not None
 

@@ -14,7 +14,7 @@ from swarm.protocol.events import Effect, Send, VersionId
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import WantChunk
 
-__all__ = ["Pulls", "Sources"]
+__all__ = ["Gifts", "Pulls", "Sources"]
 
 Sources = Callable[[int | None], list[bytes]]
 """Peers that may be asked for a chunk of this stripe (None: of an unknown one), best first."""
@@ -44,20 +44,27 @@ class Pulls:
         now: float,
         effects: list[Effect],
     ) -> None:
-        """Start a pull for what has stood still too long; move pulls whose deadline passed to their next source."""
+        """Start a pull for what has stood still too long; move pulls whose deadline passed to their next source.
+
+        `versions`: those on their way in, oldest first.
+        """
         wanted: set[tuple[VersionId, int]] = set()
         last = max(progress_at.values(), default=0.0)
-        for version in versions:
+        versions = list(versions)
+        for i, version in enumerate(versions):
+            overtaken = any(later.chunks for later in versions[i + 1 :])
             for seq in version.missing():
                 if len(wanted) >= self._tuning.pulls_in_flight:
                     break
                 chunk = version.chunks.get(seq)
                 stripe = chunk.stripe if chunk is not None else None
                 moved = progress_at.get(stripe, version.progress_at) if stripe is not None else last
+                if overtaken:  # trees keep order: what a later version has overtaken is not on its way any more
+                    moved = version.progress_at
+                elif stripe is None:
+                    moved = max(moved, version.progress_at)
                 pull = self._pulls.get((version.id, seq))
-                if pull is None and now - max(moved, version.progress_at if stripe is None else 0.0) <= (
-                    self._tuning.pull_after_s
-                ):
+                if pull is None and now - moved <= self._tuning.pull_after_s:
                     continue
                 wanted.add((version.id, seq))
                 pull = self._pulls.setdefault((version.id, seq), Pull())
@@ -100,15 +107,45 @@ class Pulls:
         effects: list[Effect],
     ) -> None:
         fresh = [p for p in sources if p not in pull.tried]
-        if not fresh and sources:
-            pull.tried.clear()  # everybody was asked once: what they lacked then, they may have now
-            fresh = sources
-        pull.deadline = now + self._tuning.pull_deadline_s
-        if not fresh:
+        if not fresh:  # everybody was asked once: what they lacked then, they may have after a pause
+            pull.tried.clear()
             pull.source = None
+            pull.deadline = now + self._tuning.pull_after_s
             return
+        pull.deadline = now + self._tuning.pull_deadline_s
         pull.source = fresh[0]
         pull.tried.append(fresh[0])
         pieces = bits_of(chunk.full & ~chunk.have, chunk.full) if chunk is not None else b""
         id_ = version.id
         effects.append(Send(fresh[0], WantChunk(id_.epoch, id_.version, version.attempt, seq, pieces)))
+
+
+class Gifts:
+    """The other end: chunks that we are giving to peers that pull them. Bounds what one peer may have us queue."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._most = 2 * tuning.pulls_in_flight
+        self._left: dict[bytes, dict[ChunkKey, int]] = {}
+
+    def busy(self, peer: bytes, key: ChunkKey) -> bool:
+        """This very chunk is on its way to `peer` already."""
+        return key in self._left.get(peer, {})
+
+    def full(self, peer: bytes) -> bool:
+        """It has asked for as much as it may."""
+        return len(self._left.get(peer, {})) >= self._most
+
+    def begin(self, peer: bytes, key: ChunkKey, frames: int) -> None:
+        self._left.setdefault(peer, {})[key] = frames
+
+    def sent(self, peer: bytes, key: ChunkKey) -> None:
+        """One frame of it has left."""
+        gifts = self._left.get(peer, {})
+        if key in gifts:
+            gifts[key] -= 1
+            if not gifts[key]:
+                del gifts[key]
+
+    def lost(self, peer: bytes) -> None:
+        """The session with `peer` is gone."""
+        self._left.pop(peer, None)

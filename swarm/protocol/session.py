@@ -1,7 +1,7 @@
 """Who we are connected to, and whom we try to reach: sessions with their standing, dials with their back-off."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from swarm.protocol.events import Close, Dial, Effect
@@ -20,6 +20,10 @@ class Session:
     address: str | None = None
     slot: int | None = None
     """The slot that its grant names, once it has said hello; None before, and for the authority."""
+    issued: float = 0.0
+    """When that grant was given (authority time)."""
+    asked_at: float = float("-inf")
+    """Local time at which it last asked to join."""
     ready: bool = False
     """It has proven that it belongs: content may flow."""
 
@@ -54,21 +58,24 @@ class Sessions:
         return session is not None and session.ready
 
     def up(self, peer: bytes, address: str | None, now: float) -> Session:
-        self._attempts.pop(peer, None)
+        attempt = self._attempts.get(peer)
+        if attempt is not None:
+            attempt.dialing = False
         session = self._open[peer] = Session(peer, now, now, address)
         return session
 
     def down(self, peer: bytes, dial_failed: bool, now: float) -> Session | None:
         """Forget the session, or note that a dial failed. The session that was, if any."""
         attempt = self._attempts.get(peer)
-        if attempt is not None and dial_failed:
+        session = None if dial_failed else self._open.pop(peer, None)
+        if session is not None and session.ready:
+            self._attempts.pop(peer, None)
+        elif attempt is not None:
             attempt.dialing = False
             attempt.failures += 1
             pause = self._tuning.dial_retry_s * min(16, 1 << min(attempt.failures - 1, 10))
             attempt.next_at = now + pause * (1 + self._rng.uniform(-0.25, 0.25))
-        if dial_failed:
-            return None
-        return self._open.pop(peer, None)
+        return session
 
     def reach(self, peer: bytes, addrs: tuple[str, ...], now: float, effects: list[Effect]) -> bool:
         """True when a session is open; otherwise dial it as soon as the back-off allows."""
@@ -80,10 +87,16 @@ class Sessions:
             effects.append(Dial(peer, addrs))
         return False
 
-    def failing(self, peer: bytes) -> bool:
-        """The last dial to it failed, and none has succeeded since."""
+    def failing(self, peer: bytes, now: float) -> bool:
+        """The last dial to it failed or led to nothing, and it is not yet time for another."""
         attempt = self._attempts.get(peer)
-        return attempt is not None and attempt.failures > 0
+        if self.ready(peer):
+            return False
+        return attempt is not None and attempt.failures > 0 and now < attempt.next_at
+
+    def keep(self, peers: Container[bytes]) -> None:
+        """Nobody but these will be dialed again: forget how it went with the others."""
+        self._attempts = {p: a for p, a in self._attempts.items() if a.dialing or p in peers}
 
     def expire_mute(self, now: float, effects: list[Effect]) -> None:
         """Close sessions that never said who they are."""

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from codec import Manifest
 from codec.sign import Key
 from swarm.protocol.chunks import Chunks
-from swarm.protocol.events import Drop, Effect, Notify, Send, VersionId
+from swarm.protocol.events import Drop, Effect, Notify, Send, SendDone, VersionId
 from swarm.protocol.exchange import Exchange
 from swarm.protocol.lease import Grant, Leases
 from swarm.protocol.plan import Roster
+from swarm.protocol.pull import Gifts
 from swarm.protocol.session import Sessions
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Message
@@ -28,6 +29,7 @@ class State:
     rng: random.Random
     chunks: Chunks
     exchange: Exchange
+    gifts: Gifts
     sessions: Sessions
     leases: Leases
     grant: Grant | None = None
@@ -48,7 +50,10 @@ class State:
     @classmethod
     def new(cls, key: Key, swarm: bytes, tuning: Tuning, rng: random.Random) -> "State":
         chunks = Chunks()
-        return cls(key, swarm, tuning, rng, chunks, Exchange(chunks, tuning), Sessions(tuning, rng), Leases(tuning))
+        return cls(
+            key, swarm, tuning, rng, chunks, Exchange(chunks, tuning), Gifts(tuning), Sessions(tuning, rng),
+            Leases(tuning),
+        )  # fmt: skip
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -58,6 +63,13 @@ class State:
 
     def notify(self, what: str, **info: object) -> None:
         self.effects.append(Notify(what, dict(info)))
+
+    def sent(self, event: SendDone, now: float) -> None:
+        """A header or piece has left for a peer."""
+        if event.pull:
+            self.gifts.sent(event.peer, event.key)
+        elif event.stripe is not None:
+            self.exchange.sent(event.peer, event.stripe, event.key, event.index, now, self.effects)
 
     def take_effects(self) -> list[Effect]:
         effects, self.effects = self.effects, []
