@@ -89,6 +89,14 @@ class Transport(ABC):
     def peers(self) -> list[PeerKey]:
         """The peers with a live connection. One that falls silent leaves this list within the transport's own limit."""
 
+    def ways(self, peer: PeerKey) -> int:
+        """How many bulk streams at once fill the path to `peer`; each gets a connection of its own. 1 on short paths.
+
+        Depends on the measured round trip, so ask when there is something to send. More streams than this are allowed
+        and gain nothing; fewer may leave a long path half empty.
+        """
+        return 1
+
 
 async def attend(
     transport: Transport, accept: Accept, peer: PeerKey, lane: Lane, stream: trio.abc.HalfCloseableStream

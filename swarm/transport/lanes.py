@@ -9,10 +9,12 @@ from swarm.transport.multistream import HEADER, encode
 from swarm.transport.muxer import MuxedConnection
 from swarm.transport.yamux import Connection, YamuxStream
 
-__all__ = ["LANE_OF", "PROTOCOL_OF", "Edge", "LaneStream", "StreamChannel"]
+__all__ = ["LANE_OF", "PROTOCOL_OF", "WAYS_ID", "Edge", "LaneStream", "StreamChannel"]
 
 PROTOCOL_OF: Final = {Lane.CONTROL: "/swarm-node/control/1", Lane.BULK: "/swarm-node/bulk/1"}
 LANE_OF: Final = {protocol: lane for lane, protocol in PROTOCOL_OF.items()}
+WAYS_ID: Final = "/swarm-node/ways/1"
+"""Asks the end that dialed to have so many bulk connections (one byte); it answers how many there are (one byte)."""
 
 
 class StreamChannel:
@@ -38,15 +40,15 @@ class LaneStream(trio.abc.HalfCloseableStream):
         self._expected = encode(HEADER, protocol)  # what is left of the answer
 
     @classmethod
-    async def open(cls, connection: Connection, lane: Lane) -> "LaneStream":
+    async def open(cls, connection: Connection, protocol: str) -> "LaneStream":
         """Raises `Unreachable` or `trio.BrokenResourceError`."""
         stream = await connection.open()
         try:
-            await stream.send_all(encode(HEADER, PROTOCOL_OF[lane]))
+            await stream.send_all(encode(HEADER, protocol))
         except BaseException:
             stream.reset()
             raise
-        return cls(stream, PROTOCOL_OF[lane])
+        return cls(stream, protocol)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         while self._expected:
@@ -79,11 +81,13 @@ class Edge:
 
     def __init__(self) -> None:
         self._lanes: dict[MuxedConnection, Lane] = {}
+        self.dialing = 0
+        """Bulk connections that are being made."""
 
-    def add(self, connection: MuxedConnection, lane: Lane | None) -> None:
-        """`lane`: what we dialed it for; None if the peer dialed."""
+    def add(self, connection: MuxedConnection) -> None:
+        lane = connection.dialed_for
         if lane is None:
-            lane = Lane.BULK if self._live(Lane.CONTROL) else Lane.CONTROL
+            lane = Lane.BULK if self.live(Lane.CONTROL) else Lane.CONTROL
         self._lanes[connection] = lane
 
     def remove(self, connection: MuxedConnection) -> None:
@@ -96,12 +100,26 @@ class Edge:
 
     def pick(self, lane: Lane) -> MuxedConnection | None:
         """The connection for a new stream of `lane`: the one with the fewest streams."""
-        return min(self._live(lane), key=lambda connection: connection.yamux.stream_count, default=None)
+        return min(self.live(lane), key=lambda connection: connection.yamux.stream_count, default=None)
+
+    def live(self, lane: Lane) -> list[MuxedConnection]:
+        return [connection for connection in self.connections if self._lanes[connection] is lane]
 
     @property
     def connections(self) -> list[MuxedConnection]:
         """Those that live."""
         return [connection for connection in self._lanes if not connection.is_closed]
 
-    def _live(self, lane: Lane) -> list[MuxedConnection]:
-        return [connection for connection in self.connections if self._lanes[connection] is lane]
+    @property
+    def round_trip_s(self) -> float:
+        """On the control lane, where no bulk stands before the ping; 0 while it is not known."""
+        return min((each.yamux.round_trip_s for each in self.live(Lane.CONTROL)), default=0.0)
+
+    def idle(self, now_s: float, idle_s: float) -> list[MuxedConnection]:
+        """Bulk connections that we dialed and nobody has used for `idle_s`, but for one that stays."""
+        unused = [
+            each
+            for each in self.live(Lane.BULK)
+            if each.is_initiator and not each.yamux.stream_count and now_s - each.yamux.used_at_s > idle_s
+        ]
+        return unused[1:] if len(unused) == len(self.live(Lane.BULK)) else unused

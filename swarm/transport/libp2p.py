@@ -6,59 +6,43 @@ second in any case. Two connections to a peer as a rule: one for the control lan
 """
 
 import logging
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
 from functools import partial
+from typing import Final
 
 import trio
 from libp2p.abc import INetStream, ISecureConn
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
+from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from codec.errors import PeerError
 from codec.sign import Key
+from swarm.transport.admission import Admission, AdmissionRules
 from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, attend
+from swarm.transport.dialer import Dialer, DialRules
 from swarm.transport.host import NEGOTIATION_S, Host, build_host, security
 from swarm.transport.identity import peer_id, peer_key
-from swarm.transport.lanes import LANE_OF, Edge, LaneStream, StreamChannel
+from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, WAYS_ID, Edge, LaneStream, StreamChannel
 from swarm.transport.multistream import answer
 from swarm.transport.muxer import MuxedConnection, MuxedStream
+from swarm.transport.parallel import WAYS, socket_window_bytes, ways
 from swarm.transport.tcp import TcpTransport, bind, multiaddr_text
 from swarm.transport.upgrade import Upgrader
 from swarm.transport.yamux import Limits
 
 __all__ = ["DialRules", "Libp2pTransport"]
 
+_IDLE_S: Final = 60.0
+"""A bulk connection beyond the first that carried nothing for this long is closed by who dialed it."""
+_SWEEP_S: Final = 15.0
+
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DialRules:
-    """When and how long we try."""
-
-    handshake_s: float = 10.0
-    """For security and for the muxer each; also for inbound connections."""
-
-    address_s: float = 12.0
-    """For one address, all in all."""
-
-    stagger_s: float = 0.5
-    """The next address is tried after this, beside those that have not answered yet."""
-
-    backoff_first_s: float = 0.5
-    backoff_most_s: float = 30.0
-    """After the n-th failure in a row a peer is not dialed for first x 2^(n-1), at most this long, less up to half."""
-
-
-class _Backoff:
-    """Failures in a row, and until when the peer is left alone."""
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.until_s = 0.0
+_dialing_for: ContextVar[Lane | None] = ContextVar("_dialing_for", default=None)
+"""Why the connection that this task makes is being made: the library has no place to say it."""
 
 
 class Libp2pTransport(Transport):
@@ -72,6 +56,7 @@ class Libp2pTransport(Transport):
         *,
         limits: Limits | None = None,
         dial_rules: DialRules | None = None,
+        admission_rules: AdmissionRules | None = None,
     ) -> None:
         """`listen`: multiaddrs such as /ip4/0.0.0.0/tcp/4701 (port 0: any). `announce`: where the world reaches us."""
         self.key = key.public
@@ -85,9 +70,10 @@ class Libp2pTransport(Transport):
         self._rules = dial_rules or DialRules()
         self._edges: dict[PeerKey, Edge] = {}
         self._addresses: dict[PeerKey, list[str]] = {}  # where connect() last found or sought them
-        self._backoff: dict[PeerKey, _Backoff] = {}
-        self._dialing: dict[PeerKey, trio.Lock] = {}
-        self._dialing_for: dict[PeerKey, Lane] = {}
+        self._dialer = Dialer(self._rules, self._dial_once)
+        self._connecting: dict[PeerKey, trio.Lock] = {}
+        self._admission = Admission(admission_rules)
+        self._window_bytes = socket_window_bytes()
         self._accept: Accept | None = None
         self._nursery: trio.Nursery | None = None
 
@@ -95,14 +81,14 @@ class Libp2pTransport(Transport):
         self, accept: Accept, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
         listeners = await bind(self._listen)
-        tcp = TcpTransport(self.traffic, listeners)
+        tcp = TcpTransport(self.traffic, listeners, self._admission)
         try:
             async with trio.open_nursery() as nursery:
                 self._accept, self._nursery = accept, nursery
                 self.host = self._build_host(tcp, list(listeners))
                 async with self.host.run(listen_addrs=[Multiaddr(address) for address in listeners]):
                     task_status.started(list(listeners))
-                    await trio.sleep_forever()
+                    await self._sweep()
         finally:
             self._accept = self._nursery = self.host = None
             tcp.close_all()
@@ -133,12 +119,12 @@ class Libp2pTransport(Transport):
     # Connections.
 
     def _make_connection(self, conn: ISecureConn, id_: ID, peer: PeerKey) -> MuxedConnection:
-        return MuxedConnection(conn, id_, peer, self._limits, self._on_started, self._on_ended)
+        lane = _dialing_for.get() if conn.is_initiator else None
+        return MuxedConnection(conn, id_, peer, lane, self._limits, self._on_started, self._on_ended)
 
     def _on_started(self, connection: MuxedConnection) -> None:
-        lane = self._dialing_for.get(connection.peer) if connection.is_initiator else None
-        self._edges.setdefault(connection.peer, Edge()).add(connection, lane)
-        self._backoff.pop(connection.peer, None)
+        self._edges.setdefault(connection.peer, Edge()).add(connection)
+        self._dialer.forgive(connection.peer)
 
     def _on_ended(self, connection: MuxedConnection) -> None:
         _log.info("connection ended peer=%s reason=%r", peer_id(connection.peer), connection.yamux.reason)
@@ -147,64 +133,52 @@ class Libp2pTransport(Transport):
             edge.remove(connection)
             if not edge.connections:
                 self._edges.pop(connection.peer, None)
+                self._addresses.pop(connection.peer, None)
 
     async def connect(self, peer: PeerKey, addrs: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
         if self._connections(peer):
             return
-        async with self._dialing.setdefault(peer, trio.Lock()):
-            if not self._connections(peer):
-                await self._dial(peer, addrs, Lane.CONTROL)
+        lock = self._connecting.setdefault(peer, trio.Lock())
+        try:
+            async with lock:
+                if not self._connections(peer):
+                    await self._dial(peer, addrs, Lane.CONTROL)
+        finally:
+            if not lock.statistics().tasks_waiting:
+                self._connecting.pop(peer, None)
         self._addresses[peer] = list(addrs)
 
     def _connections(self, peer: PeerKey) -> list[MuxedConnection]:
         edge = self._edges.get(peer)
         return edge.connections if edge else []
 
-    async def _dial(self, peer: PeerKey, addrs: Sequence[str], lane: Lane) -> None:
-        """Try every address, a little apart, until one answers. Raises `Unreachable`. Needs the peer's lock."""
-        name = peer_id(peer)
+    async def _dial(self, peer: PeerKey, addrs: Sequence[str], lane: Lane) -> MuxedConnection:
         if self.host is None:
-            raise Unreachable(f"cannot dial {name}: not serving")
+            raise Unreachable(f"cannot dial {peer_id(peer)}: not serving")
         if peer == self.key:
-            raise Unreachable(f"{name} is this node itself")
-        backoff = self._backoff.setdefault(peer, _Backoff())
-        wait_s = backoff.until_s - trio.current_time()
-        if wait_s > 0:
-            raise Unreachable(f"{name} did not answer {backoff.failures} times; next try in {wait_s:.1f} s")
-        failures: list[str] = []
-        self._dialing_for[peer] = lane
+            raise Unreachable(f"{peer_id(peer)} is this node itself")
+        token = _dialing_for.set(lane)
         try:
-            async with trio.open_nursery() as nursery:
-                for address in addrs:
-                    failed = trio.Event()
-                    nursery.start_soon(
-                        partial(self._try_address, peer, address, failures, failed, nursery.cancel_scope)
-                    )
-                    with trio.move_on_after(self._rules.stagger_s):
-                        await failed.wait()
+            return await self._dialer.dial(peer, addrs)
         finally:
-            del self._dialing_for[peer]
-        if not self._connections(peer) or (lane is Lane.BULK and not self._edges[peer].pick(lane)):
-            backoff.failures += 1
-            longest_s = self._rules.backoff_first_s * 2.0 ** min(backoff.failures - 1, 20)
-            pause_s = min(self._rules.backoff_most_s, longest_s) * random.uniform(0.5, 1.0)
-            backoff.until_s = trio.current_time() + pause_s
-            self._backoff[peer] = backoff
-            raise Unreachable(f"{name} does not answer: {'; '.join(failures) or 'no address'}")
+            _dialing_for.reset(token)
 
-    async def _try_address(
-        self, peer: PeerKey, address: str, failures: list[str], failed: trio.Event, enough: trio.CancelScope
-    ) -> None:
-        assert self.host is not None
-        try:
-            with trio.fail_after(self._rules.address_s):
-                await self.host.get_network().dial_addr(Multiaddr(address), self.id_of(peer))
-        except Exception as error:  # whatever the library raises, here it means: not at this address
-            failures.append(f"{address} ({_innermost(error)})")
-            failed.set()
-        else:
-            enough.cancel()
+    async def _dial_once(self, peer: PeerKey, address: str) -> MuxedConnection:
+        if self.host is None:
+            raise Unreachable("not serving")
+        conn = await self.host.get_network().dial_addr(Multiaddr(address), self.id_of(peer))
+        assert isinstance(conn, SwarmConn)
+        assert isinstance(conn.muxed_conn, MuxedConnection)
+        return conn.muxed_conn
+
+    async def _sweep(self) -> None:
+        """Close what lies idle, for ever."""
+        while True:
+            await trio.sleep(_SWEEP_S)
+            for edge in list(self._edges.values()):
+                for connection in edge.idle(trio.current_time(), _IDLE_S):
+                    await connection.close()
 
     async def disconnect(self, peer: PeerKey) -> None:
         async with trio.open_nursery() as nursery:
@@ -223,30 +197,73 @@ class Libp2pTransport(Transport):
 
     # Streams.
 
+    def ways(self, peer: PeerKey) -> int:
+        edge = self._edges.get(peer)
+        return ways(edge.round_trip_s, self._window_bytes) if edge else 1
+
     async def open_stream(self, peer: PeerKey, lane: Lane) -> LaneStream:
         await trio.lowlevel.checkpoint()
-        connection = await self._connection_for(peer, lane)
-        try:
-            return await LaneStream.open(connection.yamux, lane)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise Unreachable(f"{peer_id(peer)}: {error}") from error
-
-    async def _connection_for(self, peer: PeerKey, lane: Lane) -> MuxedConnection:
         if not self._connections(peer):
             raise Unreachable(f"not connected to {peer_id(peer)}")
-        found = self._edges[peer].pick(lane)
-        if found is None and self._addresses.get(peer):
-            async with self._dialing.setdefault(peer, trio.Lock()):
-                if peer in self._edges and self._edges[peer].pick(lane) is None:
-                    try:
-                        await self._dial(peer, self._addresses[peer], lane)
-                    except Unreachable as error:
-                        _log.info("no %s connection peer=%s reason=%r", lane.value, peer_id(peer), str(error))
-        # A peer that dialed us and cannot be dialed has what connections it made; they serve either lane.
-        connections = self._connections(peer)
-        if not connections:
+        if lane is Lane.BULK:
+            await self._grow(peer)
+        edge = self._edges.get(peer)
+        # A peer that cannot be dialed has what connections it made itself; they serve either lane.
+        connection = edge and (edge.pick(lane) or next(iter(edge.connections), None))
+        if not connection:
             raise Unreachable(f"not connected to {peer_id(peer)}")
-        return self._edges[peer].pick(lane) or connections[0]
+        return await self._open(connection, PROTOCOL_OF[lane])
+
+    async def _open(self, connection: MuxedConnection, protocol: str) -> LaneStream:
+        try:
+            return await LaneStream.open(connection.yamux, protocol)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise Unreachable(f"{peer_id(connection.peer)}: {error}") from error
+
+    async def _grow(self, peer: PeerKey) -> None:
+        """Have a bulk connection that is free, unless there are as many as the path is worth."""
+        edge = self._edges[peer]
+        bulk = edge.live(Lane.BULK)
+        if any(not each.yamux.stream_count for each in bulk) or len(bulk) + edge.dialing >= self.ways(peer):
+            return
+        edge.dialing += 1
+        try:
+            if self._addresses.get(peer):
+                await self._dial(peer, self._addresses[peer], Lane.BULK)
+            else:
+                await self._ask_for(peer, len(bulk) + edge.dialing)
+        except Unreachable as error:
+            _log.info("no further bulk connection peer=%s reason=%r", peer_id(peer), str(error))
+        finally:
+            edge.dialing -= 1
+
+    async def _ask_for(self, peer: PeerKey, count: int) -> None:
+        """Let the peer, which dialed us, dial us again until there are `count` bulk connections."""
+        connection = self._edges[peer].pick(Lane.CONTROL)
+        if connection is None:
+            return
+        try:
+            with trio.fail_after(self._rules.address_s):
+                async with await self._open(connection, WAYS_ID) as stream:
+                    await stream.send_all(bytes([count]))
+                    await stream.receive_some(1)
+        except (trio.BrokenResourceError, trio.TooSlowError) as error:
+            raise Unreachable(f"the peer makes no more connections: {error}") from error
+
+    async def _on_ways(self, peer: PeerKey, stream: trio.abc.HalfCloseableStream) -> None:
+        """The other end of `_ask_for`."""
+        async with stream:
+            asked = await stream.receive_some(1)
+            edge = self._edges.get(peer)
+            if asked and edge and self._addresses.get(peer):
+                wanted = min(asked[0], WAYS[-1])
+                while len(edge.live(Lane.BULK)) + edge.dialing < wanted:
+                    edge.dialing += 1
+                    try:
+                        await self._dial(peer, self._addresses[peer], Lane.BULK)
+                    finally:
+                        edge.dialing -= 1
+                await stream.send_all(bytes([len(edge.live(Lane.BULK))]))
 
     async def _on_stream(self, net_stream: INetStream) -> None:
         """A stream that a peer opened: agree on a protocol, then hand it to `accept` or to the library."""
@@ -257,7 +274,10 @@ class Libp2pTransport(Transport):
         try:
             with trio.fail_after(NEGOTIATION_S):
                 handlers = host.handlers
-                protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, *handlers])
+                protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, WAYS_ID, *handlers])
+            if protocol == WAYS_ID:
+                await self._on_ways(peer_key(str(muxed.muxed_conn.peer_id)), muxed.stream)
+                return
             if protocol not in LANE_OF:
                 net_stream.set_protocol(TProtocol(protocol))
                 await handlers[protocol](net_stream)
@@ -281,14 +301,3 @@ class Libp2pTransport(Transport):
         if edge:
             edge.used_for(connection, lane)
         self._nursery.start_soon(partial(attend, self, self._accept, connection.peer, lane, muxed.stream))
-
-
-def _innermost(error: BaseException) -> str:
-    """The text of the first cause: the library wraps it several times over, and trio groups what it tried."""
-    while True:
-        if isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        elif error.__cause__ is not None:
-            error = error.__cause__
-        else:
-            return str(error) or type(error).__name__

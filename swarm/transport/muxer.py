@@ -17,7 +17,7 @@ from libp2p.stream_muxer.exceptions import (
 )
 from multiaddr import Multiaddr
 
-from swarm.transport.base import PeerKey, Unreachable
+from swarm.transport.base import Lane, PeerKey, Unreachable
 from swarm.transport.tls import TlsSession
 from swarm.transport.yamux import Connection, Limits, YamuxStream
 
@@ -58,13 +58,15 @@ class MuxedConnection(IMuxedConn):
         conn: ISecureConn,
         peer_id: ID,
         peer: PeerKey,
+        dialed_for: Lane | None,
         limits: Limits,
         started: Callable[["MuxedConnection"], None],
         ended: Callable[["MuxedConnection"], None],
     ) -> None:
-        """`started` and `ended` are told when the connection goes live and when it is gone."""
+        """`dialed_for`: None if the peer dialed. `started`, `ended`: told when it goes live and when it is gone."""
         self.peer_id = peer_id
         self.peer = peer
+        self.dialed_for = dialed_for
         self.event_started = trio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None  # set by the library
         self.security = getattr(conn, "negotiated_security_protocol", "")

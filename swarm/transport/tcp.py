@@ -21,6 +21,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from codec.errors import UsageError
+from swarm.transport.admission import Admission
 from swarm.transport.base import PeerKey, Traffic
 
 __all__ = ["CountedSocket", "TcpTransport", "bind", "host_and_port", "multiaddr_text"]
@@ -98,6 +99,8 @@ class CountedSocket(ReadWriteCloser):
         self._sent = 0
         self._received = 0
         self._peer: PeerKey | None = None
+        self.on_known: Callable[[], None] = _nothing
+        """Called when the handshake has shown who this is."""
         self.on_closed: Callable[[], None] = _nothing
         self.remote: tuple = stream.socket.getpeername()
         live.add(self)
@@ -105,6 +108,7 @@ class CountedSocket(ReadWriteCloser):
     def belongs_to(self, peer: PeerKey) -> None:
         """The handshake proved who this is: what was counted so far, and the rest, is that peer's."""
         self._peer = peer
+        self.on_known()
         self._add(self._sent, self._traffic.sent_to)
         self._add(self._received, self._traffic.received_from)
 
@@ -153,9 +157,12 @@ def _nothing() -> None:
 class TcpTransport(ITransport):
     """Dials and accepts for one host. `close_all` closes every socket that it made."""
 
-    def __init__(self, traffic: Traffic, listeners: dict[str, trio.SocketListener]) -> None:
+    def __init__(
+        self, traffic: Traffic, listeners: dict[str, trio.SocketListener], admission: Admission | None = None
+    ) -> None:
         self._traffic = traffic
         self._listeners = listeners
+        self._admission = admission or Admission()
         self.live: set[CountedSocket] = set()
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
@@ -191,16 +198,29 @@ class TcpTransport(ITransport):
 
     async def serve_one(self, handler: THandler, stream: trio.SocketStream) -> None:
         """Run the library's handler for one inbound connection, and end it with the connection."""
+        try:
+            sock = CountedSocket(stream, self._traffic, self.live)
+        except OSError:  # it was gone before we looked
+            await trio.aclose_forcefully(stream)
+            return
+        host = sock.remote[0]
+        if not self._admission.begin(host, trio.current_time()):
+            sock.abort()
+            return
+        admitted = True
+
+        def over() -> None:
+            nonlocal admitted
+            if admitted:
+                admitted = False
+                self._admission.end(host)
+
         with trio.CancelScope() as scope:
-            try:
-                sock = CountedSocket(stream, self._traffic, self.live)
-            except OSError:  # it was gone before we looked
-                await trio.aclose_forcefully(stream)
-                return
-            sock.on_closed = scope.cancel
+            sock.on_known, sock.on_closed = over, scope.cancel
             try:
                 await handler(sock)
             finally:
+                over()
                 sock.abort()
 
 

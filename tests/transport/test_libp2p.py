@@ -22,6 +22,7 @@ from multiaddr import Multiaddr
 from codec.errors import PeerError, UsageError
 from codec.sign import Key
 from swarm.transport import tls
+from swarm.transport.admission import AdmissionRules
 from swarm.transport.base import Accept, Lane, PeerKey, Unreachable
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.libp2p import DialRules, Libp2pTransport
@@ -374,3 +375,76 @@ async def test_library_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(Unreachable):
             await a.connect(bytes(32), ["/ip4/127.0.0.1/tcp/1"])
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("dialer_sends", [True, False])
+async def test_a_long_path_gets_several_bulk_connections(monkeypatch: pytest.MonkeyPatch, dialer_sends: bool) -> None:
+    """Also when the end that sends is the one that was dialed: it asks the other to dial again."""
+    monkeypatch.setattr("swarm.transport.libp2p.ways", lambda *_: 4)
+    on: list[object] = []
+
+    async def note(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+        on.append(stream._connection)  # type: ignore[attr-defined]
+        await echo(peer, lane, stream)
+
+    a, b = transport(1), transport(2)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(a.serve, note)
+            addrs = await nursery.start(b.serve, note)
+            await a.connect(b.key, addrs)
+            await trio.sleep(0.05)
+            near, far = (a, b) if dialer_sends else (b, a)
+            assert near.ways(far.key) == 4
+            control = await near.open_stream(far.key, Lane.CONTROL)
+            await control.send_all(b"x")
+            await control.receive_some()
+            streams = [await near.open_stream(far.key, Lane.BULK) for _ in range(6)]
+            for stream in streams:
+                await stream.send_all(b"x")
+                await stream.receive_some()
+            assert len(set(on[1:])) == 4
+            assert on[0] not in on[1:]
+            for stream in streams:
+                await stream.aclose()
+            await trio.sleep(0.1)
+            edge = a._edges[b.key]
+            assert edge.idle(trio.current_time(), 60) == []
+            assert len(edge.idle(trio.current_time() + 61, 60)) == 3  # of four, one stays
+            nursery.cancel_scope.cancel()
+
+
+async def test_too_many_handshakes_are_refused_and_known_peers_stay() -> None:
+    b = Libp2pTransport(Key(bytes([2]) * 32), [ANY], admission_rules=AdmissionRules(per_s=0.1, burst=3))
+    a = transport(1)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(a.serve, echo)
+            (address,) = await nursery.start(b.serve, echo)
+            await a.connect(b.key, [address])
+            port = int(address.rsplit("/", 1)[1])
+            ends = []
+            for _ in range(4):
+                stranger = await trio.open_tcp_stream("127.0.0.1", port)
+                with trio.move_on_after(0.2) as waiting:
+                    while await stranger.receive_some():
+                        pass
+                ends.append("kept" if waiting.cancelled_caught else "closed")
+                await stranger.aclose()
+            assert ends == ["kept", "kept", "closed", "closed"]
+            async with await a.open_stream(b.key, Lane.CONTROL) as stream:
+                await stream.send_all(b"still here")
+                assert await stream.receive_some() == b"still here"
+            nursery.cancel_scope.cancel()
+
+
+async def test_the_task_of_an_inbound_connection_ends_with_it() -> None:
+    """Else a node that lives long would take no connections any more."""
+    async with two() as (a, b, addrs):
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        for _ in range(5):
+            await a.disconnect(b.key)
+            await trio.sleep(0.15)
+            await a.connect(b.key, addrs)
+        await trio.sleep(0.15)
+        assert trio.lowlevel.current_statistics().tasks_living <= tasks + 3

@@ -66,6 +66,8 @@ class Connection:
         self.reason = ""
         self.round_trip_s = 0.0
         """Smoothed, from pings; 0 until the first answer."""
+        self.used_at_s = trio.current_time()
+        """When a stream last came or went."""
         self._link = link
         self._parser = FrameParser(self.limits.max_frame_bytes)
         self._budget = Budget(self.limits.window_budget_bytes)
@@ -358,6 +360,7 @@ class Connection:
     # The table.
 
     def _add(self, stream_id: int) -> YamuxStream:
+        self.used_at_s = trio.current_time()
         window = ReceiveWindow(self._budget, self.limits.first_window_bytes, self.limits.max_window_bytes)
         stream = self._streams[stream_id] = YamuxStream(self, stream_id, window)
         return stream
@@ -365,6 +368,7 @@ class Connection:
     def _forget(self, stream: YamuxStream) -> None:
         if self._streams.pop(stream.stream_id, None):
             stream.receive_window.release()
+            self.used_at_s = trio.current_time()
 
     def _count(self, like_id: int) -> int:
         return sum(1 for stream_id in self._streams if stream_id % 2 == like_id % 2)

@@ -1,0 +1,106 @@
+"""Whom to dial, when and where: every address of a peer a little apart, and less often while nobody answers."""
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from swarm.transport.base import PeerKey, Unreachable
+from swarm.transport.identity import peer_id
+from swarm.transport.muxer import MuxedConnection
+
+__all__ = ["DialRules", "Dialer"]
+
+_MAX_ADDRESSES: Final = 16
+"""Of one peer; the rest of a longer list is not looked at. Lists come from other peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialRules:
+    """When and how long we try."""
+
+    handshake_s: float = 10.0
+    """For security and for the muxer each; also for inbound connections."""
+
+    address_s: float = 12.0
+    """For one address, all in all."""
+
+    stagger_s: float = 0.5
+    """The next address is tried after this, beside those that have not answered yet."""
+
+    backoff_first_s: float = 0.5
+    backoff_most_s: float = 30.0
+    """After the n-th failure in a row a peer is not dialed for first x 2^(n-1), at most this long, less up to half."""
+
+
+@dataclass(slots=True)
+class _Backoff:
+    failures: int = 0
+    until_s: float = 0.0
+
+
+class Dialer:
+    """Dials with the rules; what a single attempt does is `attempt`'s business."""
+
+    def __init__(self, rules: DialRules, attempt: Callable[[PeerKey, str], Awaitable[MuxedConnection]]) -> None:
+        self._rules = rules
+        self._attempt = attempt
+        self._backoff: dict[PeerKey, _Backoff] = {}
+
+    def forgive(self, peer: PeerKey) -> None:
+        """It is there after all (it dialed us, say)."""
+        self._backoff.pop(peer, None)
+
+    async def dial(self, peer: PeerKey, addrs: Sequence[str]) -> MuxedConnection:
+        """A new connection to the first address that answers as `peer`. Raises `Unreachable`."""
+        backoff = self._backoff.get(peer, _Backoff())
+        wait_s = backoff.until_s - trio.current_time()
+        if wait_s > 0:
+            raise Unreachable(f"{peer_id(peer)} did not answer {backoff.failures} times; next try in {wait_s:.1f} s")
+        if not addrs:
+            raise Unreachable(f"no address of {peer_id(peer)} is known")
+        found: list[MuxedConnection] = []
+        failures: list[str] = []
+        async with trio.open_nursery() as nursery:
+
+            async def try_one(address: str, failed: trio.Event) -> None:
+                try:
+                    with trio.fail_after(self._rules.address_s):
+                        found.append(await self._attempt(peer, address))
+                except Exception as error:  # whatever the library raises, here it means: not at this address
+                    failures.append(f"{address} ({_innermost(error)})")
+                    failed.set()
+                else:
+                    nursery.cancel_scope.cancel()
+
+            for address in addrs[:_MAX_ADDRESSES]:
+                failed = trio.Event()
+                nursery.start_soon(try_one, address, failed)
+                with trio.move_on_after(self._rules.stagger_s):
+                    await failed.wait()
+        if found:
+            self.forgive(peer)
+            return found[0]
+        self._failed(peer, backoff)
+        raise Unreachable(f"{peer_id(peer)} does not answer: {'; '.join(failures)}")
+
+    def _failed(self, peer: PeerKey, backoff: _Backoff) -> None:
+        backoff.failures += 1
+        longest_s = min(self._rules.backoff_most_s, self._rules.backoff_first_s * 2.0 ** min(backoff.failures - 1, 20))
+        backoff.until_s = trio.current_time() + longest_s * random.uniform(0.5, 1.0)
+        self._backoff[peer] = backoff
+        for other in [other for other, each in self._backoff.items() if each.until_s < trio.current_time() - 600]:
+            del self._backoff[other]  # not tried for ten minutes: forgotten
+
+
+def _innermost(error: BaseException) -> str:
+    """The text of the first cause: the library wraps it several times over, and trio groups what it tried."""
+    while True:
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        elif error.__cause__ is not None:
+            error = error.__cause__
+        else:
+            return str(error) or type(error).__name__
