@@ -96,16 +96,27 @@ class Endpoint:
     @contextlib.asynccontextmanager
     async def running(self, *, leave: bool) -> AsyncIterator["Endpoint"]:
         """Run while the block does. `leave`: a member, which says goodbye at the end, however it ends."""
+        over = trio.Event()
         async with trio.open_nursery() as nursery:
-            self.addrs = tuple(await nursery.start(self.shell.run))
-            assert self._gossip is not None
-            await nursery.start(self._gossip.run, lambda sealed: nursery.start_soon(self._hear_gossip, sealed))
-            await self.shell.recall()
+            await nursery.start(self._live, over, leave)
             try:
                 yield self
             finally:
+                over.set()
+
+    async def _live(self, over: trio.Event, leave: bool, *, task_status: trio.TaskStatus[None]) -> None:
+        """Once started, this outlives the cancellation that ends the block: a goodbye needs a running shell."""
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                self.addrs = tuple(await nursery.start(self.shell.run))
+                assert self._gossip is not None
+                await nursery.start(self._gossip.run, lambda sealed: nursery.start_soon(self._hear_gossip, sealed))
+                await self.shell.recall()
+                scope.shield = True
+                task_status.started()
+                await over.wait()
                 if leave:
-                    with trio.CancelScope(shield=True), trio.move_on_after(_LEAVE_S):
+                    with trio.move_on_after(_LEAVE_S):
                         await self.shell.leave()
                 nursery.cancel_scope.cancel()
 

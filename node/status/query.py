@@ -3,7 +3,7 @@
 The state is a plain dict of plain values, made by the process asked; `terminal` says which keys it shows.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +22,14 @@ SOCKET_NAME: Final = "status.sock"
 ANSWER_WITHIN_S: Final = 10.0
 """A swarm process answers between two events of its core; one that takes longer than this is stuck."""
 
+PROOF_WITHIN_S: Final = 120.0
+"""An engine reads back and hashes a gigabyte or more a second, between two batches."""
+
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """How do you stand?"""
+    """How do you stand? `prove`: read the bits back out of the engine first, and say what root they add up to."""
+
+    prove: bool = False
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
@@ -33,25 +38,36 @@ class State(msgspec.Struct, frozen=True, tag="state"):
     state: dict[str, Any]
 
 
+async def _nothing_to_prove() -> None:
+    await trio.lowlevel.checkpoint()
+
+
 async def serve(
-    home: Path, state: Callable[[], dict[str, Any]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    home: Path,
+    state: Callable[[], dict[str, Any]],
+    prove: Callable[[], Awaitable[None]] = _nothing_to_prove,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until cancelled; `state()` is called at each question and must be quick. Raises `UsageError`."""
+    """Answer until cancelled; `state()` is called at each question and must be quick. `prove` may take its time, and
+    leaves what it found in the state. Raises `UsageError`."""
 
     async def converse(channel: AsyncChannel) -> None:
         while True:
-            await channel.recv()
+            question, _ = await channel.recv()
+            if question.prove:
+                await prove()
             await channel.send(State(state()))
 
     await serve_socket(home / SOCKET_NAME, converse, receives=Ask, task_status=task_status)
 
 
-def ask(home: Path) -> dict[str, Any]:
+def ask(home: Path, *, prove: bool = False) -> dict[str, Any]:
     """The state of the swarm process of `home`. Raises `Unreachable` when none answers."""
     try:
         with connect(home / SOCKET_NAME, State) as channel:
-            channel.send(Ask(), timeout_s=ANSWER_WITHIN_S)
-            answer, _ = channel.recv(ANSWER_WITHIN_S)
+            channel.send(Ask(prove), timeout_s=ANSWER_WITHIN_S)
+            answer, _ = channel.recv(PROOF_WITHIN_S if prove else ANSWER_WITHIN_S)
             return answer.state
     except (ChannelClosed, ChannelTimeout, PeerError) as error:
         raise Unreachable(

@@ -166,9 +166,9 @@ class Swarm:
 def _held(home: Path, publication: Publication) -> float:
     """The share of live nodes that hold `publication`, verified, or something newer. No nodes: nobody holds it."""
     wanted = [publication.epoch, publication.version]
-    nodes = ask_state(home)["swarm"].get("nodes", {})
-    versions = [node["version"] for node in nodes.values() if node.get("version") is not None]
-    return sum(list(version) >= wanted for version in versions) / len(nodes) if nodes else 0.0
+    nodes = ask_state(home)["swarm"].get("nodes", [])
+    held = [node["held"] for node in nodes if node.get("held") is not None]
+    return sum(list(version) >= wanted for version in held) / len(nodes) if nodes else 0.0
 
 
 def _check_names(layout: Layout, model: Any) -> None:

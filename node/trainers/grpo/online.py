@@ -1,0 +1,153 @@
+"""The reference trainer over a swarm: what a user's script looks like, with one JSON line an event for whoever runs it.
+
+{"event": "base", "folder": ...}        then it waits for a line on stdin: the seed is up
+{"event": "begins", "step": 1}
+{"event": "step", "step": 1, "version": [0, 1], "reward": ..., "density": ..., ...}
+{"event": "done", "root": ...}          of the policy's own bits, hashed once more
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+from cyclopts import App, Parameter
+
+from codec import state_root
+from codec.errors import SwarmError
+from node.engines.base import Completion
+from node.trainers.api import Publication, RolloutGroup, Swarm
+from node.trainers.grpo.trainer import Group, GrpoTrainer
+
+__all__ = ["policy_root", "train_online"]
+
+QUORUM_WITHIN_S = 60.0
+"""A step that not everybody holds by then is reported without it, and training goes on."""
+
+
+def train_online(
+    trainer: GrpoTrainer,
+    swarm: Swarm,
+    steps: int,
+    *,
+    begins: Callable[[int], None] = lambda step: None,
+    wait_for_all: bool = False,
+) -> Iterator[tuple[dict[str, Any], Publication]]:
+    """Sample through the swarm, step, publish; `steps` times. Yields plain values about each step.
+
+    A step's samples come from the version before, or with one step of lag from the one before that; the trainer's
+    ratios use the log-probabilities that the nodes reported. `wait_for_all`: until every live node holds the version.
+    """
+    for _ in range(steps):
+        step = trainer.step_done + 1
+        begins(step)
+        started = time.perf_counter()
+        asked = swarm.rollouts(trainer.prompts(step), trainer.config.samples, trainer.sampling(step))
+        groups = sorted(asked, key=lambda group: group.index)
+        sampled = time.perf_counter()
+        stats = trainer.step([_group(group) for group in groups])
+        trained = time.perf_counter()
+        publication = swarm.publish(trainer.policy_bits(), step=step)
+        copied = time.perf_counter()
+        publication.wait(quorum=1.0 if wait_for_all else 0.0, timeout_s=QUORUM_WITHIN_S)
+        yield (
+            {
+                "step": step,
+                "version": [publication.epoch, publication.version],
+                "reward": stats.reward,
+                "loss": stats.loss,
+                "density": publication.density,
+                "changed": publication.changed,
+                "delta_bytes": publication.bytes,
+                "full_bytes": swarm.layout.full_bytes,
+                "bits_per_change": 8 * (publication.bytes or 0) / max(1, publication.changed or 0),
+                "rollouts": sum(len(group.rollouts) for group in groups),
+                "lag": _lag(groups, publication),
+                "sample_s": sampled - started,
+                "train_s": trained - sampled,
+                "copy_s": copied - trained,
+                "publish_s": sum(publication.seconds.values()),
+            },
+            publication,
+        )
+
+
+def _group(group: RolloutGroup) -> Group:
+    return Group(
+        group.prompt,
+        tuple(Completion(r.token_ids, r.logprobs, _reason(r.finish_reason), r.spans) for r in group.rollouts),
+    )
+
+
+def _reason(text: str) -> Any:
+    return "stop" if text == "stop" else "length"
+
+
+def _lag(groups: Sequence[RolloutGroup], publication: Publication) -> int:
+    """The most versions that any token was older than the policy that it trained."""
+    newest = (publication.version or 1) - 1
+    oldest = min((v for g in groups for r in g.rollouts for _, v in r.versions), default=newest)
+    return newest - oldest
+
+
+def policy_root(trainer: GrpoTrainer) -> bytes:
+    """The state root of the policy's bits as they stand in the trainer's own memory: no replica, no delta."""
+    layout = trainer.layout
+    hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+    for name, bits in trainer.policy_bits():
+        flat = np.ascontiguousarray(bits).reshape(-1)
+        for block in layout.blocks_of(name):
+            spec = layout.block(block)
+            data = flat[spec.start : spec.start + spec.count].tobytes()
+            hashes[block] = np.frombuffer(blake3(data).digest(), np.uint8)
+    return state_root(layout.hash, hashes)
+
+
+app = App(help="Train a small policy by GRPO over a running swarm; JSON lines on standard output.")
+
+
+@app.default
+def main(
+    *,
+    home: Annotated[Path, Parameter(help="SWARM_HOME of the seed.")],
+    size: str = "tiny",
+    steps: int = 5,
+    seed: int = 0,
+    threads: int = 1,
+) -> int:
+    """Run beside a seed. Prints where the base checkpoint is, waits for a line, trains."""
+    import torch
+
+    from node.trainers.grpo.sizes import make_trainer
+
+    torch.set_num_threads(threads)
+    base, trainer = make_trainer(size, seed=seed, lr=None, progress=lambda line: _say(event="progress", line=line))
+    _say(event="base", folder=str(base), model_bytes=trainer.layout.full_bytes)
+    sys.stdin.readline()
+    with Swarm.attach(base=base, home=home, start=False) as swarm:
+        tell = partial(_say, event="begins")
+        rows = train_online(trainer, swarm, steps, begins=lambda step: tell(step=step), wait_for_all=True)
+        for row, _ in rows:
+            _say(event="step", **row)
+        _say(event="done", root=policy_root(trainer).hex())
+        sys.stdin.readline()  # the seed may be asked things until then
+    return 0
+
+
+def _say(**event: Any) -> None:
+    print(msgspec.json.encode(event).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(app(sys.argv[1:], result_action="return_value"))
+    except SwarmError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
