@@ -98,7 +98,7 @@ def test_libp2p_stays_behind_the_seam() -> None:
     direct = [
         f"{path.relative_to(HOUSE)}:{line} imports {imported}"
         for name, path in ALL
-        if not (is_in(name, "swarm.transport") or is_in(name, "swarm.gossip"))
+        if not (is_in(name, "swarm.transport") or is_in(name, "swarm.gossip") or is_in(name, "scenarios"))
         for imported, line in imports(name, path)
         if imported.split(".")[0] == "libp2p"
     ]

@@ -57,9 +57,9 @@ def test_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     logs.configure(stream=stream)
     structlog.get_logger().info("quiet")
-    logging.getLogger("libp2p.x").info("quiet")
+    logging.getLogger("library.x").info("quiet")
     structlog.get_logger().warning("loud")
-    logging.getLogger("libp2p.x").warning("loud too")
+    logging.getLogger("library.x").warning("loud too")
     assert len(stream.getvalue().splitlines()) == 2
     monkeypatch.setenv("SWARM_LOG", "chatty")
     with pytest.raises(UsageError, match="debug, info"):
