@@ -45,9 +45,9 @@ class Inbound:
         part: TakePart,
         settled: Callable[[], VersionId | None],
     ) -> None:
-        """`authority`: whose headers count; None: nobody's, we are the authority ourselves. `whole` hears of chunks that
-        became so; `relieve` empties the store's memory; `part` takes parts of blobs; `settled`: up to which version
-        headers that we do not know are of no interest (None: all are)."""
+        """`authority`: whose headers count; None: nobody's, we are the authority ourselves. `whole` hears of chunks
+        that became so; `relieve` empties the store's memory; `part` takes parts of blobs; `settled`: up to which
+        version headers that we do not know are of no interest (None: all are)."""
         self._authority = authority
         self._chunks = chunks
         self._counts = counts

@@ -7,7 +7,7 @@ import trio
 
 from codec import Manifest, Staged, Torn
 from codec.errors import PeerError
-from swarm.protocol.events import Job, JobDone, JobKind, VersionId
+from swarm.protocol.events import Job, JobDone, JobKind, Opened, VersionId
 from swarm.shell.limits import Limits
 from swarm.shell.manifests import Manifests
 from swarm.shell.model import Mismatch, Model
@@ -110,12 +110,12 @@ class Jobs:
         self.model.prepare(manifest, sealed)
         return self.model.scatter(manifest)
 
-    def _open(self, layout_hash: bytes) -> tuple[bytes, VersionId | None]:
+    def _open(self, layout_hash: bytes) -> Opened:
         root = self.model.open(layout_hash)
         version = self._manifests.version(root)
         if version is not None:
             self.model.settle(*self._signed(version))
-        return root, version
+        return Opened(root, self.model.empty)
 
     def _replay(self, version: VersionId) -> tuple[int, ...]:
         return self.model.replay(*self._signed(version))

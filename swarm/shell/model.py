@@ -4,8 +4,10 @@ All methods that touch bits run in worker threads and take the lock for writing 
 own sequence numbers keep readers from a mix. What the bits are is said by `version` (None while catching up).
 """
 
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from codec import (
     write_checkpoint,
 )
 from codec.errors import PeerError, SwarmError, UsageError
-from codec.staging import decode
+from codec.staging import block_hash, decode
 from swarm.protocol.events import VersionId
 from swarm.store import Anchor, Seal, Store, StoredChunk
 
@@ -54,6 +56,8 @@ class Model:
         self._staged: dict[VersionId, dict[int, Staged]] = {}
         self._staged_bytes = 0
         self._labels: dict[int, VersionId] = {}
+        self._started = False
+        """An earlier catch-up left blocks that we took up again."""
         self.replica: Replica | None = None
         self.version: VersionId | None = None
         """The version that all the bits are, proven by its root."""
@@ -95,7 +99,7 @@ class Model:
         if data is None:
             return None
         try:
-            replica = Replica.from_checkpoint(Checkpoint.open(anchor.folder), Layout.from_bytes(data))
+            replica = self._hashed(Checkpoint.open(anchor.folder), Layout.from_bytes(data))
         except (UsageError, PeerError):
             return None
         return replica if replica.root == anchor.root else None
@@ -114,8 +118,14 @@ class Model:
                 self.replica = self._from_base(layout)
                 for block, data in self._store.partial.load(layout):
                     self.replica.write_block(block, data, blake3(data).digest())
+                    self._started = True
             self._forget()
             return self.replica.root
+
+    @property
+    def empty(self) -> bool:
+        """Nothing of the replica came from anywhere yet."""
+        return self._base is None and not self._started
 
     def adopt(self, replica: Replica, version: VersionId) -> None:
         """The trainer's own replica, or a ready one: all its bits are this version."""
@@ -139,11 +149,16 @@ class Model:
     def stage(self, chunk: StoredChunk) -> None:
         """Decode a whole chunk into scratch; past `stage_bytes` it stays coded until the seal.
 
-        Raises `Torn`; `PeerError` for a chunk of another model.
+        Raises `Torn`, after which `replica.hashes` says of those blocks what they really are, so that a comparison with
+        a hash list finds them; `PeerError` for a chunk of another model.
         """
         if self._staged_bytes >= self._stage_bytes:
             return
-        staged = self._decode(chunk)
+        try:
+            staged = self._decode(chunk)
+        except Torn as error:
+            self._recheck(error.blocks)
+            raise
         version = VersionId(chunk.key.epoch, chunk.key.version)
         with self._scratch:
             self._staged.setdefault(version, {})[chunk.key.seq] = staged
@@ -289,7 +304,21 @@ class Model:
     def _from_base(self, layout: Layout) -> Replica:
         if self._base is None:
             return Replica.create(layout)
-        return Replica.from_checkpoint(Checkpoint.open(self._base), layout)
+        return self._hashed(Checkpoint.open(self._base), layout)
+
+    def _hashed(self, checkpoint: Checkpoint, layout: Layout) -> Replica:
+        """The checkpoint's bits, copied and hashed by as many threads as there are cores."""
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            return Replica.from_checkpoint(checkpoint, layout, run=pool.map)
+
+    def _recheck(self, blocks: tuple[int, ...]) -> None:
+        replica = self._whole()
+        with self._writing():
+            for block in blocks:
+                actual = block_hash(replica.block(block))
+                if actual != replica.hashes[block].tobytes():  # memory that lied: we are no version any more
+                    replica.hashes[block] = np.frombuffer(actual, np.uint8)
+                    self.version = None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

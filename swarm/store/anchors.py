@@ -1,8 +1,9 @@
 """Anchors: loadable checkpoints of the replica on disk, one every few versions.
 
 An anchor is a folder `EPOCH.VERSION` with checkpoint files and a marker that names the root and each file's size and
-modification time. A file that still has both is taken for what was written; one that does not must be hashed first. The
-marker is the last thing written before the folder is renamed into place, so a folder without one was never finished.
+modification time. An anchor whose files still have both is preferred; whoever loads one hashes it all the same, which
+costs no more than copying it. The marker is the last thing written before the folder is renamed into place, so a
+folder without one was never finished.
 """
 
 import json
@@ -22,7 +23,7 @@ _MARKER: Final = "anchor.json"
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A checkpoint on disk. `trusted`: its files are as they were written; otherwise its root must be recomputed."""
+    """A checkpoint on disk. `trusted`: its files look as they were written."""
 
     folder: Path
     version: VersionId

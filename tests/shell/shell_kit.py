@@ -19,7 +19,7 @@ from swarm.protocol.lease import AuthorityTime, Capability
 from swarm.protocol.peer import Peer
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Join
-from swarm.shell import Limits, Manifests, Shell, here_and_now
+from swarm.shell import Limits, Manifests, RunSync, Shell, here_and_now
 from swarm.shell.answers import Answers
 from swarm.shell.jobs import Jobs
 from swarm.shell.model import Model
@@ -30,6 +30,10 @@ from swarm.transport.memory import MemoryNetwork, MemoryTransport
 AUTHORITY = Key(b"authority".ljust(32, b"."))
 CONFIG = b'{"model_type": "tiny"}'
 LAYOUT_TENSORS = (("a.weight", (300, 200)), ("b.weight", (70_000,)), ("c.bias", (10,)))
+
+
+class Killed(BaseException):
+    """The process is gone."""
 
 
 def key(number: int) -> Key:
@@ -110,12 +114,20 @@ class Host:
 class Swarm:
     """A seed and members. `tuning` and `limits` hold for all."""
 
-    def __init__(self, folder: Path, nursery: trio.Nursery, tuning: Tuning | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nursery: trio.Nursery,
+        tuning: Tuning | None = None,
+        limits: Limits | None = None,
+        run_sync: RunSync = here_and_now,
+    ) -> None:
         self.folder = folder
         self.nursery = nursery
         self.network = MemoryNetwork()
         self.tuning = tuning or replace(Tuning.loopback(), stripes=2)
-        self.limits = Limits(anchor_every=4)
+        self.limits = limits or Limits(anchor_every=4)
+        self.run_sync = run_sync
         self.seed_host: Host | None = None
         self.boot = 0
 
@@ -126,7 +138,7 @@ class Swarm:
 
     async def start_seed(self, disk: Disk | None = None) -> Host:
         store = Store(self.folder / "seed", AUTHORITY.public, disk)
-        model = Model(store)
+        model = Model(store, stage_bytes=self.limits.stage_bytes)
         restored = model.restore()
         if restored is None:
             restored = genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
@@ -143,7 +155,7 @@ class Swarm:
         manifests = host.shell.manifests
         jobs = host.shell._jobs
         assert jobs is not None
-        host.seed = Seed(AUTHORITY, host.shell, store, jobs, manifests, here_and_now)
+        host.seed = Seed(AUTHORITY, host.shell, store, jobs, manifests, self.run_sync)
         self.seed_host = host
         return host
 
@@ -151,7 +163,7 @@ class Swarm:
         self, number: int, *, base: Path | None = None, relay: bool = False, disk: Disk | None = None
     ) -> Host:
         store = Store(self.folder / f"member{number}", AUTHORITY.public, disk)
-        model = None if relay else Model(store, base=base)
+        model = None if relay else Model(store, base=base, stage_bytes=self.limits.stage_bytes)
         restored = None if model is None else model.restore()
         transport = MemoryTransport(self.network, key(number))
         core_authority = self.authority.core
@@ -173,11 +185,11 @@ class Swarm:
         log = Log()
         jobs = answers = None
         if model is not None:
-            jobs = Jobs(store, model, manifests, self.limits, here_and_now)
-            answers = Answers(store, jobs, manifests, here_and_now)
+            jobs = Jobs(store, model, manifests, self.limits, self.run_sync)
+            answers = Answers(store, jobs, manifests, self.run_sync)
         shell = Shell(
             core, transport, store, manifests, log,
-            authority=AUTHORITY.public, jobs=jobs, answers=answers, limits=self.limits, run_sync=here_and_now,
+            authority=AUTHORITY.public, jobs=jobs, answers=answers, limits=self.limits, run_sync=self.run_sync,
         )  # fmt: skip
         host = Host(shell, core, store, model, transport, log, trio.CancelScope())
         await self.nursery.start(self._live, host)
@@ -190,6 +202,8 @@ class Swarm:
                     await nursery.start(host.shell.run)
                     await host.shell.recall()
                     task_status.started()
+        except* Killed:
+            pass
         finally:
             host.store.close()
             host.stopped.set()

@@ -1,15 +1,21 @@
 """Seed and members over the memory transport: the product's cores, shells, stores and codec, on a virtual clock."""
 
+import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
-from shell_kit import CONFIG, Host, Swarm, new_replica, step, swarm, until
+from shell_kit import CONFIG, Host, Killed, Swarm, new_replica, step, swarm, until
 
 from codec import Checkpoint, write_checkpoint
 from node.publisher import Publisher
 from swarm.protocol.events import VersionId
+from swarm.shell import in_thread
+from swarm.store import Disk
+from swarm.transport.memory import Link, MemoryNetwork
 
 
 def at(hosts: list[Host], number: int) -> bool:
@@ -176,3 +182,108 @@ async def test_members_come_and_go(tmp_path: Path, autojump_clock: object, seed:
                 hosts[gone] = await s.start_member(gone)
         await until(lambda: at(list(hosts.values()), 6))
         assert {h.root for h in hosts.values()} == {s.authority.root}
+
+
+async def test_with_real_threads_on_a_real_clock(tmp_path: Path) -> None:
+    async with swarm(tmp_path, run_sync=in_thread) as s:
+        hosts = [await s.start_member(1), await s.start_member(2)]
+        await until(lambda: at(hosts, 0))
+        await follow(s, hosts, [1, 2])
+
+
+async def test_a_joiner_during_steps_ends_with_the_same_bits(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        s.network = MemoryNetwork(Link(delay_s=0.02, rate_bytes_s=200_000))  # a copy of the model takes over a second
+        await s.stop(s.authority)
+        await s.start_seed()
+        first = await s.start_member(1)
+        await until(lambda: at([first], 0))
+        late = await s.start_member(2)
+        for number in range(1, 6):
+            await s.publish(number)
+            await trio.sleep(0.7)
+        await until(lambda: at([first, late], 5))
+        assert {first.root, late.root} == {s.authority.root}
+        assert late.model is not None
+        assert late.model.replica is not None
+        assert late.model.replica.rehash() == []
+
+
+async def test_a_killed_joiner_does_not_start_again_from_nothing(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        first = await s.start_member(1)
+        await until(lambda: at([first], 0))
+        s.network._default = Link(rate_bytes_s=200_000)
+        late = await s.start_member(2)
+        model = late.model
+        assert model is not None
+        await until(lambda: len(model._labels) == 1)
+        await s.stop(late)
+        before = first.shell.counts.blobs + s.authority.shell.counts.blobs
+        back = await s.start_member(2)
+        await until(lambda: at([back], 0))
+        assert back.root == s.authority.root
+        whole = s.authority.model.layout.full_bytes  # type: ignore[union-attr]
+        assert (
+            first.shell.counts.blobs + s.authority.shell.counts.blobs - before < whole - 100_000
+        )  # what the first life fetched stays fetched
+
+
+@pytest.mark.parametrize(
+    ("first", "stride"), [(0, 6), *(pytest.param(first, 6, marks=pytest.mark.slow) for first in range(1, 6))]
+)
+async def test_a_seed_killed_at_any_write_never_seals_a_version_twice(
+    tmp_path: Path, autojump_clock: object, first: int, stride: int
+) -> None:
+    """The next life publishes other bits: whoever saw a version must never see another one of its number."""
+    async with swarm(tmp_path) as s:
+        member = await s.start_member(1)
+        await until(lambda: at([member], 0))
+        number = 1
+        for count in range(first, 60, stride):
+            await s.stop(s.authority)
+            fuse = Fuse()
+            seed = await s.start_seed(Disk(fuse))
+            fuse.left = count
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_publish_until_killed, s, 100 * number, nursery.cancel_scope)
+                nursery.start_soon(_cancel_when, seed.stopped, nursery.cancel_scope)
+            await s.stop(s.authority)
+            again = await s.start_seed()
+            held = again.model.version if again.model is not None else None
+            assert held is not None
+            number = held.version + 1
+            root = await s.publish(100 * number + 7)
+            await until(lambda number=number: at([member], number))
+            assert member.root == root == s.authority.root
+            number += 1
+        assert "equivocation" not in member.log.names()
+        assert number > 4
+
+
+class Fuse:
+    """Kills the process once, ahead of the disk step that `left` counts down to."""
+
+    left: int | None = None
+
+    def __call__(self, step: str, path: Path) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left == -1:
+                raise Killed
+
+
+async def _publish_until_killed(s: Swarm, seed: int, scope: trio.CancelScope) -> None:
+    with contextlib.suppress(Killed):
+        await s.publish(seed)
+    scope.cancel()
+
+
+async def _cancel_when(stopped: trio.Event, scope: trio.CancelScope) -> None:
+    await stopped.wait()
+    scope.cancel()
+
+
+def test_a_relay_loads_no_compiler() -> None:
+    script = "import sys, swarm.shell, swarm.store; assert 'numba' not in sys.modules, 'numba'"
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shell_kit import AUTHORITY, CONFIG, layout, new_replica, step
+from shell_kit import AUTHORITY, CONFIG, Killed, layout, new_replica, step
 
 from codec import Chunk, ChunkKey, Manifest, Replica, open_header, seal_chunk, state_root
 from codec.errors import UsageError
@@ -15,10 +15,6 @@ from swarm.protocol.events import VersionId
 from swarm.shell.model import Model
 from swarm.shell.seed import genesis
 from swarm.store import Disk, DiskFull, Seal, Store, TwoSeals
-
-
-class Killed(BaseException):
-    """The process is gone."""
 
 
 def kill_at(count: int) -> tuple[Disk, list[str]]:
