@@ -88,7 +88,8 @@ def test_tied_weights_are_stored_once_however_they_lie_on_disk(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("head", "config"), [(b"abcd", {"tie_word_embeddings": False}), (b"abcd", {}), (b"abcx", {"tie_word_embeddings": True})]
+    ("head", "config"),
+    [(b"abcd", {"tie_word_embeddings": False}), (b"abcd", {}), (b"abcx", {"tie_word_embeddings": True})],
 )
 def test_untied_weights_stay_two(tmp_path: Path, head: bytes, config: dict[str, object]) -> None:
     assert len(embedding(tmp_path / "a", head, config).layout.tensors) == 2

@@ -1,5 +1,6 @@
 """Chunks: what is signed is what arrives, piece by piece; everything else is refused before it is decoded."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -49,7 +50,7 @@ def test_headers_come_back(sizes: list[int], log_piece: int) -> None:
     assert b"".join(header.payloads(chunk.body)) == chunk.body
     spans = [header.piece_range(i) for i in range(header.n_pieces)]
     assert [i for span in spans for i in (span.start, span.stop)][:: len(spans) * 2 - 1] == [0, sum(sizes)]
-    assert all(a.stop == b.start for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.stop == b.start for a, b in itertools.pairwise(spans))
 
 
 def test_order_of_deltas_does_not_matter() -> None:

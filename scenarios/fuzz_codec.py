@@ -1,0 +1,239 @@
+"""Mutates payloads and chunks, and checks that nothing crashes, hangs, writes outside, or is accepted.
+
+    python -m scenarios.fuzz_codec --n 1000000 [--seed 0] [--json]
+
+Every dtype, blocks of one to a few thousand elements, changes from sparse to dense. Mutations: bits flipped, bytes set,
+cut, repeated, inserted, spliced from another payload, and plain garbage. A payload may decode to something else (the
+codec alone detects nothing: hashes do), but only to positions within the block, in order; guard elements around the
+output must be untouched. A mutated chunk must be refused, by signature, piece hash or block hash.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from codec import pco, rice
+from codec.bits import DTYPES, Bits, DType
+from codec.chunk import Chunk, ChunkKey, open_header, seal_chunk, verify_piece
+from codec.errors import SwarmError
+from codec.layout import Layout, TensorSpec
+from codec.replica import Replica
+from codec.sign import Key
+from codec.staging import block_hash
+
+__all__ = ["FuzzResult", "fuzz_chunks", "fuzz_payloads", "main"]
+
+_GUARD = 64
+_SLOWEST_S = 2.0
+"""A few thousand elements decode in microseconds: this is a hang."""
+
+
+@dataclass
+class FuzzResult:
+    """What became of the mutations. `decoded`: to something in bounds, for a hash to refuse."""
+
+    cases: int = 0
+    refused: int = 0
+    decoded: int = 0
+    slowest_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Sample:
+    dtype: DType
+    old: Bits
+    payload: bytes
+
+
+def _random(rng: np.random.Generator, n: int, dtype: DType) -> Bits:
+    return rng.integers(0, 256, n * dtype.itemsize, dtype=np.uint8).view(dtype.bits)
+
+
+def _step(rng: np.random.Generator, n: int, dtype: DType) -> tuple[Bits, Bits]:
+    """Old and new: random patterns, or a few exponents with small steps, as weights have."""
+    old = _random(rng, n, dtype)
+    if rng.random() < 0.7 and dtype.exponent_shift is not None:
+        low = (1 << dtype.exponent_shift) - 1
+        exponents = rng.integers(2, 12, n) << dtype.exponent_shift
+        old = (old & dtype.bits.type(low)) | exponents.astype(dtype.bits)
+    steps = rng.integers(-3, 4, n) * (rng.random(n) < rng.choice([0.003, 0.03, 0.3, 1]))
+    return old, (old.astype(np.int64) + steps).astype(dtype.bits)
+
+
+def _samples(coder: str, rng: np.random.Generator, count: int = 40) -> list[_Sample]:
+    encode = (rice if coder == "rice" else pco).encode_block
+    found: list[_Sample] = []
+    names = sorted(DTYPES)
+    while len(found) < count:
+        dtype = DTYPES[names[len(found) % len(names)]]
+        old, new = _step(rng, int(rng.integers(1, 5000)), dtype)
+        payload = encode(old, new, dtype)
+        if payload is not None:
+            found.append(_Sample(dtype, old, payload))
+    return found
+
+
+def _mutated(data: bytes, other: bytes, rng: np.random.Generator) -> bytes:
+    """One to four mutations."""
+    out = bytearray(data)
+    for _ in range(int(rng.integers(1, 5))):
+        kind = int(rng.integers(0, 8))
+        at = int(rng.integers(0, len(out) + 1))
+        # Half of all mutations near the front, where the counts and parameters are.
+        at = at % 16 if rng.random() < 0.5 else at
+        end = min(len(out), at + int(rng.integers(1, 33)))
+        if kind <= 1 and at < len(out):
+            out[at] ^= 1 << int(rng.integers(0, 8))
+        elif kind == 2 and at < len(out):
+            out[at] = int(rng.choice([0, 1, 0x7F, 0x80, 0xFF]))
+        elif kind == 3:
+            del out[at:end]
+        elif kind == 4:
+            out[at:at] = out[at:end]
+        elif kind == 5:
+            out[at:at] = rng.bytes(int(rng.integers(1, 9)))
+        elif kind == 6:
+            out[at:] = other[at:]
+        elif kind == 7:
+            out = bytearray(rng.bytes(int(rng.integers(0, 400)))) if rng.random() < 0.2 else out[: at + 1]
+    return bytes(out)
+
+
+def _decode_rice(sample: _Sample, payload: bytes) -> tuple[np.ndarray, Bits]:
+    """Decode onto a copy with guards on both sides."""
+    n = sample.old.size
+    guarded = np.full(n + 2 * _GUARD, 0x5A, sample.dtype.bits)
+    try:
+        positions, bits = rice.decode_onto(payload, sample.old, guarded[_GUARD : _GUARD + n], sample.dtype)
+    finally:
+        outside = np.concatenate([guarded[:_GUARD], guarded[_GUARD + n :]])
+        assert np.all(outside == 0x5A), "wrote outside the block"
+    expected = sample.old.copy()
+    expected[positions] = bits
+    assert np.array_equal(expected, guarded[_GUARD : _GUARD + n]), "positions and copy differ"
+    return positions, bits
+
+
+def fuzz_payloads(coder: str, n: int, seed: int, progress: Callable[[int], None] = lambda done: None) -> FuzzResult:
+    """Decode `n` mutated payloads of `coder` ("rice" or "pco"). Raises `AssertionError` at what must never happen."""
+    rng = np.random.default_rng(seed)
+    samples = _samples(coder, rng)
+    result = FuzzResult()
+    for case in range(n):
+        sample = samples[case % len(samples)]
+        payload = _mutated(sample.payload, samples[int(rng.integers(0, len(samples)))].payload, rng)
+        before = sample.old.copy()
+        start = time.perf_counter()
+        try:
+            if coder == "rice":
+                positions, bits = _decode_rice(sample, payload)
+            else:
+                positions, bits = pco.decode_block(payload, sample.old, sample.dtype)
+        except SwarmError:
+            result.refused += 1
+        else:
+            result.decoded += 1
+            assert positions.size == bits.size > 0
+            assert positions[-1] < sample.old.size
+            assert np.all(positions[1:] > positions[:-1])
+        result.slowest_s = max(result.slowest_s, time.perf_counter() - start)
+        assert np.array_equal(before, sample.old), "wrote to the old bits"
+        result.cases += 1
+        progress(case)
+    assert result.slowest_s < _SLOWEST_S, f"a payload took {result.slowest_s:.1f} s"
+    return result
+
+
+def _chunks(rng: np.random.Generator) -> Iterator[tuple[Replica, Chunk, Key]]:
+    """A small model's chunk with several coders and dtypes, again and again with other contents."""
+    layout = Layout(
+        (TensorSpec("a", "BF16", (3000,)), TensorSpec("b", "F32", (200,)), TensorSpec("c", "F8_E4M3", (900,)))
+    )
+    key = Key(bytes(32))
+    while True:
+        replica = Replica.create(layout)
+        deltas = []
+        for block in range(layout.n_blocks):
+            spec = layout.block(block)
+            old, new = _step(rng, spec.count, spec.dtype)
+            replica.write_block(block, old.tobytes(), block_hash(old))
+            delta = replica.encode_block(block, new, block % 3)
+            deltas += [delta] if delta else []
+        if deltas:
+            yield replica, seal_chunk(ChunkKey(0, 1, 0, 0), replica.root, layout.hash, deltas, key), key
+
+
+def fuzz_chunks(n: int, seed: int, progress: Callable[[int], None] = lambda done: None) -> FuzzResult:
+    """Take `n` mutated chunks through what a node does. Raises `AssertionError` if one is accepted.
+
+    Half are mutated after their pieces were verified, as by a fault in the node's own memory, so that the decoder and
+    the block hashes are all that stands between them and the replica.
+    """
+    rng = np.random.default_rng(seed)
+    source = _chunks(rng)
+    result = FuzzResult()
+    replica, chunk, key = next(source)
+    for case in range(n):
+        if case % 200 == 199:
+            replica, chunk, key = next(source)
+        start = time.perf_counter()
+        header_bytes, body = chunk.header, chunk.body
+        late = case % 2 == 1
+        while header_bytes == chunk.header and body == chunk.body:
+            if late or rng.random() < 0.7:
+                body = _mutated(chunk.body, chunk.body[::-1], rng)
+                body = (body + bytes(len(chunk.body)))[: len(chunk.body)] if late else body
+            else:
+                header_bytes = _mutated(chunk.header, chunk.header[::-1], rng)
+        before = replica.root
+        try:
+            header = open_header(header_bytes, key.public)
+            if not late:
+                for piece in range(header.n_pieces):
+                    span = header.piece_range(piece)
+                    end = len(body) if piece == header.n_pieces - 1 else span.stop
+                    verify_piece(header, piece, body[span.start : end])
+            replica.stage(header, body)
+        except SwarmError:
+            result.refused += 1
+        else:
+            result.decoded += 1
+        assert replica.root == before
+        result.slowest_s = max(result.slowest_s, time.perf_counter() - start)
+        result.cases += 1
+        progress(case)
+    assert result.decoded == 0, "a mutated chunk was accepted"
+    assert result.slowest_s < _SLOWEST_S, f"a chunk took {result.slowest_s:.1f} s"
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=10_000, help="mutations: 3/5 rice, 1/5 pco, 1/5 chunks")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    start = time.perf_counter()
+    results = {
+        "rice": fuzz_payloads("rice", options.n * 3 // 5, options.seed),
+        "pco": fuzz_payloads("pco", options.n // 5, options.seed),
+        "chunks": fuzz_chunks(options.n // 5, options.seed),
+    }
+    seconds = time.perf_counter() - start
+    if options.json:
+        print(json.dumps({name: asdict(result) for name, result in results.items()} | {"seconds": seconds}))
+        return
+    for name, result in results.items():
+        print(
+            f"{name:<7} {result.cases:>9,} cases: {result.refused:,} refused, {result.decoded:,} decoded in bounds; "
+            f"slowest {1000 * result.slowest_s:.1f} ms"
+        )
+    print(f"no crash, no hang, nothing accepted; {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Mutated payloads and chunks: no crash, no hang, nothing outside the block, and never accepted as what it is not.
+
+A few thousand here; `python -m scenarios.fuzz_codec --n 1000000` goes on.
+"""
+
+import pytest
+
+from scenarios.fuzz_codec import fuzz_chunks, fuzz_payloads
+
+
+@pytest.mark.parametrize("coder", ["rice", "pco"])
+def test_payloads(coder: str) -> None:
+    result = fuzz_payloads(coder, n=2500, seed=1)
+    assert result.cases == 2500
+    assert result.refused > 500
+    assert result.refused + result.decoded == result.cases
+
+
+def test_no_mutated_chunk_is_accepted() -> None:
+    result = fuzz_chunks(n=1500, seed=1)
+    assert result.cases == 1500
+    assert result.refused == result.cases
