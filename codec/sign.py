@@ -51,7 +51,7 @@ def verify(public: bytes, domain: bytes, body: bytes, signature: bytes) -> None:
 
 
 def open_sealed(public: bytes, domain: bytes, sealed: bytes) -> bytes:
-    """The body of `sealed` if `public` signed it under `domain`; `PeerError` otherwise. No way to unverified content."""
+    """The body of `sealed` if `public` signed it under `domain`; `PeerError` otherwise. Else no content."""
     body = sealed[SIGNATURE_BYTES:]
     verify(public, domain, body, sealed[:SIGNATURE_BYTES])
     return body
