@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from codec import Manifest
-from swarm.protocol.events import Commit, Job, JobDone, JobKind, PartsDone, Run, UnknownLabel, VersionId
+from swarm.protocol.events import Commit, Job, JobDone, JobKind, Opened, PartsDone, Run, UnknownLabel, VersionId
 from swarm.protocol.state import State
 from swarm.protocol.wire import Blob, WantBlob, WantBlock, WantManifest
 
@@ -222,17 +222,21 @@ class Catchup:
             self._state.notify("failed", detail=str(event.result))
             self.phase = Phase.IDLE
             return
-        root, _ = event.result
+        opened: Opened = event.result
         self._layout = self._target.layout_hash
-        if root == self._target.root:
+        if opened.root == self._target.root:
             self._finish(self._target, self._sealed_target)
             return
-        self._root = root
+        newest = self._target.version
+        older = range(max(0, newest - self._state.tuning.retain_versions), newest)
+        if opened.empty or not older:
+            self._want_hashes(now)
+            return
+        self._root = opened.root
         self._chain_until = now + self._state.tuning.pull_deadline_s
         self._enter(Phase.CHAIN)
-        newest = self._target.version
         for source in self._sources()[:1]:
-            for number in range(max(0, newest - self._state.tuning.retain_versions), newest):
+            for number in older:
                 self._state.send(source, WantManifest(self._target.epoch, number))
 
     def chain_manifest(self, manifest: Manifest, sealed: bytes, now: float) -> None:

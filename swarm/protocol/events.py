@@ -30,6 +30,7 @@ __all__ = [
     "LocalSeal",
     "ManifestSeen",
     "Notify",
+    "Opened",
     "PartsDone",
     "PeerDown",
     "PeerUp",
@@ -309,7 +310,7 @@ class JobKind:
     COMMIT: all chunks of `version` are staged: compare the root with the manifest's, make the seal durable, scatter.
         ok; or not ok with result = what did not match (text).
     OPEN: make the replica of the layout named by `name` (from the node's own model folder where there is one, else
-        empty). result = (root, VersionId or None when the bits are of no version we know).
+        empty). result = an `Opened`.
     REPLAY: while catching up: apply the stored chunks of `version` to those blocks whose label is older, then check the
         root. ok; or not ok with result = tuple of blocks that do not match.
     """
@@ -318,6 +319,13 @@ class JobKind:
     COMMIT = "commit"
     OPEN = "open"
     REPLAY = "replay"
+
+
+class Opened(NamedTuple):
+    """What an OPEN found: the root of the bits, and whether they are nobody's yet (no folder, nothing fetched)."""
+
+    root: bytes
+    empty: bool
 
 
 @dataclass(frozen=True, slots=True)
