@@ -166,6 +166,14 @@ async def test_past_the_window() -> None:
         assert len(await stream.receive_some()) > 0  # what it sent while it kept the rules
 
 
+async def test_a_whole_window_may_be_one_frame() -> None:
+    """As js-libp2p sends it."""
+    async with acted() as peer:
+        await peer.send(window(1, flags=SYN), data(1, bytes(LIMITS.first_window_bytes), FIN))
+        (stream,) = await peer.streams()
+        assert sum([len(piece) async for piece in stream]) == LIMITS.first_window_bytes
+
+
 async def test_longer_than_a_frame_may_be() -> None:
     async with acted() as peer:
         await peer.send(window(1, flags=SYN), encode_head(Kind.DATA, 0, 1, LIMITS.max_frame_bytes + 1))

@@ -1,0 +1,152 @@
+"""A js-libp2p peer against our transport: what we speak is libp2p, and not merely our own idea of it."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from codec.sign import Key
+from swarm.gossip import Gossip
+from swarm.transport.base import Lane, PeerKey
+from swarm.transport.identity import peer_id, peer_key
+from swarm.transport.libp2p import Libp2pTransport
+
+pytestmark = pytest.mark.foreign
+
+HERE = Path(__file__).parent
+INSTALLED = HERE.parents[1] / ".cache" / "foreign"
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(scope="session")
+def installed() -> Path:
+    """The locked npm packages, installed once."""
+    if not shutil.which("node") or not shutil.which("npm"):
+        pytest.skip("needs node and npm")
+    INSTALLED.mkdir(parents=True, exist_ok=True)
+    stamp = INSTALLED / "installed.lock"
+    lock = (HERE / "package-lock.json").read_text()
+    if not stamp.exists() or stamp.read_text() != lock:
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(HERE / name, INSTALLED / name)
+        subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=INSTALLED, check=True, timeout=300)
+        stamp.write_text(lock)
+    for name in ("peer.mjs", "polyfill.mjs"):
+        shutil.copy(HERE / name, INSTALLED / name)  # imports are resolved beside the file
+    return INSTALLED
+
+
+class Foreigner:
+    def __init__(self, process: trio.Process) -> None:
+        self._process = process
+        self._buffer = b""
+
+    async def read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        while b"\n" not in self._buffer:
+            more = await self._process.stdout.receive_some()
+            assert more, "the js peer ended"
+            self._buffer += more
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    async def do(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        await self._process.stdin.send_all(json.dumps({"do": verb, **arguments}).encode() + b"\n")
+        answer = await self.read()
+        assert "error" not in answer, answer["error"]
+        return answer
+
+
+@asynccontextmanager
+async def foreigner(nursery: trio.Nursery, installed: Path, security: str) -> AsyncIterator[tuple[Foreigner, dict]]:
+    process = await nursery.start(
+        partial(
+            trio.run_process,
+            ["node", "--import", "./polyfill.mjs", "peer.mjs", security],
+            cwd=installed,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+    )
+    try:
+        peer = Foreigner(process)
+        yield peer, await peer.read()
+    finally:
+        process.kill()
+
+
+async def echo(peer: PeerKey, lane: Lane, stream: trio.abc.HalfCloseableStream) -> None:
+    async for data in stream:
+        await stream.send_all(data)
+
+
+@pytest.mark.parametrize("security", ["tls", "noise"])
+async def test_js_dials_us(installed: Path, security: str) -> None:
+    ours = Libp2pTransport(Key(bytes([5]) * 32), ["/ip4/127.0.0.1/tcp/0"])
+    gossip = Gossip(ours, "interop", lambda data: data != b"bad")
+    got: list[bytes] = []
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            (address,) = await nursery.start(ours.serve, echo)
+
+            async def hear(*, task_status: trio.TaskStatus[None]) -> None:
+                await gossip.run(got.append, task_status=task_status)
+
+            await nursery.start(hear)
+            async with foreigner(nursery, installed, security) as (js, about):
+                dialed = await js.do("dial", address=f"{address}/p2p/{peer_id(ours.key)}")
+                assert dialed == {
+                    "encryption": {"tls": "/tls/1.0.0", "noise": "/noise"}[security],
+                    "multiplexer": "/yamux/1.0.0",
+                }
+                assert ours.peers() == [peer_key(about["id"])]
+                assert (await js.do("ping"))["ms"] >= 0
+                assert await js.do("echo", bytes=8 * MEBIBYTE) == {"got": 8 * MEBIBYTE, "same": True}
+                identified = await js.do("identify")
+                assert "/meshsub/1.1.0" in identified["protocols"]
+                assert identified["agent"]
+
+                await js.do("subscribe", topic="interop")
+                heard: list[str] = []
+                number = 0
+                while not (
+                    any(each.startswith(b"js") for each in got) and any(each.startswith("us") for each in heard)
+                ):
+                    number += 1  # the mesh takes a moment: several tries
+                    await gossip.publish(b"us %d" % number)
+                    await js.do("publish", topic="interop", text="bad")
+                    await js.do("publish", topic="interop", text=f"js {number}")
+                    await trio.sleep(0.3)
+                    heard = (await js.do("heard"))["heard"]
+                assert b"bad" not in got
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("security", ["tls", "noise"])
+async def test_we_dial_js(installed: Path, security: str) -> None:
+    ours = Libp2pTransport(Key(bytes([5]) * 32), ["/ip4/127.0.0.1/tcp/0"])
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(ours.serve, echo)
+            async with foreigner(nursery, installed, security) as (_, about):
+                key = peer_key(about["id"])
+                await ours.connect(key, [address.partition("/p2p/")[0] for address in about["addresses"]])
+                sent = bytes(range(251)) * 4000
+                async with await ours.open_stream(key, Lane.CONTROL) as stream:
+                    nursery.start_soon(stream.send_all, sent)
+                    got = b""
+                    while len(got) < len(sent):
+                        got += await stream.receive_some()
+                    assert got == sent
+                await ours.disconnect(key)
+                assert ours.peers() == []
+            nursery.cancel_scope.cancel()
