@@ -147,8 +147,11 @@ class Engine(ABC):
     """Why the engine may not serve, or None."""
 
     @abstractmethod
-    def load(self, folder: Path) -> None:
-        """Load a Hugging Face folder (config, weights). Raises `UsageError` when it is not one."""
+    def load(self, folder: Path, *, weights: bool = True) -> None:
+        """Load a Hugging Face folder (config, weights). Raises `UsageError` when it is not one.
+
+        Without `weights` only its config counts, and the parameters hold nothing of use until `attach` and `reload`.
+        """
 
     @abstractmethod
     def attach(self, layout: Layout, version: Version = BASE_VERSION, root: bytes = b"") -> None:

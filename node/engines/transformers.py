@@ -28,7 +28,7 @@ from node.engines.base import (
     Version,
 )
 from node.engines.live import LiveParameters, Scatter
-from node.engines.load import load_model
+from node.engines.load import build_model, load_model
 from node.engines.sampling import decode, uniforms
 
 __all__ = ["Arithmetic", "TransformersEngine"]
@@ -63,8 +63,8 @@ class TransformersEngine(Engine):
         self.root = b""
         self.poisoned: str | None = None
 
-    def load(self, folder: Path) -> None:
-        self._model = load_model(folder, self._dtype, self.device)
+    def load(self, folder: Path, *, weights: bool = True) -> None:
+        self._model = (load_model if weights else build_model)(folder, self._dtype, self.device)
         self._model.requires_grad_(False)
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
 
