@@ -310,11 +310,15 @@ def pack_frame(frame: Frame) -> bytes:
 
 def unpack_frame_head(head: bytes) -> Frame:
     """A frame's head from its `FRAME_HEAD` bytes; `PeerError` when a field is out of bounds."""
+    if len(head) != FRAME_HEAD:
+        raise PeerError(f"frame: a head of {len(head)} bytes, not {FRAME_HEAD}")
     kind, stripe, epoch, version, attempt, seq, number, offset, total, length = _FRAME.unpack(head)
     if kind not in (FrameKind.HEADER, FrameKind.PIECE, FrameKind.PART):
         raise PeerError(f"frame: kind {kind}")
     if length > MAX_FRAME_BODY:
         raise PeerError(f"frame: {length} bytes of body")
+    if version >= 1 << 63:  # else we would name it in messages of our own, which others would have to refuse
+        raise PeerError(f"frame: version {version}")
     if kind == FrameKind.PART and (offset + length > total or total > 1 << 40):
         raise PeerError("frame: part outside its whole")
     return Frame(kind, stripe, ChunkKey(epoch, version, attempt, seq), number, offset, total, length)

@@ -1,0 +1,314 @@
+"""Edges: what is pushed, how far credit reaches, and what comes back."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol_kit import TUNING, book_with, header, key_of, version
+
+from codec import ChunkKey
+from swarm.protocol.chunks import Chunk, Chunks
+from swarm.protocol.events import Effect, Send, SendHeader, SendPiece
+from swarm.protocol.exchange import HEADER, MAX_AHEAD_BYTES, Exchange
+from swarm.protocol.wire import Attach, Credit, Detach, Have
+
+PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
+MUCH = 1 << 40
+
+
+def attach(stripe: int = 0, credit: int = MUCH, after: int = 0, have: tuple[Have, ...] = ()) -> Attach:
+    return Attach(stripe, 0, after, credit, have)
+
+
+def sent_to(effects: list[Effect], peer: bytes) -> list[tuple[ChunkKey, int]]:
+    """(chunk, index) of what leaves for this peer, in order."""
+    return [
+        (e.key, e.index if isinstance(e, SendPiece) else HEADER)
+        for e in effects
+        if isinstance(e, SendHeader | SendPiece) and e.peer == peer
+    ]
+
+
+def size_of(chunk: Chunk, index: int) -> int:
+    return chunk.header_bytes if index == HEADER else chunk.sizes[index]
+
+
+def credits(effects: list[Effect]) -> list[int]:
+    return [e.message.total for e in effects if isinstance(e, Send) and isinstance(e.message, Credit)]
+
+
+def a_chunk(seq: int = 0, **more) -> tuple[Chunks, Exchange, Chunk]:
+    book, (chunk,) = book_with([header(1, seq, **more)])
+    return book, Exchange(book, TUNING), chunk
+
+
+# ---------------------------------------------------------------- attaching
+
+
+def test_attaching_brings_all_that_the_stripe_holds() -> None:
+    book, (chunk, other) = book_with([header(1, 0), header(1, 1, stripe=1)])
+    exchange = Exchange(book, TUNING)
+    effects: list[Effect] = []
+    exchange.attached(ANNA, attach(), 0.0, effects)
+    assert sent_to(effects, ANNA) == [(chunk.key, index) for index in (HEADER, 0, 1, 2, 3)]
+    assert other.stripe == 1
+
+
+@given(st.integers(0, 15), st.integers(0, 15))
+def test_attaching_with_a_have_map_brings_exactly_what_is_missing(theirs: int, ours: int) -> None:
+    book, (chunk,) = book_with([header(1, 0)], held=False)
+    for index in range(4):
+        if ours >> index & 1:
+            book.piece(chunk.key, index, 0.0)
+    have = (Have(0, 1, 0, 0, theirs.to_bytes(1, "little")),) if theirs not in (0, 15) else ()
+    have = (Have(0, 1, 0, 0, b""),) if theirs == 15 else have
+    exchange, effects = Exchange(book, TUNING), []
+    exchange.attached(ANNA, attach(have=have), 0.0, effects)
+    missing = [index for index in range(4) if ours >> index & 1 and not theirs >> index & 1]
+    assert sent_to(effects, ANNA) == [(chunk.key, index) for index in ([] if have else [HEADER]) + missing]
+
+
+def test_attaching_after_a_version_brings_only_later_ones() -> None:
+    book, _ = book_with([header(1, 0), header(2, 0)])
+    exchange, effects = Exchange(book, TUNING), []
+    exchange.attached(ANNA, attach(after=1), 0.0, effects)
+    assert {key.version for key, _ in sent_to(effects, ANNA)} == {2}
+
+
+def test_a_have_map_of_another_attempt_or_with_absurd_bits_is_of_no_account() -> None:
+    _, exchange, chunk = a_chunk()
+    effects: list[Effect] = []
+    have = (Have(0, 1, 9, 0, b""), Have(0, 1, 0, 7, b""), Have(0, 9, 0, 0, b"\xff" * 128))
+    exchange.attached(ANNA, attach(have=have), 0.0, effects)
+    assert len(sent_to(effects, ANNA)) == 5
+    assert chunk.whole
+
+
+def test_attaching_again_starts_afresh() -> None:
+    """The child lost its end of the edge: it says anew what it has."""
+    book, exchange, chunk = a_chunk()
+    exchange.attached(ANNA, attach(credit=0), 0.0, [])
+    effects: list[Effect] = []
+    exchange.attached(ANNA, attach(have=book.haves(version(0))), 0.0, effects)
+    assert sent_to(effects, ANNA) == []
+    assert exchange.spare(0, ANNA) == MUCH
+
+
+def test_attaching_over_and_over_does_not_queue_without_end() -> None:
+    book, (chunk,) = book_with([header(1, 0, pieces=64, piece_bytes=1 << 20)])
+    exchange, effects = Exchange(book, TUNING), []
+    for _ in range(20):
+        exchange.attached(ANNA, attach(), 0.0, effects)
+    assert sum(size_of(chunk, index) for _, index in sent_to(effects, ANNA)) <= MAX_AHEAD_BYTES + (21 << 20)
+
+
+def test_detached_gets_nothing_more() -> None:
+    _, exchange, chunk = a_chunk()
+    exchange.attached(ANNA, attach(), 0.0, [])
+    exchange.attached(ANNA, attach(stripe=3), 0.0, [])
+    effects: list[Effect] = []
+    exchange.detached(ANNA, 0, effects)
+    exchange.push(chunk, 0, None, 0.0, effects)
+    assert sent_to(effects, ANNA) == []
+    assert exchange.spare(0, ANNA) == -1
+    exchange.detached(ANNA, None, effects)
+    assert exchange.spare(3, ANNA) == -1
+
+
+def test_detaching_what_was_never_attached() -> None:
+    _, exchange, _ = a_chunk()
+    effects: list[Effect] = []
+    exchange.detached(ANNA, 5, effects)
+    exchange.detached(ANNA, None, effects)
+    exchange.credited(ANNA, Credit(5, 10), 0.0, effects)
+    assert effects == []
+
+
+def test_moving_to_another_parent_tells_the_old_one() -> None:
+    _, exchange, _ = a_chunk()
+    exchange.attach_to(0, PARENT, version(0), 0.0, [])
+    effects: list[Effect] = []
+    exchange.attach_to(0, BEN, version(0), 0.0, effects)
+    assert [(e.peer, type(e.message)) for e in effects if isinstance(e, Send)] == [(PARENT, Detach), (BEN, Attach)]
+    assert exchange.lost_parent(PARENT) == []
+    assert exchange.lost_parent(BEN) == [0]
+
+
+# ---------------------------------------------------------------- credit
+
+
+@given(st.data())
+def test_a_child_never_gets_more_than_its_credit(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 5000), min_size=1, max_size=12))
+    book, (chunk,) = book_with([replace(header(1, 0), piece_bytes=tuple(sizes))], held=False)
+    exchange = Exchange(book, TUNING)
+    effects: list[Effect] = []
+    allowed = data.draw(st.integers(0, 3000))
+    exchange.attached(ANNA, attach(credit=allowed), 0.0, effects)
+    coming = [HEADER, *range(len(sizes))]
+    while coming or len(sent_to(effects, ANNA)) <= len(sizes):
+        if coming and data.draw(st.booleans()):
+            exchange.push(chunk, coming.pop(0), PARENT, 0.0, effects)
+        else:
+            allowed += data.draw(st.integers(1, 20_000))
+            exchange.credited(ANNA, Credit(0, allowed), 0.0, effects)
+        assert sum(size_of(chunk, index) for _, index in sent_to(effects, ANNA)) <= allowed
+    assert sent_to(effects, ANNA) == [(chunk.key, index) for index in (HEADER, *range(len(sizes)))]
+
+
+def test_credit_once_given_stands() -> None:
+    _, exchange, _ = a_chunk()
+    effects: list[Effect] = []
+    exchange.attached(ANNA, attach(credit=1100), 0.0, effects)
+    for total in (50, 0, 1099):
+        exchange.credited(ANNA, Credit(0, total), 0.0, effects)
+    assert exchange.spare(0, ANNA) == 1100 - 100 - 4000
+    assert len(sent_to(effects, ANNA)) == 2
+
+
+def test_boundless_credit_does_not_fill_our_queues() -> None:
+    book, (chunk,) = book_with([header(1, 0, pieces=200, piece_bytes=1 << 20)])
+    exchange, effects = Exchange(book, TUNING), []
+    exchange.attached(ANNA, attach(credit=(1 << 63) - 1), 0.0, effects)
+    first = sent_to(effects, ANNA)
+    assert sum(size_of(chunk, index) for _, index in first) <= MAX_AHEAD_BYTES + (1 << 20)
+    for key, index in first:
+        exchange.sent(ANNA, 0, key, index, 0.0, effects)
+    assert len(sent_to(effects, ANNA)) > len(first)
+
+
+def test_credit_returns_as_bytes_arrive() -> None:
+    _, exchange, _ = a_chunk()
+    window = TUNING.window_bytes
+    effects: list[Effect] = []
+    exchange.attach_to(0, PARENT, version(0), 0.0, effects)
+    for _ in range(4 * 16):
+        exchange.arrived(PARENT, 0, window // 16, 0.0, effects)
+    assert credits(effects)[-1] == 5 * window
+    assert len(credits(effects)) == 16
+
+
+def test_bytes_from_someone_else_return_no_credit_to_the_parent() -> None:
+    _, exchange, _ = a_chunk()
+    effects: list[Effect] = []
+    exchange.attach_to(0, PARENT, version(0), 0.0, effects)
+    exchange.arrived(BEN, 0, MUCH, 0.0, effects)
+    exchange.arrived(None, None, MUCH, 0.0, effects)
+    assert credits(effects) == []
+
+
+def test_credit_waits_until_we_have_passed_on_what_we_got() -> None:
+    window = TUNING.window_bytes
+    book, (chunk,) = book_with([header(1, 0, pieces=16, piece_bytes=window // 8)])
+    exchange, effects = Exchange(book, TUNING), []
+    exchange.attach_to(0, PARENT, version(0), 0.0, effects)
+    exchange.attached(ANNA, attach(credit=0, have=book.haves(version(0))), 0.0, effects)
+    for index in range(8):
+        exchange.push(chunk, index, PARENT, 0.0, effects)
+        exchange.arrived(PARENT, 0, window // 8, 0.0, effects)
+    assert credits(effects) == []
+    exchange.credited(ANNA, Credit(0, window), 0.0, effects)
+    for index in range(8):
+        exchange.sent(ANNA, 0, chunk.key, index, 0.0, effects)
+    assert credits(effects)[-1] == 2 * window
+
+
+def test_a_lagging_child_does_not_hold_back_its_siblings() -> None:
+    window = TUNING.window_bytes
+    book, (chunk,) = book_with([header(1, 0, pieces=16, piece_bytes=window // 8)])
+    exchange, effects = Exchange(book, TUNING), []
+    exchange.attach_to(0, PARENT, version(0), 0.0, effects)
+    have = book.haves(version(0))
+    exchange.attached(ANNA, attach(credit=0, have=have), 0.0, effects)
+    exchange.attached(BEN, attach(have=have), 0.0, effects)
+    for index in range(8):
+        exchange.push(chunk, index, PARENT, index * 0.1, effects)
+        exchange.arrived(PARENT, 0, window // 8, index * 0.1, effects)
+        exchange.sent(BEN, 0, chunk.key, index, index * 0.1, effects)
+    assert credits(effects) == []
+    exchange.tick(TUNING.lag_after_s + 0.01, effects)
+    assert credits(effects) == [2 * window]
+    exchange.credited(ANNA, Credit(0, window), 2.0, effects)  # it moves again, and counts again
+    exchange.sent(ANNA, 0, chunk.key, 0, 2.0, effects)
+    assert exchange.children[0][ANNA].lagging is False
+
+
+def test_pieces_that_keep_coming_do_not_hide_that_a_child_lags() -> None:
+    book, (chunk,) = book_with([header(1, 0, pieces=16)])
+    exchange, effects = Exchange(book, TUNING), []
+    exchange.attached(ANNA, attach(credit=0, have=book.haves(version(0))), 0.0, effects)
+    for index in range(16):
+        exchange.push(chunk, index, PARENT, index * TUNING.lag_after_s / 4, effects)
+    exchange.tick(4 * TUNING.lag_after_s, effects)
+    assert exchange.children[0][ANNA].lagging
+
+
+def test_what_is_not_known_any_more_still_frees_its_place() -> None:
+    """A version was dropped while pieces of it were on their way to the socket."""
+    book, exchange, chunk = a_chunk()
+    exchange.attached(ANNA, attach(), 0.0, [])
+    book.drop(version(1))
+    exchange.forget(version(1))
+    for index in (HEADER, 0, 1, 2, 3):
+        exchange.sent(ANNA, 0, chunk.key, index, 0.0, [])
+    assert exchange.children[0][ANNA].backlog == 0
+
+
+def test_what_waits_of_a_dropped_version_is_not_sent() -> None:
+    book, exchange, _ = a_chunk()
+    exchange.attached(ANNA, attach(credit=0), 0.0, [])
+    book.drop(version(1))
+    exchange.forget(version(1))
+    effects: list[Effect] = []
+    exchange.credited(ANNA, Credit(0, MUCH), 0.0, effects)
+    assert effects == []
+    assert exchange.children[0][ANNA].backlog == 0
+
+
+def test_sent_twice_or_never_sent_counts_once() -> None:
+    _, exchange, chunk = a_chunk()
+    exchange.attached(ANNA, attach(), 0.0, [])
+    for _ in range(3):
+        exchange.sent(ANNA, 0, chunk.key, 0, 0.0, [])
+    exchange.sent(ANNA, 0, header(9, 9).key, 0, 0.0, [])
+    assert exchange.children[0][ANNA].flying_bytes == 100 + 3 * 1000
+
+
+def test_what_a_child_pulled_counts_on_its_edge_at_both_ends() -> None:
+    _, exchange, chunk = a_chunk()
+    exchange.attached(ANNA, attach(credit=10_000), 0.0, [])
+    before = exchange.spare(0, ANNA)
+    exchange.gave(ANNA, chunk, [0, 2])
+    exchange.gave(BEN, chunk, [0, 2])
+    assert before - exchange.spare(0, ANNA) == 100 + 2000
+
+
+# ---------------------------------------------------------------- pushing on
+
+
+def test_a_piece_goes_to_every_child_of_its_stripe_but_the_one_it_came_from() -> None:
+    _, exchange, chunk = a_chunk()
+    for peer in (ANNA, BEN, PARENT):
+        exchange.attached(peer, attach(have=(Have(0, 1, 0, 0, b""),)), 0.0, [])
+    exchange.attached(key_of("other").public, attach(stripe=1), 0.0, [])
+    effects: list[Effect] = []
+    exchange.push(chunk, 2, PARENT, 0.0, effects)
+    assert [e.peer for e in effects if isinstance(e, SendPiece)] == [ANNA, BEN]
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_child_that_is_ahead_is_not_sent_the_past(after: int) -> None:
+    _, exchange, chunk = a_chunk()
+    effects: list[Effect] = []
+    exchange.attached(ANNA, attach(after=after), 0.0, effects)
+    exchange.push(chunk, 0, None, 0.0, effects)
+    assert effects == []
+
+
+def test_a_chunk_of_no_known_stripe_is_not_pushed() -> None:
+    _, exchange, chunk = a_chunk(stripe=None)
+    effects: list[Effect] = []
+    exchange.attached(ANNA, attach(), 0.0, effects)
+    exchange.push(chunk, 0, None, 0.0, effects)
+    assert effects == []
