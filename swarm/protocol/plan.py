@@ -201,7 +201,8 @@ def _deal_interior(relays: list[Member], stripes: int) -> list[list[Member]]:
     """Interior nodes of each stripe, so that the stripes' uplinks come out about equal.
 
     With fewer relays than stripes a relay heads several, the more the larger its uplink (largest quotient, d'Hondt);
-    with more, each goes to the stripe that has least so far (longest processing time first).
+    with more, each goes to the stripe that has least so far (longest processing time first); those that can be dialed
+    are dealt first, so that each tree has some.
     """
     by_uplink = sorted(relays, key=lambda m: (-m.up_mbit, m.slot))
     if len(relays) <= stripes:
@@ -214,18 +215,18 @@ def _deal_interior(relays: list[Member], stripes: int) -> list[list[Member]]:
         return dealt
     dealt = [[] for _ in range(stripes)]
     weight = [0.0] * stripes
-    for member in by_uplink:
+    for member in sorted(by_uplink, key=lambda m: not m.dialable):
         k = min(range(stripes), key=lambda i: (weight[i], i))
         dealt[k].append(member)
         weight[k] += member.up_mbit
-    return dealt
+    return [sorted(interior, key=lambda m: (-m.up_mbit, m.slot)) for interior in dealt]
 
 
 def _tree(ordered: list[Member], interior: list[Member], shift: int) -> tuple[int, ...]:
     """One stripe: a breadth-first tree whose interior nodes take children in proportion to their uplinks.
 
-    An edge needs one end that can be dialed, so of the nodes with room the first that makes one is taken; where there
-    is none, the edge is left to chance (a member that cannot have its parent turns to a backup).
+    An edge needs one end that can be dialed, so leaves that cannot be choose first, and of the nodes with room take the
+    first that can; where there is none, the edge is left to chance (who cannot have its parent turns to a backup).
     """
     head, *rest = interior
     dialable = {m.slot: m.dialable for m in ordered}
@@ -233,10 +234,11 @@ def _tree(ordered: list[Member], interior: list[Member], shift: int) -> tuple[in
     inside = {m.slot for m in interior}
     leaves = [m.slot for m in ordered if m.slot not in inside]
     turn = shift % len(leaves) if leaves else 0
+    leaves = sorted(leaves[turn:] + leaves[:turn], key=lambda s: dialable[s])
     parent_of = {head.slot: AUTHORITY}
     givers = [head.slot]
     at = 0
-    for slot in [m.slot for m in rest] + leaves[turn:] + leaves[:turn]:
+    for slot in [m.slot for m in rest] + leaves:
         while room[givers[at]] == 0:
             at += 1
         giver = givers[at]

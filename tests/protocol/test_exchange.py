@@ -138,21 +138,23 @@ def test_moving_to_another_parent_tells_the_old_one() -> None:
 # ---------------------------------------------------------------- credit
 
 
-@given(st.data())
-def test_a_child_never_gets_more_than_its_credit(data: st.DataObject) -> None:
-    sizes = data.draw(st.lists(st.integers(1, 5000), min_size=1, max_size=12))
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=12),
+    st.integers(0, 3000),
+    st.lists(st.integers(0, 8000), max_size=20),
+)
+def test_a_child_never_gets_more_than_its_credit(sizes: list[int], allowed: int, more: list[int]) -> None:
+    """`more`: 0: the next piece comes in; else the child allows so much more."""
     book, (chunk,) = book_with([replace(header(1, 0), piece_bytes=tuple(sizes))], held=False)
-    exchange = Exchange(book, TUNING)
-    effects: list[Effect] = []
-    allowed = data.draw(st.integers(0, 3000))
-    exchange.attached(ANNA, attach(credit=allowed), 0.0, effects)
+    exchange, effects = Exchange(book, TUNING), []
+    exchange.attached(ANNA, attach(credit=allowed, have=(Have(0, 1, 0, 0, b"\0"),)), 0.0, effects)
     coming = [HEADER, *range(len(sizes))]
-    while coming or len(sent_to(effects, ANNA)) <= len(sizes):
-        if coming and data.draw(st.booleans()):
-            exchange.push(chunk, coming.pop(0), PARENT, 0.0, effects)
-        else:
-            allowed += data.draw(st.integers(1, 20_000))
+    for step in [*more, *[0] * len(coming), 1 << 20]:
+        if step:
+            allowed += step
             exchange.credited(ANNA, Credit(0, allowed), 0.0, effects)
+        elif coming:
+            exchange.push(chunk, coming.pop(0), PARENT, 0.0, effects)
         assert sum(size_of(chunk, index) for _, index in sent_to(effects, ANNA)) <= allowed
     assert sent_to(effects, ANNA) == [(chunk.key, index) for index in (HEADER, *range(len(sizes)))]
 
