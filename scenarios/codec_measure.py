@@ -1,0 +1,231 @@
+"""The benchmark's loop: every part through every coder, each timed beside BLAKE3 and memcpy on the same bytes."""
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from blake3 import blake3
+
+from codec import pco, rice
+from codec.bits import Bits, DType
+from codec.chunk import CODER_PCO, CODER_RICE, BlockDelta, BlockEntry, ChunkKey, open_header, seal_chunk, verify_piece
+from codec.layout import BLOCK_ELEMENTS
+from codec.manifest import Manifest
+from codec.pack import Packer, chunk_target, piece_target
+from codec.scan import scatter
+from codec.sign import Key
+from codec.staging import decode, encode
+from scenarios.codec_anchors import ANCHORS, Bounds
+from scenarios.codec_data import Part
+
+__all__ = ["Measurement", "Timed", "measure", "scaling"]
+
+_KEY: Final = Key(bytes(32))
+_ROOT: Final = bytes(32)
+
+
+@dataclass
+class Timed:
+    """Bytes and seconds of one coder. Seconds are of the thread's own CPU time, the least of the repeats, summed."""
+
+    payload_bytes: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    exact: bool = True
+
+
+@dataclass
+class Measurement:
+    """Sums over all parts. Seconds as in `Timed`."""
+
+    elements: int = 0
+    changed: int = 0
+    full_bytes: int = 0
+    coders: dict[str, Timed] = field(default_factory=dict)
+    blake3_s: float = 0.0
+    memcpy_s: float = 0.0
+    verify_s: float = 0.0
+    scatter_s: float = 0.0
+    pco_positions_s: float = 0.0
+    chunks: int = 0
+    peak_bytes: int = 0
+    """Memory that the coders took, beyond the data."""
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+def _seconds(repeats: int, work: Callable[[], Any]) -> tuple[float, Any]:
+    """(least CPU seconds of this thread, the last result)."""
+    least, result = float("inf"), None
+    for _ in range(repeats):
+        start = time.thread_time()
+        result = work()
+        least = min(least, time.thread_time() - start)
+    return least, result
+
+
+def _anonymous_bytes() -> int:
+    """Memory of this process that is no mapped file; 0 where /proc does not tell."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    for line in status.read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+class _Wire:
+    """Packs one coder's deltas into real chunks, counts every byte, and verifies them as a node would."""
+
+    def __init__(self, measurement: Measurement, timed: Timed, expected: int, repeats: int) -> None:
+        self._measurement, self._timed, self._repeats = measurement, timed, repeats
+        self._packer = Packer(chunk_target(expected))
+        self._piece_bytes = piece_target(expected)
+        self._ids: list[bytes] = []
+
+    def add(self, delta: BlockDelta) -> None:
+        for deltas in self._packer.add(delta):
+            self._seal(deltas)
+
+    def finish(self) -> None:
+        for deltas in self._packer.flush():
+            self._seal(deltas)
+        manifest = Manifest(_KEY.public, 0, 1, 0, _ROOT, _ROOT, _ROOT, tuple(self._ids), 0, 0).seal(_KEY)
+        self._timed.payload_bytes += len(manifest)
+
+    def _seal(self, deltas: list[BlockDelta]) -> None:
+        key = ChunkKey(0, 1, 0, len(self._ids))
+        spent, chunk = _seconds(self._repeats, lambda: seal_chunk(key, _ROOT, _ROOT, deltas, _KEY, self._piece_bytes))
+        self._timed.encode_s += spent
+
+        def verify() -> None:
+            header = open_header(chunk.header, _KEY.public)
+            for piece in range(header.n_pieces):
+                span = header.piece_range(piece)
+                verify_piece(header, piece, chunk.body[span.start : span.stop])
+
+        spent, _ = _seconds(self._repeats, verify)
+        self._timed.decode_s += spent
+        self._timed.payload_bytes += chunk.nbytes
+        self._ids.append(chunk.id)
+        self._measurement.chunks = max(self._measurement.chunks, len(self._ids))
+
+
+def _ours(
+    found: Measurement, name: str, block: int, old: Bits, new: Bits, dtype: DType, repeats: int, wire: _Wire
+) -> None:
+    """One block through one of our coders: encode and hash; decode, predict the hash, scatter."""
+    timed = found.coders[name]
+    coder = CODER_RICE if name == "rice" else CODER_PCO
+    spent, delta = _seconds(repeats, lambda: encode(block, old, new, dtype, coder))
+    timed.encode_s += spent
+    if delta is None:
+        return
+    wire.add(delta)
+    entry = BlockEntry(delta.block, delta.coder, delta.new_hash, len(delta.payload))
+    payload = memoryview(delta.payload)
+    spent, decoded = _seconds(repeats, lambda: decode(entry, payload, old, dtype))
+    timed.decode_s += spent
+    if decoded is None:
+        timed.exact = False
+        return
+    words = old.copy()
+    spent, _ = _seconds(repeats, lambda: scatter(words, *decoded))
+    timed.decode_s += spent
+    timed.exact &= np.array_equal(words, new)
+    if name == "rice":
+        found.scatter_s += spent
+    elif delta.coder == CODER_PCO:
+        found.pco_positions_s += _seconds(repeats, lambda: pco.decode_block(delta.payload, old, dtype))[0]
+
+
+def _theirs(found: Measurement, name: str, old: Bits, new: Bits, dtype: DType, repeats: int) -> None:
+    """One part through an anchor: no blocks, no hash, no signature."""
+    there, back = ANCHORS[name]
+    timed = found.coders[name]
+    spent, payload = _seconds(repeats, lambda: there(old, new, dtype))
+    timed.encode_s += spent
+    timed.payload_bytes += len(payload)
+    words = old.copy()
+    spent, _ = _seconds(repeats, lambda: back(payload, words))
+    timed.decode_s += spent
+    timed.exact &= np.array_equal(words, new)
+
+
+def measure(
+    parts: Iterable[Part], expected_bytes: int, repeats: int = 3, progress: Callable[[int], None] = lambda done: None
+) -> Measurement:
+    """Take every block of `parts` through every coder. `expected_bytes`: F, from which the chunks' size follows.
+
+    `progress`: called with the elements done.
+    """
+    found = Measurement(coders={name: Timed() for name in ("rice", "pco", *ANCHORS)})
+    wires = {name: _Wire(found, found.coders[name], expected_bytes, repeats) for name in ("rice", "pco")}
+    copy = np.empty(8 * BLOCK_ELEMENTS, np.uint8)
+    block = 0
+    for part in parts:
+        held = _anonymous_bytes()
+        rice.warm_up(part.dtype)
+        for name in ANCHORS:
+            _theirs(Measurement(coders={name: Timed()}), name, part.old[:64], part.new[:64], part.dtype, 1)
+        for start in range(0, part.old.size, BLOCK_ELEMENTS):
+            old, new = part.old[start : start + BLOCK_ELEMENTS], part.new[start : start + BLOCK_ELEMENTS]
+            raw = new.view(np.uint8)
+            found.blake3_s += _seconds(repeats, lambda raw=raw: blake3(raw.data).digest())[0]
+            target = copy[: raw.size]
+            found.memcpy_s += _seconds(repeats, lambda target=target, raw=raw: np.copyto(target, raw))[0]
+            for name in ("rice", "pco"):
+                _ours(found, name, block, old, new, part.dtype, repeats, wires[name])
+                found.peak_bytes = max(found.peak_bytes, _anonymous_bytes() - held)
+            found.changed += int(np.count_nonzero(old != new))
+            block += 1
+        for name in ANCHORS:
+            _theirs(found, name, part.old, part.new, part.dtype, repeats)
+        found.bounds.add(part.old, part.new, part.dtype)
+        found.elements += part.old.size
+        found.full_bytes += part.old.nbytes
+        progress(found.elements)
+    for wire in wires.values():
+        wire.finish()
+    return found
+
+
+def scaling(parts: list[Part], repeats: int = 3) -> dict[str, float]:
+    """How much faster two threads are than one, in wall-clock time: encoding, decoding, and BLAKE3 alone."""
+    blocks = [
+        (part.dtype, part.old[start : start + BLOCK_ELEMENTS], part.new[start : start + BLOCK_ELEMENTS])
+        for part in parts
+        for start in range(0, part.old.size, BLOCK_ELEMENTS)
+    ]
+    deltas = [encode(i, old, new, dtype) for i, (dtype, old, new) in enumerate(blocks)]
+
+    def coded(i: int) -> object:
+        dtype, old, new = blocks[i]
+        return encode(i, old, new, dtype)
+
+    def decoded(i: int) -> object:
+        delta = deltas[i]
+        if delta is None:
+            return None
+        entry = BlockEntry(delta.block, delta.coder, delta.new_hash, len(delta.payload))
+        return decode(entry, memoryview(delta.payload), blocks[i][1], blocks[i][0])
+
+    def hashed(i: int) -> object:
+        return blake3(blocks[i][2].view(np.uint8).data).digest()
+
+    def wall(work: Callable[[int], object], threads: int) -> float:
+        least = float("inf")
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(len(blocks))))
+            for _ in range(repeats):
+                start = time.perf_counter()
+                list(pool.map(work, range(len(blocks))))
+                least = min(least, time.perf_counter() - start)
+        return least
+
+    jobs = {"encode": coded, "decode": decoded, "blake3": hashed}
+    return {name: wall(work, 1) / wall(work, 2) for name, work in jobs.items()}
