@@ -1,12 +1,12 @@
 """A member's process: a rollout node (replica and engine), or a relay (neither).
 
-swarm --> shell --commit--> changes --> engine        (in node.worker: staged while it generates)
+swarm --> shell --commit--> changes --> engine        (node.workplace: staged while it generates)
 swarm <-- Work messages <-- rollouts <--- engine
 """
 
 import random
 import secrets
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
@@ -27,6 +27,9 @@ from swarm.shell import in_thread
 from swarm.store import Store
 from swarm.transport.base import Unreachable
 from swarm.transport.identity import peer_id
+
+if TYPE_CHECKING:
+    from node.workplace import Workplace
 
 __all__ = ["Member", "run"]
 
@@ -52,12 +55,12 @@ async def run(
         if config.engine == "none":
             await member.run(task_status)
             return
-        from node.worker import Worker
+        from node.workplace import Workplace
 
-        worker = Worker(member, config)
-        member.follow(worker)
+        workplace = Workplace(config, key, store, model, member.send_work)
+        member.employ(workplace)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(worker.run)
+            nursery.start_soon(workplace.run)
             await member.run(task_status)
 
 
@@ -91,17 +94,17 @@ class Member:
         self._joined = trio.Event()
         self._over: SwarmError | None = None
         self._end = trio.Event()
-        self._worker: Any = None
+        self._workplace: Workplace | None = None
         self.news = ""
 
-    def follow(self, worker: Any) -> None:
-        """Tell `worker` of commits and of work."""
-        self._worker = worker
+    def employ(self, workplace: "Workplace") -> None:
+        """Tell `workplace` of commits and of work."""
+        self._workplace = workplace
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled, or until the authority turns us away for good."""
         async with self.endpoint.running(leave=True), trio.open_nursery() as nursery:
-            await nursery.start(query.serve, self.config.home, self.state)
+            await nursery.start(query.serve, self.config.home, self.state, self._prove)
             nursery.start_soon(self._account)
             nursery.start_soon(self._expect_contact)
             _log.info("starting", peer_id=peer_id(self.key.public), addrs=", ".join(self.endpoint.addrs))
@@ -127,10 +130,10 @@ class Member:
         while True:
             account.sent_bytes = self.endpoint.transport.traffic.sent
             account.received_bytes = self.endpoint.transport.traffic.received
-            if self._worker is not None:
-                account.engine = self._worker.engine_name
-                account.engine_version = VersionId(*self._worker.engine_version)
-                account.tokens_s = self._worker.tokens_s
+            if self._workplace is not None:
+                account.engine = self._workplace.engine_name
+                account.engine_version = self._workplace.engine_version
+                account.tokens_s = self._workplace.worker.tokens_per_s
             await trio.sleep(0.2)
 
     def _stop(self, why: SwarmError) -> None:
@@ -141,14 +144,14 @@ class Member:
 
     def committed(self, version: VersionId, manifest: Manifest, changes: Any) -> None:
         _log.info("holds", version=str(version), root=manifest.root)
-        if self._worker is not None:
-            self._worker.committed(version, manifest, changes)
+        if self._workplace is not None:
+            self._workplace.committed(version, manifest.root, changes)
 
     def notify(self, what: str, info: dict[str, Any]) -> None:
         match what:
             case "work":
-                if self._worker is not None and info["peer"] == self.ticket.authority:
-                    self._worker.hear(info["body"])
+                if self._workplace is not None and info["peer"] == self.ticket.authority:
+                    self._workplace.worker.hear(info["body"])
                 return
             case "joined":
                 self._joined.set()
@@ -168,6 +171,10 @@ class Member:
         self.endpoint.send_work(self.ticket.authority, body)
 
     # ------------------------------------------------------------ for people
+
+    async def _prove(self) -> None:
+        if self._workplace is not None:
+            await self._workplace.prove()
 
     def state(self) -> dict[str, Any]:
         """Plain values for `status`."""
@@ -192,8 +199,8 @@ class Member:
             "pushed_bytes": self.endpoint.shell.counts.pushed,
             "duplicate_bytes": self.endpoint.shell.counts.duplicates,
         }
-        if self._worker is not None:
-            own |= self._worker.state()
+        if self._workplace is not None:
+            own |= self._workplace.state()
         return {
             "role": "relay" if self._relay else "node",
             "swarm": peer_id(self.ticket.authority),
