@@ -11,7 +11,7 @@ from codec import ChunkKey, Manifest
 from codec.sign import Key
 from scenarios.virtual import LAYOUT, Faults, Link, Node, Published, VirtualNetwork, facts, root_of
 from swarm.protocol.authority import Authority
-from swarm.protocol.events import HeaderStored, LocalChunk, LocalSeal, VersionId
+from swarm.protocol.events import HeaderStored, LocalChunk, LocalLeave, LocalSeal, VersionId
 from swarm.protocol.lease import AuthorityTime, Capability
 from swarm.protocol.peer import Peer
 from swarm.protocol.tuning import Tuning
@@ -133,6 +133,10 @@ class World(VirtualNetwork):
         for way in waiting:
             self._carry(*way)
 
+    def leave(self, node: Node) -> None:
+        """SIGTERM: it says goodbye."""
+        self._apply(node, LocalLeave())
+
     # ------------------------------------------------------------ publishing
 
     def publish(
@@ -144,13 +148,12 @@ class World(VirtualNetwork):
         attempt: int = 0,
         spread_s: float = 0.0,
         seal: bool = True,
-        seal_as: VersionId | None = None,
     ) -> Published:
         """Publish the version after the newest one: `chunks` chunks over `spread_s` seconds, then the seal."""
         core = self._core
         assert core.state.held is not None
         assert core.state.manifest is not None
-        id_ = seal_as or VersionId(core.state.held.epoch, core.state.held.version + 1)
+        id_ = VersionId(core.state.held.epoch, core.state.held.version + 1)
         sizes = tuple(min(piece_bytes, chunk_bytes - at) for at in range(0, chunk_bytes, piece_bytes))
         headers = [
             HeaderStored(
@@ -172,6 +175,18 @@ class World(VirtualNetwork):
         if seal:
             self.versions[id_] = published
             self._at(spread_s, lambda: self._publish_seal(author, published))
+        return published
+
+    def roll_back(self, to: VersionId) -> Published:
+        """Go back to the bits of an earlier version and publish its successor, of a new epoch, with nothing changed."""
+        core = self._core
+        assert core.state.held is not None
+        id_ = VersionId(core.state.held.epoch + 1, to.version + 1)
+        sealed = Manifest(self.swarm, id_.epoch, id_.version, 0, root_of(to), root_of(id_), LAYOUT, (), 0, 0).seal(
+            self._key
+        )
+        published = self.versions[id_] = Published(id_, [], sealed, 0, self.now)
+        self._at(0.0, lambda: self._publish_seal(self.authority, published))
         return published
 
     def _publish_chunk(self, node: Node, header: HeaderStored) -> None:

@@ -251,17 +251,22 @@ class VirtualNetwork:
     def _do_dial(self, node: Node, effect: Dial) -> None:
         other = self.nodes[effect.peer]
 
-        def answer() -> None:
-            if not node.alive or effect.peer in node.sessions:
-                return
-            if not other.alive:
-                self._apply(node, PeerDown(effect.peer, True, "no answer"))
-            elif other.frozen or self._is_cut(node, other):
-                self._at(DIAL_DEADLINE_S, lambda: self._apply(node, PeerDown(effect.peer, True, "no answer")))
-            else:
-                self._open_session(node, other)
+        self._knock(node, other, self.now + DIAL_DEADLINE_S, 4 * self._latency(node, other))
 
-        self._at(4 * self._latency(node, other), answer)
+    def _knock(self, node: Node, other: Node, until_s: float, delay_s: float) -> None:
+        """Try to get through, again and again as packets are sent again, until it is too late."""
+
+        def answer() -> None:
+            if not node.alive or other.key.public in node.sessions:
+                return
+            if other.alive and not (other.frozen or self._is_cut(node, other)):
+                self._open_session(node, other)
+            elif other.alive and self.now < until_s:
+                self._knock(node, other, until_s, 1.0)
+            else:
+                self._apply(node, PeerDown(other.key.public, True, "no answer"))
+
+        self._at(delay_s, answer)
 
     def _open_session(self, node: Node, other: Node) -> None:
         self._sessions += 1

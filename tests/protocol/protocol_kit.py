@@ -104,13 +104,20 @@ def heartbeat(
     return seal(Heartbeat(SWARM, boot, serial, at, roster, *head, bits, fresh_bits), key)
 
 
-def member(slot: int, *, up_mbit: float = 100.0, leaf: bool = False, dialable: bool = True, peer: bytes = b"") -> Member:
+def member(
+    slot: int, *, up_mbit: float = 100.0, leaf: bool = False, dialable: bool = True, peer: bytes = b""
+) -> Member:
     addrs = (f"/sim/{slot}",) if dialable else ()
     return Member(slot, peer or key_of(slot).public, addrs, dialable, f"node{slot}", "", up_mbit, leaf)
 
 
 def roster(
-    parents: Iterable[tuple[int, ...]], members: Iterable[Member], *, serial: int = 1, boot: int = 1, key: Key = AUTHORITY
+    parents: Iterable[tuple[int, ...]],
+    members: Iterable[Member],
+    *,
+    serial: int = 1,
+    boot: int = 1,
+    key: Key = AUTHORITY,
 ) -> bytes:
     return seal_roster(Roster(SWARM, boot, serial, ("/sim/authority",), tuple(members), tuple(parents)), key)
 
@@ -171,7 +178,9 @@ def admit(
     members = members if members is not None else [member(s) for s in range(len(parents[0]))]
     apply = peer.apply
     effects = apply(PeerUp(SWARM, True), now)
-    welcome = Welcome(grant(slot, peer.state.key.public), roster(parents, members), heartbeat(1), head or manifest(0, 0))
+    welcome = Welcome(
+        grant(slot, peer.state.key.public), roster(parents, members), heartbeat(1), head or manifest(0, 0)
+    )
     return effects + apply(Heard(SWARM, welcome), now)
 
 

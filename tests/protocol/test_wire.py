@@ -177,7 +177,9 @@ FRAMES = st.builds(
     ),
     st.sampled_from([FrameKind.HEADER, FrameKind.PIECE, FrameKind.PART]),
     st.integers(0, 255),
-    st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
+    st.tuples(
+        st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)
+    ),
     st.integers(0, 2**32 - 1),
     st.integers(0, MAX_FRAME_BODY),
     st.integers(0, 1 << 38),
