@@ -2,8 +2,8 @@
 """Passes over a block: which elements changed, counted inside the classes of their old exponents.
 
 A tile is 64 words of 64 elements. Each pass first classifies a tile in straight-line vector code, which leaves the
-planes of every word and how many elements of each class stand before it; then it turns to the tile's changes. What
-a branch would have to guess, a word with or without changes, is kept out of the first part, and made rare in the second.
+planes of every word and how many elements of each class stand before it; then it turns to the changes. What a branch
+would have to guess (has this word a change?) is kept out of the first part, and made rare in the second.
 
 Every kernel takes whole words; `codec.rice` pads the tail. Indices are unsigned, or numba asks of each whether it is
 negative.
