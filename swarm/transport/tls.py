@@ -24,10 +24,13 @@ from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
 from libp2p.connection_types import ConnectionType
 from libp2p.crypto.keys import KeyPair, PrivateKey, PublicKey
 from libp2p.io.exceptions import ConnectionClosedError, IOException
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.tls.certificate import generate_certificate, verify_certificate_chain
 from multiaddr import Multiaddr
+
+from swarm.transport.tcp import CountedSocket
 
 __all__ = ["PROTOCOL_ID", "TlsSession", "TlsTransport", "TlsUnavailable", "accept_any_certificate"]
 
@@ -192,6 +195,9 @@ class TlsSession(ISecureConn):
         self._remote = ID.from_pubkey(remote_key)
         self._buffer = bytearray(_READ_BYTES + _RECORD_BYTES)
         self._view = memoryview(self._buffer)
+        self._ciphertext = memoryview(bytearray(_READ_BYTES))
+        stream = raw.stream if isinstance(raw, RawConnection) else None
+        self._socket = stream if isinstance(stream, CountedSocket) else None
         self._spare = b""  # decrypted, and not yet asked for
 
     # As a yamux.ByteLink.
@@ -245,10 +251,16 @@ class TlsSession(ISecureConn):
                 if isinstance(error, ssl.SSLZeroReturnError):
                     return view[:0]
                 raise ConnectionClosedError(f"TLS: {error}") from error
-            data = await self._raw.read(_READ_BYTES)
-            if not data:
+            if not await self._fill():
                 return view[:0]
-            self._incoming.write(data)
+
+    async def _fill(self) -> int:
+        """Read once from the socket into OpenSSL's input: how many bytes, 0 at the end."""
+        if self._socket is None:
+            data = await self._raw.read(_READ_BYTES)
+            return self._incoming.write(data) if data else 0
+        length = await self._socket.read_into(self._ciphertext)
+        return self._incoming.write(self._ciphertext[:length]) if length else 0
 
     def _encrypt(self, part: bytes | bytearray | memoryview) -> None:
         view = memoryview(part)

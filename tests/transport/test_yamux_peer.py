@@ -152,8 +152,7 @@ async def test_duplicated_and_reordered_data_are_just_data() -> None:
         await peer.send(window(1, flags=SYN), window(3, flags=SYN))
         await peer.send(data(3, b"b"), data(1, b"a"), data(1, b"a"), data(3, b"c"))
         one, three = await peer.streams()
-        assert (await one.receive_some(), await one.receive_some()) == (b"a", b"a")
-        assert (await three.receive_some(), await three.receive_some()) == (b"b", b"c")
+        assert (await one.receive_some(), await three.receive_some()) == (b"aa", b"bc")
 
 
 async def test_past_the_window() -> None:
@@ -300,7 +299,7 @@ async def test_the_link_ends_in_the_middle_of_a_frame() -> None:
         (stream,) = await peer.streams()
         await peer.stream.aclose()
         await trio.testing.wait_all_tasks_blocked()
-        assert [await stream.receive_some(), await stream.receive_some()] == [b"whole", b"half"]
+        assert await stream.receive_some() == b"wholehalf"
         with pytest.raises(trio.BrokenResourceError):  # not the end: its FIN never took effect
             await stream.receive_some()
 

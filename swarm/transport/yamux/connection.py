@@ -9,6 +9,7 @@ A peer that breaks a rule (window, length, id, flags) ends the connection; `reas
 for a stream that we reset or never knew) is answered with RST.
 """
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
@@ -26,6 +27,7 @@ __all__ = ["ByteLink", "Connection", "StreamLink"]
 
 _WRITE_BYTES: Final = 262_144
 """About as much as one write takes: enough to make a system call cheap, little enough to overtake with a ping."""
+_WATCH_S: Final = 5.0
 _MAX_STREAM_ID: Final = 2**32 - 1
 
 
@@ -87,6 +89,7 @@ class Connection:
         self._frames_written = 0
         self._writer = trio.lowlevel.ParkingLot()
         self.room = trio.lowlevel.ParkingLot()
+        self._writing_since_s = math.inf
         self._heard = 0
         self._ping = (0, 0.0)  # value, when sent
         self._scope = trio.CancelScope()
@@ -310,8 +313,9 @@ class Connection:
             if not parts:
                 await self._writer.park()
                 continue
-            with trio.fail_after(self.limits.write_stall_s):
-                await self._link.send(parts)
+            self._writing_since_s = trio.current_time()
+            await self._link.send(parts)
+            self._writing_since_s = math.inf
             self._queued_bytes -= length
             self._frames_written += frames
             self.room.unpark_all()
@@ -323,11 +327,19 @@ class Connection:
             heard = self._heard
             self._ping = (self._ping[0] + 1 & 0xFFFFFFFF, trio.current_time())
             self._queue_control(Kind.PING, SYN, 0, self._ping[0])
-            await trio.sleep(self.limits.silence_s)
+            await self._watch_writer(self.limits.silence_s)
             if self._heard == heard:
                 raise trio.BrokenResourceError(f"nothing heard from the peer for {self.limits.silence_s:g} s")
-            await trio.sleep(self.limits.ping_interval_s)
+            await self._watch_writer(self.limits.ping_interval_s)
             self._sweep()
+
+    async def _watch_writer(self, seconds: float) -> None:
+        """Sleep, and end the connection if a write stalls meanwhile. (A deadline on each write would cost more.)"""
+        until_s = trio.current_time() + seconds
+        while (left_s := until_s - trio.current_time()) > 0:
+            await trio.sleep(min(left_s, _WATCH_S))
+            if trio.current_time() - self._writing_since_s >= self.limits.write_stall_s:
+                raise trio.BrokenResourceError(f"the peer has taken nothing for {self.limits.write_stall_s:g} s")
 
     def _sweep(self) -> None:
         before_s = trio.current_time() - self.limits.linger_s
@@ -342,8 +354,6 @@ class Connection:
             await loop()
         except (PeerError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._end(str(error) or "the connection broke")
-        except trio.TooSlowError:
-            self._end(f"the peer has taken nothing for {self.limits.write_stall_s:g} s")
 
     def _end(self, why: str) -> None:
         if not self.reason:

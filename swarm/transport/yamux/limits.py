@@ -13,8 +13,8 @@ class Limits:
     """With these defaults a connection holds at most 128 x 256 KiB + 32 MiB of unread data, and 1 MiB unsent."""
 
     max_frame_bytes: int = 16 * _MIB
-    """Longest data frame that we accept, if its stream's window has room. js-libp2p sends whole windows as one frame; it
-    costs us nothing, since payload is passed on as it arrives."""
+    """Longest data frame that we accept, if its stream's window has room. js-libp2p sends whole windows as one frame;
+    that costs us nothing, since payload is passed on as it arrives."""
 
     send_frame_bytes: int = 128 * _KIB
     """Longest data frame that we send. Longer: fewer headers; shorter: streams take finer turns."""

@@ -4,7 +4,7 @@ import operator
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from swarm.transport.yamux.connection import Connection
 
 __all__ = ["YamuxStream"]
+
+_MAX_READ_BYTES: Final = 262_144
+"""What a read without a limit returns at most."""
 
 
 class YamuxStream(trio.abc.HalfCloseableStream):
@@ -35,6 +38,7 @@ class YamuxStream(trio.abc.HalfCloseableStream):
         self._writers = trio.lowlevel.ParkingLot()
         self._sending = False
         self._receiving = False
+        self._parked = False  # the present sender has waited, and so given others their turn
         self.ended = False  # the peer's FIN came
         self.finished = False  # our FIN is queued
         self.broken = ""  # reset by either side, or the connection ended: why
@@ -46,8 +50,9 @@ class YamuxStream(trio.abc.HalfCloseableStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         with self._only_sender():
-            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint_if_cancelled()
             self._check_sendable()
+            self._parked = False
             # Frames wait in a queue after we return, so what the caller could change is copied.
             view = memoryview(data if isinstance(data, bytes) else bytes(data))
             while view:
@@ -55,6 +60,8 @@ class YamuxStream(trio.abc.HalfCloseableStream):
                 self.send_window.credit -= length
                 self._connection.queue_data(self.stream_id, view[:length])
                 view = view[length:]
+            if not self._parked:  # others get their turn, but once is enough
+                await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def wait_send_all_might_not_block(self) -> None:
         with self._only_sender():
@@ -76,6 +83,7 @@ class YamuxStream(trio.abc.HalfCloseableStream):
         connection = self._connection
         while True:
             if not self.send_window.credit:
+                self._parked = True
                 stall_s = connection.limits.stall_s
                 with trio.move_on_after(stall_s):
                     while not self.send_window.credit:
@@ -86,6 +94,7 @@ class YamuxStream(trio.abc.HalfCloseableStream):
             self._check_sendable()
             if connection.has_room:
                 return min(self.send_window.credit, connection.limits.send_frame_bytes)
+            self._parked = True
             await connection.room.park()
             self._check_sendable()
 
@@ -114,29 +123,38 @@ class YamuxStream(trio.abc.HalfCloseableStream):
             raise trio.BusyResourceError("another task is receiving on this stream")
         self._receiving = True
         try:
-            await trio.lowlevel.checkpoint()
-            while not self._chunks:
-                if self.closed:
-                    raise trio.ClosedResourceError("this stream is closed")
+            await trio.lowlevel.checkpoint_if_cancelled()
+            parked = False
+            while not self._chunks and not self.closed and not self.ended and not self.broken:
+                await self._readers.park()
+                parked = True
+            if not parked:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            if self.closed:
+                raise trio.ClosedResourceError("this stream is closed")
+            if not self._chunks:
                 if self.ended:
                     return b""
-                if self.broken:
-                    raise trio.BrokenResourceError(self.broken)
-                await self._readers.park()
-            data = self._take(max_bytes)
+                raise trio.BrokenResourceError(self.broken)
+            data = self._take(_MAX_READ_BYTES if max_bytes is None else max_bytes)
         finally:
             self._receiving = False
         self._connection.consumed(self, len(data))
         return data
 
-    def _take(self, max_bytes: int | None) -> bytes:
-        chunk, start = self._chunks[0], self._head_read
-        if max_bytes is None or len(chunk) - start <= max_bytes:
-            self._chunks.popleft()
-            self._head_read = 0
-            return chunk[start:] if start else chunk
-        self._head_read = start + max_bytes
-        return chunk[start : self._head_read]
+    def _take(self, max_bytes: int) -> bytes:
+        """What is there, in one piece: a reader's turn costs more than the copy."""
+        chunks, taken, length = self._chunks, [], 0
+        while chunks and length < max_bytes:
+            chunk, start = chunks[0], self._head_read
+            end = min(len(chunk), start + max_bytes - length)
+            taken.append(chunk[start:end] if end - start < len(chunk) else chunk)
+            length += end - start
+            if end == len(chunk):
+                chunks.popleft()
+                end = 0
+            self._head_read = end
+        return taken[0] if len(taken) == 1 else b"".join(taken)
 
     # Closing.
 
