@@ -10,7 +10,6 @@ on the wire: payloads, block hashes, piece hashes, headers, signatures, manifest
 """
 
 import argparse
-import itertools
 import json
 import sys
 from collections.abc import Iterable
@@ -149,8 +148,8 @@ def _sources(options: argparse.Namespace) -> dict[str, tuple[Iterable[Part], int
     found = {}
     for rate, about in REAL_RATES.items():
         versions = real_steps(rate)
-        steps = [checkpoints(old, new) for old, new in itertools.pairwise(versions)]
-        found[f"real steps of small, lr {rate:g} (about {about})"] = (list(itertools.chain(*steps)), 250_000)
+        parts = list(checkpoints(versions[1], versions[0]))
+        found[f"real step of small, lr {rate:g} (about {about})"] = (parts, 250_000)
     return found
 
 

@@ -3,6 +3,8 @@
 Everything streams: a source gives one part of a tensor after another, whole blocks at a time.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
 
-__all__ = ["REAL_RATES", "SHAPES", "Part", "checkpoints", "fabricate", "real_steps"]
+__all__ = ["BACK", "REAL_RATES", "SHAPES", "Part", "checkpoints", "fabricate", "real_steps"]
 
 _PART_ELEMENTS: Final = 8 * BLOCK_ELEMENTS
 
@@ -47,6 +49,8 @@ SHAPES: Final[dict[str, tuple[tuple[str, tuple[int, int], int], ...]]] = {
 REAL_RATES: Final = {3e-7: "0.35 %", 1e-6: "1 %", 3e-6: "2.5 %"}
 """Learning rates of the reference trainer's `small`, and about what share of its elements each changes a step."""
 _REAL_STEPS: Final = 24
+BACK: Final = (0, 1, 2, 4, 8, 16)
+"""Versions that are kept of a run: so many steps before the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +131,22 @@ def checkpoints(old: Path, new: Path) -> Iterator[Part]:
             yield Part(tensor.name, tensor.type, a[start:end], b[start:end])
 
 
-def real_steps(rate: float, steps: int = _REAL_STEPS) -> list[Path]:
-    """Folders of the last consecutive versions of a run of the reference trainer's `small`; made once, then cached.
+def real_steps(rate: float) -> dict[int, Path]:
+    """Checkpoint folders of a run of the reference trainer's `small` by steps before its last: 0, 1, 2, 4, 8 and 16.
 
-    Making them takes a quarter of an hour on two cores, most of it the warm-up that all rates share.
+    Made once, then cached. Making them takes half an hour on two cores: a warm-up that all rates share, then the steps.
     """
-    folder = user_cache_path("swarm-node") / "steps" / f"small-lr{rate:g}-{steps}"
+    folder = user_cache_path("swarm-node") / "steps" / f"small-lr{rate:g}-{_REAL_STEPS}"
     if not folder.is_dir():
-        partial = folder.with_name(folder.name + ".partial")
-        command = [sys.executable, "-m", "node.trainers.grpo", "--size", "small", "--steps", str(steps)]
-        command += ["--lr", f"{rate:g}", "--snapshots", str(partial), "--snapshots-from", str(steps - 3)]
-        print(f"making {steps} steps of small at lr {rate:g}, once", file=sys.stderr)
+        partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+        command = [sys.executable, "-m", "node.trainers.grpo", "--size", "small", "--steps", str(_REAL_STEPS)]
+        command += ["--lr", f"{rate:g}", "--snapshots", str(partial), "--snapshots-from", str(_REAL_STEPS - max(BACK))]
+        print(f"making {_REAL_STEPS} steps of small at lr {rate:g}, once", file=sys.stderr)
         run = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
         if run.returncode:
             raise UsageError("The reference trainer failed; install the extra 'torch', or use --data made-up.")
+        for version in partial.iterdir():
+            if _REAL_STEPS - int(version.name[1:]) not in BACK:
+                shutil.rmtree(version)
         partial.rename(folder)
-    return sorted(folder.iterdir())
+    return {back: folder / f"v{_REAL_STEPS - back:04d}" for back in BACK}
