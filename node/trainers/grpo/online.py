@@ -52,7 +52,8 @@ def train_online(
         sampled = time.perf_counter()
         stats = trainer.step([_group(group) for group in groups])
         trained = time.perf_counter()
-        publication = swarm.publish(trainer.policy_bits(), step=step)
+        shaped = ((name, bits.reshape(trainer.layout.tensor(name).shape)) for name, bits in trainer.policy_bits())
+        publication = swarm.publish(shaped, step=step)
         copied = time.perf_counter()
         publication.wait(quorum=1.0 if wait_for_all else 0.0, timeout_s=QUORUM_WITHIN_S)
         yield (
