@@ -5,6 +5,7 @@ for strangers. An IPv6 host owns a /64 as a rule, so that is its address here.
 """
 
 import ipaddress
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,7 @@ __all__ = ["Admission", "AdmissionRules"]
 
 _MAX_HOSTS: Final = 4096
 """Addresses remembered. When all are busy at once, unknown ones are refused: an attack from everywhere."""
+_SWEEP_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Admission:
         self._rules = rules or AdmissionRules()
         self._hosts: dict[str, _Host] = {}
         self._pending = 0
+        self._next_sweep_s = -math.inf
         self.refused = 0
         """So far; for metrics."""
 
@@ -48,7 +51,8 @@ class Admission:
         """Whether a handshake from `address` (an IP) may begin; if so, `end` must follow."""
         rules, name = self._rules, _name(address)
         host = self._hosts.get(name)
-        if host is None and len(self._hosts) >= _MAX_HOSTS:
+        if host is None and len(self._hosts) >= _MAX_HOSTS and now_s >= self._next_sweep_s:
+            self._next_sweep_s = now_s + _SWEEP_S  # not for each stranger: that would be an attack of its own
             self._forget(now_s)
         if host is None and len(self._hosts) < _MAX_HOSTS:
             host = self._hosts[name] = _Host(rules.burst, now_s)
