@@ -155,7 +155,7 @@ class Replica:
     def _writing(self, block: int, new_hash: bytes) -> Iterator[Bits]:
         """The block's elements to write to; afterwards it has `new_hash`. On an error it stays without version."""
         words = self._writable(block)
-        self._sequence[block] += 1
+        self._sequence[block] += 1 + (self._sequence[block] & 1)  # odd, also after a write that an error cut short
         self.hashes[block] = 0
         yield words
         self.hashes[block] = np.frombuffer(new_hash, np.uint8)

@@ -307,3 +307,13 @@ def test_a_block_that_is_never_finished_is_torn(monkeypatch: pytest.MonkeyPatch)
     replica = replica_of(OLD)
     with replica._writing(0, bytes(32)), pytest.raises(Torn):
         replica.read_block(0)
+
+
+def test_a_write_after_one_that_was_cut_short_is_guarded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codec.replica._PATIENCE", 3)
+    replica = replica_of(OLD)
+    with pytest.raises(KeyError), replica._writing(0, bytes(32)):
+        raise KeyError
+    with replica._writing(0, hash_of(OLD["a.bias"])), pytest.raises(Torn):
+        replica.read_block(0)
+    assert replica.read(0) == (OLD["a.bias"].tobytes(), hash_of(OLD["a.bias"]))
