@@ -250,9 +250,9 @@ class NodeWorker:
             except (EngineLost, EngineFailed) as error:
                 _log.warning("batch of %d sequences lost with the engine: %s", len(batch), error)
                 self._jobs.extendleft(reversed(batch))  # to be tried again, if it is still wanted by then
-                await trio.sleep(0.1)
-            finally:
                 self._running = []
+                await trio.sleep(0.1)
+            self._running = []  # not when cancelled: `run` gives it back
 
     def _next_batch(self) -> list[_Job]:
         """The next jobs of equal sampling, oldest first, that are still in time and fit the engine's version."""

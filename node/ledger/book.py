@@ -176,10 +176,11 @@ class Book:
 
     def recall(self, group: bytes) -> Group | None:
         """A group that was taken and is wanted again: whole, and untaken from now on. None if it is not kept here."""
-        with self._transaction():
+        with self._lock:
             row = self._db.execute("select taken from groups where id = ?", (group,)).fetchone()
-            if row is None or not row[0]:
-                return None
+        if row is None or not row[0]:
+            return None
+        with self._transaction():
             self._db.execute("update groups set taken = 0 where id = ?", (group,))
             return self._group(group)
 

@@ -151,7 +151,7 @@ class LedgerService:
             if self._ledger.just_taken(group):
                 self._offers.append((session, group, prompt))
                 continue
-            if session.keep and group not in self._ledger.groups and (kept := self._book.recall(group)) is not None:
+            if group not in self._ledger.groups and (kept := self._book.recall(group)) is not None:
                 self._ledger.adopt(kept)
             self._ledger.offer(group, session.name, prompt, session.n, session.sampling)
         if offers:
@@ -217,6 +217,7 @@ class LedgerService:
                 reason = self._ledger.submit(node, rollout, sealed, now)
                 self._out.append((node, Verdict(rollout.lease, rollout.sample, reason)))
             case GiveBack(leases):
+                self._waiting.pop(node, None)  # or it would get the same work at once
                 self._ledger.give_back(node, leases, now)
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for the ledger")

@@ -111,7 +111,7 @@ class FakeSeed:
         self.staged, self.chunks = [], []
 
     def state(self) -> dict[str, Any]:
-        return {"nodes": {"n": {"version": list(self.head)}, "late": {"version": [0, 0]}}}
+        return {"nodes": [{"held": list(self.head)}, {"held": [0, 0]}, {"held": None}]}
 
 
 class FakeNode:

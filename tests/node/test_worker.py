@@ -1,0 +1,276 @@
+"""Nodes and ledger together: lost messages, lost nodes, a lost seed, new versions in between; an hour in a moment."""
+
+import os
+import sqlite3
+from collections import Counter
+
+import pytest
+import trio
+from work_kit import SAMPLING, TOKENS, Swarm, collect, gid, head, root
+
+from codec.sign import Key
+from node.ledger.messages import Reason, SignedRollout, decode, encode, open_rollout
+
+
+def assert_whole(groups, n):
+    assert len({group.id for group in groups}) == len(groups)
+    for group in groups:
+        assert sorted(group.done) == list(range(n))
+        assert len({done.rollout.token_ids for done in group.done.values()}) == n, "each sample has its own stream"
+
+
+def accepted_rows(swarm) -> list[tuple[bytes, int]]:
+    return sqlite3.connect(swarm.path).execute("select grp, sample from rollouts").fetchall()
+
+
+async def test_groups_are_generated_signed_and_accepted(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=1000.0)
+        session = service.open("s", 4, SAMPLING)
+        groups = await collect(service, session, 30)
+        assert_whole(groups, 4)
+        await trio.sleep(10)
+        state = swarm.worker(1).state()
+        assert state["accepted"] == 120
+        assert state["refused"] == {}
+        assert state["jobs"] == state["unanswered"] == state["generating"] == 0
+        assert service.state()["accepted"] == 120
+        assert len(accepted_rows(swarm)) == 120
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("ratio", [2.0, 8.0])
+async def test_unequal_nodes_are_all_kept_busy(tmp_path, autojump_clock, ratio):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=400.0 * ratio, capacity=32, batch=16)
+        await swarm.add_node(2, rate=400.0, capacity=32, batch=16)
+        session = service.open("warm", 8, SAMPLING)
+        await collect(service, session, 20)
+        service.close(session)
+        session = service.open("s", 8, SAMPLING)
+        started = trio.current_time()
+        groups = await collect(service, session, 200, first=1000)
+        seconds = trio.current_time() - started
+        assert_whole(groups, 8)
+        rate = 200 * 8 * TOKENS / seconds
+        assert rate >= 0.95 * 400.0 * (1 + ratio)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_third_of_all_messages_may_be_lost(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery, loss=0.33)
+        service = await swarm.start_service()
+        for i in (1, 2, 3):
+            await swarm.add_node(i, rate=1000.0, capacity=16, batch=8)
+        session = service.open("s", 4, SAMPLING)
+        assert_whole(await collect(service, session, 50), 4)
+        assert len(accepted_rows(swarm)) == 200
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_dead_nodes_work_is_done_by_others(tmp_path, autojump_clock, known):
+    """`known`: its membership lease is seen to die; otherwise its work leases expire."""
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=500.0, capacity=16, batch=8)
+        await swarm.add_node(2, rate=500.0, capacity=16, batch=8)
+
+        async def kill() -> None:
+            await trio.sleep(3.0)
+            swarm.kill_node(1, known=known)
+
+        nursery.start_soon(kill)
+        session = service.open("s", 4, SAMPLING)
+        groups = await collect(service, session, 40)
+        assert_whole(groups, 4)
+        assert Counter(done.node for group in groups for done in group.done.values()).keys() == {
+            Key(b"\1" * 32).public,
+            Key(b"\2" * 32).public,
+        }
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_seed_dies_and_comes_back_while_nodes_work(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=100.0, capacity=16, batch=8)
+        session = service.open("s", 4, SAMPLING)
+        got = await collect(service, session, 2, offers=8)
+        await trio.sleep(0.1)  # that these are taken is durable by then
+        before = len(accepted_rows(swarm))
+        swarm.kill_service()
+        await trio.sleep(30.0)  # results are made meanwhile, and nobody hears them
+        assert swarm.worker(1).state()["unanswered"] > 0
+        service = await swarm.start_service()
+        session = service.open("s", 4, SAMPLING)
+        for i in range(8):
+            if gid(i) not in {group.id for group in got}:
+                service.offer(session, gid(i), decodeless_prompt(i))
+        more = await collect(service, session, 6, offers=0)
+        assert_whole([*got, *more], 4)
+        rows = accepted_rows(swarm)
+        assert len(rows) == len(set(rows)) == 32 > before
+        assert swarm.worker(1).refused == {}, "what was made while the seed was away still counted"
+        nursery.cancel_scope.cancel()
+
+
+def decodeless_prompt(i: int) -> bytes:
+    from node.ledger.messages import pack_tokens
+
+    return pack_tokens((1, 2, i))
+
+
+async def test_a_restarted_node_gets_its_leases_again(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=100.0, capacity=8, batch=8)
+        session = service.open("s", 8, SAMPLING)
+        service.offer(session, gid(0), decodeless_prompt(0))
+        await trio.sleep(2.0)
+        swarm.kill_node(1, known=False)
+        await trio.sleep(6.0)
+        swarm.wire.cut.clear()
+        started = trio.current_time()
+        await swarm.add_node(1, rate=100.0, capacity=8, batch=8)
+        await collect(service, session, 1, offers=0)
+        assert trio.current_time() - started < 15.0, "not only when the old lease expired"
+        nursery.cancel_scope.cancel()
+
+
+async def test_versions_are_committed_between_batches(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        engine = await swarm.add_node(1, rate=1000.0, capacity=32, batch=8)
+
+        async def train() -> None:
+            for version in range(1, 6):
+                await trio.sleep(2.0)
+                swarm.head = head(version)
+                service.sealed(swarm.head)
+                swarm.worker(1).update((0, version), root(version), os.memfd_create("patch"))
+
+        open_before = len(os.listdir("/proc/self/fd"))
+        nursery.start_soon(train)
+        session = service.open("s", 4, SAMPLING)
+        groups = await collect(service, session, 80)
+        assert_whole(groups, 4)
+        seen = Counter(done.oldest for group in groups for done in group.done.values())
+        assert len(seen) >= 4
+        assert engine.committed == [(0, version) for version in range(1, 6)]
+        await trio.sleep(5.0)
+        assert len(os.listdir("/proc/self/fd")) <= open_before
+        assert swarm.worker(1).refused.keys() <= {Reason.TOO_OLD}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_does_not_follow_gets_no_work(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=1000.0, capacity=8, batch=8)
+        for version in (1, 2):
+            service.sealed(head(version))
+        session = service.open("s", 4, SAMPLING)
+        with trio.move_on_after(60.0):
+            await collect(service, session, 1)
+            raise AssertionError("work was done at a version that is too old")
+        swarm.worker(1).update((0, 2), root(2), os.memfd_create("patch"))
+        with trio.fail_after(20.0):
+            groups = await collect(service, session, 1, offers=0)
+        assert {done.oldest for done in groups[0].done.values()} == {(0, 2)}
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_that_dies_in_a_batch_costs_only_time(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        engine = await swarm.add_node(1, rate=1000.0, capacity=16, batch=16)
+        session = service.open("s", 4, SAMPLING)
+        engine.fail_next = True
+        assert_whole(await collect(service, session, 10), 4)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_leaves_gives_its_work_back(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=10.0, capacity=8, batch=4)
+        session = service.open("s", 4, SAMPLING)
+        service.offer(session, gid(0), decodeless_prompt(0))
+        await trio.sleep(1.0)
+        assert service.state()["samples_leased"] == 4
+        swarm.lives[Key(b"\1" * 32).public].cancel()
+        await trio.sleep(0.2)
+        assert service.state()["samples_free"] == 4
+        nursery.cancel_scope.cancel()
+
+
+async def test_withdrawn_work_is_not_done(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=100.0, capacity=32, batch=4)
+        session = service.open("s", 4, SAMPLING)
+        for i in range(8):
+            service.offer(session, gid(i), decodeless_prompt(i))
+        await trio.sleep(1.0)
+        assert swarm.worker(1).state()["jobs"] > 0
+        service.close(session)
+        await trio.sleep(0.2)
+        assert swarm.worker(1).state()["jobs"] == 0
+        assert service.state()["groups_open"] == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_forged_and_senseless_messages_change_nothing(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=1000.0, capacity=8, batch=8)
+        session = service.open("s", 4, SAMPLING)
+        assert_whole(await collect(service, session, 2), 4)
+        mallory = Key(b"\x09" * 32).public
+        for node, body in list(swarm.wire.bodies):
+            service.hear(mallory, body)  # another's words in one's own name
+            service.hear(node, body)  # and everything once more
+            for i in range(0, len(body), 7):
+                service.hear(mallory, body[:i] + bytes([body[i] ^ 0x41]) + body[i + 1 :])
+        service.hear(mallory, b"")
+        service.hear(mallory, bytes(2 << 20))
+        await trio.sleep(5.0)
+        assert len(accepted_rows(swarm)) == 8
+        refused = service.state()["nodes"][mallory.hex()]["refused"]
+        assert refused[Reason.BAD_SIGNATURE] >= 8
+        for _, body in swarm.wire.bodies:
+            swarm.worker(1).hear(body)  # messages for the ledger are not for a node
+        swarm.worker(1).hear(b"\x01\xff")
+        assert_whole(await collect(service, session, 2, first=50, offers=4), 4)
+        nursery.cancel_scope.cancel()
+
+
+async def test_signatures_bind_answer_and_question(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=1000.0, capacity=8, batch=8)
+        session = service.open("s", 2, SAMPLING)
+        (group,) = await collect(service, session, 1)
+        for sample, done in group.done.items():
+            assert open_rollout(done.node, done.sealed) == done.rollout
+            assert done.rollout.sample == sample
+        sent = [decode(body) for _, body in swarm.wire.bodies]
+        assert [encode(message) for message in sent] == [body for _, body in swarm.wire.bodies]
+        assert sum(isinstance(message, SignedRollout) for message in sent) >= 2
+        nursery.cancel_scope.cancel()
