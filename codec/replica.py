@@ -9,6 +9,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -37,13 +38,18 @@ Run = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 class Replica:
     """Bits of one version. Make one with `create`, `from_checkpoint` or `attach`.
 
-    `layout`; `hashes`: uint8 (n_blocks, 32), of the bits as they are; `fd`: the memfd, or None where there are none.
+    `layout`; `hashes`: uint8 (n_blocks, 32), of the bits as they are; `fd`: the memfd or file, or None where there are
+    no memfds.
     """
 
-    def __init__(self, layout: Layout, hashes: NDArray[np.uint8], fd: int | None, memory: Any) -> None:
+    def __init__(
+        self, layout: Layout, hashes: NDArray[np.uint8], fd: int | None, memory: Any, path: Path | None = None
+    ) -> None:
         self.layout = layout
         self.hashes = hashes
         self.fd = fd
+        self._path = path
+        self._readers_fd: int | None = None
         self._bytes = np.frombuffer(memory, np.uint8)
         tail = _sequence_offset(layout)
         self._sequence = self._bytes[tail : tail + 4 * layout.n_blocks].view(np.uint32)
@@ -51,14 +57,39 @@ class Replica:
             self._close = weakref.finalize(self, os.close, fd)
 
     @classmethod
-    def create(cls, layout: Layout) -> "Replica":
-        """All zeros, hashes included: a block that was never written has no version. Raises `UsageError`: no memory."""
-        fd, memory = shared.reserve("swarm-replica", _sequence_offset(layout) + 4 * layout.n_blocks)
-        return cls(layout, np.zeros((layout.n_blocks, 32), np.uint8), fd, memory)
+    def create(cls, layout: Layout, path: Path | None = None) -> "Replica":
+        """All zeros, hashes included: a block that was never written has no version.
+
+        `path`: keep the bits in this file instead of memory, where memory is short. At 1 % density nearly every page
+        changes each step, so that the whole file is written each step. Raises `UsageError`: no memory, or disk full.
+        """
+        nbytes = _sequence_offset(layout) + 4 * layout.n_blocks
+        if path is None:
+            fd, memory = shared.reserve("swarm-replica", nbytes)
+        else:
+            path.unlink(missing_ok=True)
+            fd, memory = shared.map_file(path, nbytes)
+        return cls(layout, np.zeros((layout.n_blocks, 32), np.uint8), fd, memory, path)
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, layout: Layout | None = None, run: Run = map) -> "Replica":
-        """The checkpoint's bits, every block hashed.
+    def reopen(cls, path: Path, layout: Layout, hashes: NDArray[np.uint8]) -> "Replica":
+        """The file that a replica was kept in. `hashes`: what they were; after a crash call `rehash`.
+
+        Raises `PeerError` when the file is not of this layout, `UsageError` when there is none.
+        """
+        if not path.is_file():
+            raise UsageError(f"{path} is gone. Join again without it.")
+        if path.stat().st_size != max(1, _sequence_offset(layout) + 4 * layout.n_blocks):
+            raise PeerError("replica.size: not a replica of this layout")
+        replica = cls(layout, hashes, *shared.map_file(path, path.stat().st_size), path)
+        replica._sequence[:] = 0  # nobody is writing now
+        return replica
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, layout: Layout | None = None, run: Run = map, path: Path | None = None
+    ) -> "Replica":
+        """The checkpoint's bits, every block hashed. `path`: as for `create`.
 
         `layout`: the swarm's; tensors that the checkpoint lacks, or has in another shape or dtype, stay without a hash.
         Raises `UsageError` when it has none of them.
@@ -75,7 +106,7 @@ class Replica:
             raise UsageError(
                 f"{checkpoint.path} is another model: it has no tensor of this one. Give the base's folder."
             )
-        replica = cls.create(layout)
+        replica = cls.create(layout, path)
 
         def load(block: int) -> None:
             spec = layout.block(block)
@@ -103,6 +134,11 @@ class Replica:
         """
         if self.fd is None:
             raise shared.no_sharing()
+        if self._path is not None:  # a file is shared by a descriptor that can only read
+            if self._readers_fd is None:
+                self._readers_fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, self._readers_fd)
+            return self._readers_fd
         try:
             shared.seal_for_readers(self.fd)
         except OSError as error:

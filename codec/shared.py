@@ -8,11 +8,12 @@ import fcntl
 import mmap
 import os
 import sys
+from pathlib import Path
 from typing import Final
 
 from codec.errors import UsageError
 
-__all__ = ["map_readonly", "no_sharing", "reserve", "seal_for_readers", "seal_forever"]
+__all__ = ["map_file", "map_readonly", "no_sharing", "reserve", "seal_for_readers", "seal_forever"]
 
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 """linux/fcntl.h; Python names it from 3.13 on. Maps made before keep writing; no new ones can."""
@@ -37,6 +38,22 @@ def reserve(name: str, nbytes: int) -> tuple[int | None, mmap.mmap]:
         raise UsageError(
             f"Cannot get {nbytes / 1e9:.1f} GB of memory for {name}: free some, or use another box."
         ) from error
+
+
+def map_file(path: Path, nbytes: int) -> tuple[int, mmap.mmap]:
+    """As `reserve`, for a file instead of memory: made, or opened as it is. Its blocks are allocated, so that a full
+    disk shows here (`UsageError`) and not as a crash in the middle of a write.
+    """
+    fd = None
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.posix_fallocate(fd, 0, max(nbytes, 1))
+        os.ftruncate(fd, max(nbytes, 1))
+        return fd, mmap.mmap(fd, max(nbytes, 1))
+    except OSError as error:
+        if fd is not None:
+            os.close(fd)
+        raise UsageError(f"Cannot keep {nbytes / 1e9:.1f} GB at {path}: {error.strerror}.") from error
 
 
 def _add_seals(fd: int, seals: int) -> None:

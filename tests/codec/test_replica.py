@@ -258,6 +258,32 @@ def test_whoever_attaches_reads_and_cannot_write() -> None:
     assert differing(attached, NEW) == []  # the owner's map still writes, and the reader sees it
 
 
+def test_a_replica_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "replica"
+    replica = Replica.create(LAYOUT, path)
+    for block in range(LAYOUT.n_blocks):
+        data = block_of(OLD, LAYOUT, block)
+        replica.write_block(block, data.tobytes(), hash_of(data))
+    fd = replica.seal_for_readers()
+    attached = Replica.attach(os.dup(fd), LAYOUT, replica.hashes.copy())
+    assert differing(attached, OLD) == []
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 0)
+    replica.scatter([replica.stage(opened(chunk), chunk.body) for chunk in publish(replica, NEW)])
+    hashes = replica.hashes.copy()
+    del replica
+    again = Replica.reopen(path, LAYOUT, hashes)
+    assert differing(again, NEW) == []
+    assert again.rehash() == []
+    assert differing(Replica.create(LAYOUT, path), OLD) != []  # made anew, all zeros
+    with pytest.raises(PeerError, match=r"replica\.size"):
+        Replica.reopen(path, Layout(LAYOUT.tensors[:1]), hashes[:1])
+    with pytest.raises(UsageError, match="is gone"):
+        Replica.reopen(tmp_path / "nothing", LAYOUT, hashes)
+    with pytest.raises(UsageError, match="Cannot keep"):
+        Replica.create(LAYOUT, tmp_path / "no" / "folder")
+
+
 def test_attach_to_something_else(tmp_path: Path) -> None:
     fd = os.memfd_create("x")
     os.ftruncate(fd, 100)
