@@ -24,6 +24,7 @@ import msgspec
 import trio
 
 from codec.errors import SwarmError
+from node import kernels, logs
 from node.config import DemoConfig
 from node.contact import Contact
 from node.status import query
@@ -48,6 +49,7 @@ class DemoFailed(SwarmError):
 
 async def run(config: DemoConfig, *, live: bool) -> dict[str, Any]:
     """Run it; the report that `--json` prints. Raises `DemoFailed`. Leaves no process behind, whatever happens."""
+    logs.configure("warning")
     folder = Path(tempfile.mkdtemp(prefix="swarm-demo-"))
     demo = _Demo(config, folder)
     try:
@@ -149,7 +151,9 @@ class _Demo:
             pipes=True,
         )  # fmt: skip
         nursery.start_soon(self._listen, self.trainer)
-        base = (await self._await_event("base", 600.0, progress))["folder"]
+        async with trio.open_nursery() as meanwhile:  # else every process would wait for the compiler later
+            meanwhile.start_soon(kernels.warm_up)
+            base = (await self._await_event("base", 600.0, progress))["folder"]
         progress.label = "Starting the seed"
         self.seed = self._spawn(
             "seed",
