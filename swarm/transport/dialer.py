@@ -1,5 +1,6 @@
 """Whom to dial, when and where: every address of a peer a little apart, and less often while nobody answers."""
 
+import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class DialRules:
 class _Backoff:
     failures: int = 0
     until_s: float = 0.0
+    why: str = ""
 
 
 class Dialer:
@@ -58,7 +60,7 @@ class Dialer:
         backoff = self._backoff.get(peer, _Backoff())
         wait_s = backoff.until_s - trio.current_time()
         if wait_s > 0:
-            raise Unreachable(f"{peer_id(peer)} did not answer {backoff.failures} times; next try in {wait_s:.1f} s")
+            raise Unreachable(f"{backoff.why}; next try in {wait_s:.1f} s")
         if not addrs:
             raise Unreachable(f"no address of {peer_id(peer)} is known")
         found: list[MuxedConnection] = []
@@ -83,8 +85,9 @@ class Dialer:
         if found:
             self.forgive(peer)
             return found[0]
+        backoff.why = f"{peer_id(peer)} does not answer: {'; '.join(failures)}"
         self._failed(peer, backoff)
-        raise Unreachable(f"{peer_id(peer)} does not answer: {'; '.join(failures)}")
+        raise Unreachable(backoff.why)
 
     def _failed(self, peer: PeerKey, backoff: _Backoff) -> None:
         backoff.failures += 1
@@ -102,5 +105,7 @@ def _innermost(error: BaseException) -> str:
             error = error.exceptions[0]
         elif error.__cause__ is not None:
             error = error.__cause__
+        elif isinstance(error, OSError) and error.errno:
+            return os.strerror(error.errno)
         else:
             return str(error) or type(error).__name__

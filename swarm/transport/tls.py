@@ -12,6 +12,7 @@ import ctypes
 import ssl
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -41,6 +42,21 @@ _RECORD_BYTES: Final = 16_384
 _SMALL_BYTES: Final = 4_096
 """Parts below this are joined before they are encrypted; a record of its own costs about as much as copying 4 KiB."""
 _CERTIFICATE_YEARS: Final = 10
+
+
+class _Scratch(threading.local):
+    """Where plaintext is decrypted to, one for all sessions of a thread: it is used up before another task runs."""
+
+    def __init__(self) -> None:
+        self._view: memoryview | None = None
+
+    def view(self) -> memoryview:
+        if self._view is None:
+            self._view = memoryview(bytearray(_READ_BYTES + _RECORD_BYTES))
+        return self._view
+
+
+_scratch = _Scratch()
 
 
 class TlsUnavailable(Exception):
@@ -193,9 +209,8 @@ class TlsSession(ISecureConn):
         self._local = local
         self._remote_key = remote_key
         self._remote = ID.from_pubkey(remote_key)
-        self._buffer = bytearray(_READ_BYTES + _RECORD_BYTES)
-        self._view = memoryview(self._buffer)
-        self._ciphertext = memoryview(bytearray(_READ_BYTES))
+        self._view = _scratch.view()
+        self._ciphertext = memoryview(bytearray(_RECORD_BYTES))  # grows when it is too small
         stream = raw.stream if isinstance(raw, RawConnection) else None
         self._socket = stream if isinstance(stream, CountedSocket) else None
         self._spare = b""  # decrypted, and not yet asked for
@@ -260,7 +275,12 @@ class TlsSession(ISecureConn):
             data = await self._raw.read(_READ_BYTES)
             return self._incoming.write(data) if data else 0
         length = await self._socket.read_into(self._ciphertext)
-        return self._incoming.write(self._ciphertext[:length]) if length else 0
+        if not length:
+            return 0
+        self._incoming.write(self._ciphertext[:length])
+        if length == len(self._ciphertext) < _READ_BYTES:
+            self._ciphertext = memoryview(bytearray(min(4 * length, _READ_BYTES)))
+        return length
 
     def _encrypt(self, part: bytes | bytearray | memoryview) -> None:
         view = memoryview(part)

@@ -35,7 +35,7 @@ class ByteLink(Protocol):
     """What a connection runs on: an ordered byte stream that somebody else has secured."""
 
     async def receive(self) -> bytes | memoryview:
-        """What has arrived, or b"" at the end. A view is valid until the next call."""
+        """What has arrived, or b"" at the end. A view is valid until the caller next awaits."""
         ...
 
     async def send(self, parts: Sequence[bytes | memoryview]) -> None: ...
@@ -330,7 +330,7 @@ class Connection:
             await self._watch_writer(self.limits.silence_s)
             if self._heard == heard:
                 raise trio.BrokenResourceError(f"nothing heard from the peer for {self.limits.silence_s:g} s")
-            await self._watch_writer(self.limits.ping_interval_s)
+            await self._watch_writer(self.limits.ping_interval_s - self.limits.silence_s)
             self._sweep()
 
     async def _watch_writer(self, seconds: float) -> None:

@@ -43,10 +43,10 @@ class Limits:
     """Small frames (pongs, windows, resets) that wait for the socket. A peer that provokes more is dropped."""
 
     ping_interval_s: float = 10.0
-    """How often the other end is asked for a sign of life. Also when nothing else is sent: it keeps NAT mappings."""
+    """How often the other end is asked for a sign of life; a longer `silence_s` stretches it. It keeps NAT mappings."""
 
     silence_s: float = 10.0
-    """How long after a ping with nothing heard the peer counts as gone. A stopped peer is found within the sum."""
+    """How long after a ping with nothing heard the peer counts as gone. A stopped one is found within the sum."""
 
     stall_s: float = 180.0
     """How long a stream's writer waits for a reader that takes nothing. Well over a minute: readers may pause."""
