@@ -19,6 +19,7 @@ __all__ = [
     "DemoConfig",
     "InviteConfig",
     "JoinConfig",
+    "MemberConfig",
     "PeerConfig",
     "Preset",
     "RelayConfig",
@@ -147,7 +148,23 @@ class SeedConfig(PeerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinConfig(PeerConfig):
+class MemberConfig(PeerConfig):
+    """What whoever comes in by a ticket may be told."""
+
+    wait_for_seed: str = "60s"
+    """How long to look for the seed at the start before giving up: 60s, 30m, 24h."""
+
+    def __post_init__(self) -> None:
+        PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
+        duration_s(self.wait_for_seed)
+
+    @property
+    def wait_for_seed_s(self) -> float:
+        return duration_s(self.wait_for_seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinConfig(MemberConfig):
     """A rollout node: a replica, and an engine that generates from it."""
 
     engine: EngineName = "transformers"
@@ -160,7 +177,7 @@ class JoinConfig(PeerConfig):
     """CPU threads of the engine; without it torch decides."""
 
     def __post_init__(self) -> None:
-        PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
+        MemberConfig.__post_init__(self)
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UsageError("--threads: 1 to 1024")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):
@@ -168,7 +185,7 @@ class JoinConfig(PeerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelayConfig(PeerConfig):
+class RelayConfig(MemberConfig):
     """Passes chunks on: no model, no GPU, no torch."""
 
 

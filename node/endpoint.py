@@ -16,11 +16,12 @@ from codec.errors import PeerError
 from codec.sign import Key
 from swarm.gossip import Gossip
 from swarm.protocol.events import Send
+from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Work
 from swarm.shell import Core, Face, Limits, Manifests, Shell, in_thread
 from swarm.store import Store
 from swarm.transport.base import Unreachable
-from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.libp2p import DialRules, Libp2pTransport
 
 if TYPE_CHECKING:
     from swarm.shell.jobs import Jobs
@@ -61,15 +62,19 @@ class Endpoint:
         *,
         listen: tuple[str, ...],
         announce: tuple[str, ...] = (),
+        tuning: Tuning,
         model: "Model | None" = None,
         limits: Limits | None = None,
     ) -> "Endpoint":
-        """Put the parts together; nothing runs yet. `model` None: a relay."""
+        """Put the parts together; nothing runs yet. `model` None: a relay. `tuning`: the core's."""
         limits = limits or Limits()
         manifests = Manifests(authority)
         for seal in store.records.seals():
             manifests.note(seal.manifest)
-        transport = Libp2pTransport(key, listen, announce)
+        # Who is dialed again when is the core's decision; the transport's own pause must have passed by then.
+        pause_s = tuning.dial_retry_s / 2
+        rules = DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
+        transport = Libp2pTransport(key, listen, announce, dial_rules=rules)
         jobs = answers = None
         if model is not None:
             from swarm.shell.answers import Answers

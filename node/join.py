@@ -15,7 +15,7 @@ from codec import Manifest
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import keyfile, logs
-from node.config import JoinConfig, PeerConfig
+from node.config import JoinConfig, MemberConfig
 from node.endpoint import Endpoint, open_store
 from node.status import query
 from node.ticket import Ticket
@@ -34,17 +34,21 @@ if TYPE_CHECKING:
 __all__ = ["Member", "run"]
 
 _log = structlog.get_logger(__name__)
-_FIRST_CONTACT_S: Final = 60.0
-"""A ticket whose seed has not answered by then is not going to work: say so, rather than try for ever in silence."""
+_LOG_EVERY_S: Final = 10.0
+"""A seed that does not answer is dialed more often than anybody wants to read of."""
 
 
 async def run(
     ticket: Ticket, config: JoinConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Run a node until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers."""
+    from codec import Checkpoint
+    from node import kernels
     from swarm.shell.model import Model
 
     logs.configure()
+    if config.model is not None:
+        await in_thread(Checkpoint.open, config.model)  # a wrong folder is told before it takes a place of the ticket
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
     with open_store(config.home, ticket.authority) as store:
         model = Model(store, base=config.model)
@@ -52,15 +56,15 @@ async def run(
         layout_hash = None if seal is None or model.layout is None else model.layout.hash
         held = None if seal is None else seal.manifest
         member = Member(ticket, config, key, store, relay=False, held=held, layout_hash=layout_hash, model=model)
-        if config.engine == "none":
-            await member.run(task_status)
-            return
-        from node.workplace import Workplace
-
-        workplace = Workplace(config, key, store, model, member.send_work)
-        member.employ(workplace)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(workplace.run)
+            tensors = () if model.layout is None else model.layout.tensors
+            nursery.start_soon(kernels.warm_up, {spec.dtype for spec in tensors})
+            if config.engine != "none":
+                from node.workplace import Workplace
+
+                workplace = Workplace(config, key, store, model, member.send_work)
+                member.employ(workplace)
+                nursery.start_soon(workplace.run)
             await member.run(task_status)
 
 
@@ -70,7 +74,7 @@ class Member:
     def __init__(
         self,
         ticket: Ticket,
-        config: PeerConfig,
+        config: MemberConfig,
         key: Key,
         store: Store,
         *,
@@ -81,21 +85,24 @@ class Member:
     ) -> None:
         self.config, self.key, self.ticket = config, key, ticket
         self._relay = relay
+        tuning = Tuning.named(ticket.preset)
         join = Join(
             ticket.capability, config.announce, config.name, config.region, config.up_mbit, config.down_mbit, relay
         )
         self.core = Peer(
-            key, ticket.authority, ticket.addrs, join, Tuning.named(ticket.preset),
+            key, ticket.authority, ticket.addrs, join, tuning,
             random.Random(secrets.randbits(64)), held=held, layout_hash=layout_hash,
         )  # fmt: skip
         self.endpoint = Endpoint.build(
-            self.core, key, ticket.authority, store, self, listen=config.listen, announce=config.announce, model=model
-        )
+            self.core, key, ticket.authority, store, self,
+            listen=config.listen, announce=config.announce, tuning=tuning, model=model,
+        )  # fmt: skip
         self._joined = trio.Event()
         self._over: SwarmError | None = None
         self._end = trio.Event()
         self._workplace: Workplace | None = None
         self.news = ""
+        self._quiet_until = 0.0
 
     def employ(self, workplace: "Workplace") -> None:
         """Tell `workplace` of commits and of work."""
@@ -114,14 +121,13 @@ class Member:
             raise self._over
 
     async def _expect_contact(self) -> None:
-        with trio.move_on_after(_FIRST_CONTACT_S):
+        with trio.move_on_after(self.config.wait_for_seed_s):
             await self._joined.wait()
         if not self._joined.is_set():
-            addrs = ", ".join(self.ticket.addrs)
-            why = f" ({self.news})" if self.news else ""
+            why = self.news or f"nothing answers at {', '.join(self.ticket.addrs)}"
             self._stop(Unreachable(
-                f"The swarm's seed does not answer at {addrs}{why}. "
-                "Is it running, and is that port open to this machine? A new ticket names its present addresses."
+                f"The swarm's seed cannot be reached: {why}. Is it running, and is that port open to this machine? "
+                "A new ticket names its present addresses; --wait-for-seed 1h waits longer."
             ))  # fmt: skip
 
     async def _account(self) -> None:
@@ -155,8 +161,12 @@ class Member:
                 return
             case "joined":
                 self._joined.set()
+                self.news = ""
             case "unreachable":
                 self.news = info["why"]
+                if trio.current_time() < self._quiet_until:
+                    return
+                self._quiet_until = trio.current_time() + _LOG_EVERY_S
             case "refused" if info["code"] in ("ticket", "capability"):
                 self._stop(UsageError(info["why"]))
             case "equivocation":

@@ -7,15 +7,15 @@ the user's trainer --trainer.sock--> desk --> publisher --> seed (attempts, seal
 import random
 import secrets
 import time
-from typing import Any
+from typing import Any, Final
 
 import structlog
 import trio
 
 from codec import Checkpoint, Manifest, Replica, Staged
-from codec.errors import UsageError
+from codec.errors import SwarmError, UsageError
 from codec.sign import Key
-from node import keyfile, logs
+from node import kernels, keyfile, logs
 from node.config import SeedConfig
 from node.contact import Contact
 from node.desk import Desk
@@ -40,6 +40,9 @@ from swarm.transport.identity import peer_id
 __all__ = ["run"]
 
 _log = structlog.get_logger(__name__)
+_BOOTS_BEGAN: Final = 1_577_836_800
+"""2020-01-01. Boots are numbered by the second since, so that of two homes with one key (a copy, a backup, a machine
+set up anew) the one that was started last counts."""
 
 
 async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -51,7 +54,7 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     with open_store(config.home, key.public) as store:
         model = Model(store, base=config.base)
         head = await in_thread(_open_truth, store, model, checkpoint, key)
-        boot = int(store.records.get("boot") or 0) + 1
+        boot = max(int(store.records.get("boot") or 0) + 1, int(time.time()) - _BOOTS_BEGAN)
         store.records.put([("boot", str(boot).encode())])
         book = Book(config.home / "ledger.sqlite")
         try:
@@ -87,16 +90,16 @@ class _Seat:
         self, config: SeedConfig, key: Key, store: Store, model: Model, head: bytes, boot: int, book: Book
     ) -> None:
         self._config, self._key, self._store = config, key, store
-        start = trio.current_time()
+        start, tuning = trio.current_time(), Tuning.named(config.preset)
         wall = time.time() - start  # one reading: authority time must not jump when somebody sets the clock
         grants = [record for record in store.records.all("grant/").values() if record]
         self.core = Authority(
-            key, config.announce, Tuning.named(config.preset), random.Random(secrets.randbits(64)),
+            key, config.announce, tuning, random.Random(secrets.randbits(64)),
             boot=boot, clock=lambda local: wall + local, head=head, grants=grants, now=start,
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
-            listen=config.listen, announce=config.announce, model=model,
+            listen=config.listen, announce=config.announce, tuning=tuning, model=model,
         )  # fmt: skip
         assert self.endpoint.jobs is not None
         self._seed = Seed(key, self.endpoint.shell, store, self.endpoint.jobs, self.endpoint.manifests)
@@ -107,6 +110,7 @@ class _Seat:
         self.ledger = LedgerService(
             book.restore(Settings(), at, start), book, self._send_work, is_member=self._is_member
         )
+        self._superseded = trio.Event()
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         config = self._config
@@ -119,7 +123,12 @@ class _Seat:
             await nursery.start(desk.run, config.home / SOCKET_NAME)
             _log.info("serving", peer_id=peer_id(self._key.public), addrs=", ".join(addrs), version=str(self._head()))
             task_status.started()
-            await trio.sleep_forever()
+            nursery.start_soon(kernels.warm_up, {spec.dtype for spec in self.replica.layout.tensors})
+            await self._superseded.wait()
+            raise SwarmError(
+                "Another seed with this swarm's key has started since, and the nodes follow that one: this one has "
+                "stopped. Run one seed a key."
+            )
 
     # ------------------------------------------------------------ what the publisher asks of us
 
@@ -139,9 +148,9 @@ class _Seat:
         await self._seed.add_chunk(chunk)
 
     async def seal(self, manifest: Manifest) -> bytes:
-        version = VersionId(manifest.epoch, manifest.version)
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
-        self.track.sealed(version, manifest.payload_bytes, members)
+        elements = sum(spec.elements for spec in self.replica.layout.tensors)
+        self.track.sealed(manifest, elements, members)
         return await self._seed.seal(manifest)
 
     async def abandon(self) -> None:
@@ -164,6 +173,8 @@ class _Seat:
             case "member_left" | "lease_expired":
                 self.ledger.member_lost(info["peer"])
                 self.track.gone(info["peer"])
+            case "superseded":
+                self._superseded.set()
         _log.info(what, **info)
 
     async def _send_work(self, peer: bytes, body: bytes) -> None:

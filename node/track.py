@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from codec import Manifest
 from swarm.protocol.events import VersionId
 from swarm.shell import Counts
 from swarm.transport.base import Traffic
@@ -29,10 +30,12 @@ class _Meter:
 
 @dataclass(slots=True)
 class _Step:
-    """One version."""
+    """One version. `density`: changed elements / all."""
 
     version: VersionId
     payload_bytes: int
+    changed: int
+    density: float
     at: float
     before: _Meter
     after: _Meter
@@ -57,11 +60,15 @@ class Track:
         """A publish begins: from here on bytes count towards it."""
         self._began = (self._clock(), self._meter())
 
-    def sealed(self, version: VersionId, payload_bytes: int, members: Iterable[bytes]) -> None:
-        """It is out. `members`: those that are to have it."""
+    def sealed(self, manifest: Manifest, elements: int, members: Iterable[bytes]) -> None:
+        """It is out, of a model of so many elements. `members`: those that are to have it."""
+        version = VersionId(manifest.epoch, manifest.version)
         at, before = self._began or (self._clock(), self._meter())
         self._began = None
-        step = _Step(version, payload_bytes, at, before, self._meter(), set(members))
+        density = manifest.changed / max(1, elements)
+        step = _Step(
+            version, manifest.payload_bytes, manifest.changed, density, at, before, self._meter(), set(members)
+        )
         self._steps[version] = step
         self._finish(step)
         while len(self._steps) > KEPT:
@@ -88,11 +95,14 @@ class Track:
                 step.to_all_s = self._clock() - step.at
 
     def steps(self) -> list[dict[str, Any]]:
-        """Oldest first: `version`, `delta_bytes` (F), `trainer_sent_bytes` (at the sockets), `trainer_control_bytes`,
-        `trainer_copies` (payload sent / F), `publish_to_all_s`, `held` and `waiting` (numbers of members)."""
+        """Oldest first: `version`, `density`, `bits_per_change`, `delta_bytes` (F), `trainer_sent_bytes` (at the
+        sockets), `trainer_control_bytes`, `trainer_copies` (payload sent / F), `publish_to_all_s`, `held` and `waiting`
+        (numbers of members)."""
         return [
             {
                 "version": list(step.version),
+                "density": step.density,
+                "bits_per_change": 8 * step.payload_bytes / step.changed if step.changed else None,
                 "delta_bytes": step.payload_bytes,
                 "trainer_sent_bytes": step.after.sockets - step.before.sockets,
                 "trainer_control_bytes": step.after.control - step.before.control,

@@ -126,7 +126,7 @@ def tree(parents: dict[Any, Any]) -> str:
 
 def _stripes(state: State) -> RenderableType | None:
     stripes = state.get("stripes")
-    if not stripes:
+    if not stripes or not any(stripes):
         return None
     same: dict[str, list[int]] = {}
     for index, parents in enumerate(stripes):
@@ -163,7 +163,11 @@ def _steps(state: State) -> RenderableType | None:
 
 def view(state: State) -> RenderableType:
     """`state` as something that rich prints."""
-    parts: list[RenderableType] = [_heading(state), Text(), _nodes(state)]
+    parts: list[RenderableType] = [_heading(state), Text()]
+    if state.get("nodes"):
+        parts.append(_nodes(state))
+    else:
+        parts.append(Text("no nodes yet: swarm-node invite prints a ticket, with which they join", style="dim"))
     for part in (_stripes(state), _steps(state)):
         if part is not None:
             parts += [Text(), part]
