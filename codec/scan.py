@@ -66,6 +66,13 @@ def _list_bits(mask, base, positions, at):
 
 
 @kernel
+def _copy_row(source, start, target):
+    """target[:16] = source[start : start + 16]. A slice would compile for seconds, for its error message's sake."""
+    for c in range(16):
+        target[c] = source[start + c]
+
+
+@kernel
 def _planes_at(planes, row):
     at = row << TWO
     return planes[at], planes[at | ONE], planes[at | TWO], planes[at | THREE]
@@ -116,7 +123,7 @@ def scan_encode(
             diffs[c, k] = ((later - before) << (64 - width)) >> (64 - width)  # modulo 2^width, signed
             after[c] = rank + 1
             fill[c] = k + ONE
-        seen[:16] = seen[16 * rows : 16 * rows + 16]
+        _copy_row(seen, 16 * rows, seen)
     return at
 
 
@@ -160,7 +167,7 @@ def scan_decode(
             classify(row, planes, seen, like, old, index, shift, mask, top)
             if copy != 0:
                 copy_lanes(like, old, copy, index)
-        limits[:] = seen[16 * rows : 16 * rows + 16]
+        _copy_row(seen, 16 * rows, limits)
         seen[16 * rows :] = NEVER  # so that a search ends in the tile, full or not
         for c in range(np.uint64(16)):
             rank, k, end, limit = upcoming[c], np.uint64(done[c]), np.uint64(total[c]), limits[c]
@@ -188,7 +195,7 @@ def scan_decode(
             bits[i] = value
             if copy != 0:
                 put_element(like, copy, index, value)
-        seen[:16] = limits
+        _copy_row(limits, 0, seen)
     return at
 
 
