@@ -145,6 +145,8 @@ class Desk:
         allowed = 0
         while True:
             news = session.news
+            if session.impossible is not None:
+                raise PeerError(f"No node can do this work: {session.impossible}")
             while session.groups:
                 await self._send_group(channel, session.groups.popleft())
             if session.allowed != allowed:

@@ -20,6 +20,7 @@ from codec.sign import Key
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import (
+    Cannot,
     GiveBack,
     Renewed,
     Rollout,
@@ -90,6 +91,8 @@ class _Job:
     sample: int
     deadline: float
     prompt: tuple[int, ...]
+    alone: bool = False
+    """The engine refused a batch with it: it is tried by itself."""
 
 
 @dataclass(slots=True)
@@ -158,8 +161,7 @@ class NodeWorker:
         finally:
             self._close_updates()
             with trio.CancelScope(shield=True), trio.move_on_after(2.0):
-                if leases := tuple(sorted({job.lease.lease for job in (*self._jobs, *self._running)})):
-                    await self._send(encode(GiveBack(leases)))
+                await self._give_back()
 
     # ------------------------------------------------------------ from the swarm
 
@@ -247,12 +249,31 @@ class NodeWorker:
             try:
                 async with self._between:
                     await self._generate(batch)
-            except (EngineLost, EngineFailed) as error:
-                _log.warning("batch of %d sequences lost with the engine: %s", len(batch), error)
-                self._jobs.extendleft(reversed(batch))  # to be tried again, if it is still wanted by then
-                self._running = []
-                await trio.sleep(0.1)
+            except EngineLost as error:
+                _log.warning("%d sequences lost with the engine: %s", len(batch), error)
+                await self._give_back()  # an engine may take minutes to load; others need not wait
+            except EngineFailed as error:
+                await self._isolate(batch, str(error))
             self._running = []  # not when cancelled: `run` gives it back
+
+    async def _give_back(self) -> None:
+        leases = tuple(sorted({job.lease.lease for job in (*self._jobs, *self._running)}))
+        self._jobs.clear()
+        self._running = []
+        if leases:
+            await self._send(encode(GiveBack(leases)))
+
+    async def _isolate(self, batch: list[_Job], why: str) -> None:
+        """The engine refused a batch: find out whose fault it was, and say so, or it would come back for ever."""
+        if len(batch) > 1:
+            for job in batch:
+                job.alone = True
+            self._jobs.extendleft(reversed(batch))
+            return
+        lease = batch[0].lease
+        _log.warning("the engine refuses lease %d: %s", lease.lease, why)
+        self._jobs = deque(job for job in self._jobs if job.lease.lease != lease.lease)
+        await self._send(encode(Cannot(lease.lease, lease.token, why[:512])))
 
     def _next_batch(self) -> list[_Job]:
         """The next jobs of equal sampling, oldest first, that are still in time and fit the engine's version."""
@@ -260,6 +281,8 @@ class NodeWorker:
         self._jobs = deque(job for job in self._jobs if job.deadline > now)
         fit = [job for job in self._jobs if (job.lease.epoch, job.lease.version) <= self._engine.version]
         batch = [job for job in fit if job.lease.sampling == fit[0].lease.sampling][: self._pace.batch]
+        if batch and any(job.alone for job in batch):
+            batch = batch[:1]
         chosen = {id(job) for job in batch}
         self._jobs = deque(job for job in self._jobs if id(job) not in chosen)
         self._running = batch

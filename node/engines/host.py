@@ -307,7 +307,13 @@ class EngineHost:
     async def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> tuple[Sequence[Completion], float]:
         """(a completion for each prompt, seconds that it took)."""
         message = Generate(self._next(), tuple(prompts), sampling)
-        answer = await self._ask(self._attached(), message, Completions, self._deadlines.generate_s)
+        try:
+            answer = await self._ask(self._attached(), message, Completions, self._deadlines.generate_s)
+        except EngineFailed as error:
+            if not error.poisoned:
+                raise
+            await self.reload()
+            raise EngineLost(f"the engine was reloaded: {error}") from error
         if len(answer.completions) != len(prompts):
             self._kill(f"{len(answer.completions)} completions for {len(prompts)} prompts")
             raise EngineLost("the engine answered too little")

@@ -8,6 +8,7 @@
       SignedRollout ------------------------>  one finished sample; repeated until its verdict comes
       <--------------------------------- Verdict
       GiveBack     ------------------------->  I shall not do this
+      Cannot       ------------------------->  my engine refuses it
       <--------------------------------- Withdraw  nobody wants this any more
       <------------------------------------ Unfit  not with that engine
 
@@ -31,6 +32,7 @@ __all__ = [
     "MAX_CAPACITY",
     "MAX_TOKENS",
     "ROLLOUT_DOMAIN",
+    "Cannot",
     "GiveBack",
     "Reason",
     "Renew",
@@ -92,6 +94,8 @@ class Reason(StrEnum):
     WRONG_ROOT = "root is not that version's"
     BAD_SIGNATURE = "bad signature"
     WITHDRAWN = "work was withdrawn"
+    IMPOSSIBLE = "the engine refuses this work"
+    GIVEN_BACK = "given back"
     NO_WORK = "no work at the moment"
 
 
@@ -177,6 +181,14 @@ class Unfit(WorkMessage, frozen=True, tag=9):
     reason: Reason
 
 
+class Cannot(WorkMessage, frozen=True, tag=10):
+    """The node's engine refuses this lease's prompt or sampling: another try would end the same."""
+
+    lease: U63
+    token: U63
+    why: Annotated[str, msgspec.Meta(max_length=512)]
+
+
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens up to `end` (exclusive; from the previous span's end) were sampled from this version with this root."""
 
@@ -202,7 +214,7 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     spans: Annotated[tuple[VersionSpan, ...], msgspec.Meta(min_length=1, max_length=64)]
 
 
-_ALL = WorkRequest | WorkLease | Renew | Renewed | SignedRollout | Verdict | GiveBack | Withdraw | Unfit
+_ALL = WorkRequest | WorkLease | Renew | Renewed | SignedRollout | Verdict | GiveBack | Withdraw | Unfit | Cannot
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)
 _rollout_decoder = msgspec.msgpack.Decoder(Rollout)

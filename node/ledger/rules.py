@@ -284,7 +284,17 @@ class Ledger:
         for lease in leases:
             found = self.leases.get(lease)
             if found is not None and found.node == node:
-                self._requeue(found, Reason.EXPIRED, now)
+                self._requeue(found, Reason.GIVEN_BACK, now)
+
+    def cannot(self, node: bytes, lease: int, token: int, now: float) -> Group | None:
+        """`node`'s engine refuses this work: others may try. The group, when enough of them have."""
+        found = self.leases.get(lease)
+        if found is None or found.node != node or found.token != token:
+            return None
+        group = self.groups[found.group]
+        group.refusers.add(node)
+        self._requeue(found, Reason.IMPOSSIBLE, now)
+        return group if len(group.refusers) >= min(self.settings.refusers, len(self.members)) else None
 
     def refuse(self, node: bytes, reason: Reason) -> None:
         """Count what was refused before it reached these rules (a bad signature, say)."""
@@ -323,14 +333,20 @@ class Ledger:
 
     def _grant(self, node: Node, count: int, now: float) -> list[Lease]:
         leases: list[Lease] = []
+        skipped: list[tuple[int, bytes]] = []
         while count > 0 and self._open:
             group = self.groups.get(self._open[0][1])
             if group is None or not group.free:
                 heapq.heappop(self._open)
                 continue
+            if node.key in group.refusers:
+                skipped.append(heapq.heappop(self._open))
+                continue
             samples = tuple(sorted(group.free)[:count])
             count -= len(samples)
             leases.append(self._lease(node, group, samples, now))
+        for entry in skipped:
+            heapq.heappush(self._open, entry)
         return leases
 
     def _lease(self, node: Node, group: Group, samples: tuple[int, ...], now: float) -> Lease:

@@ -18,6 +18,7 @@ from codec.errors import PeerError
 from node.engines.base import SamplingParams
 from node.ledger.book import Book
 from node.ledger.messages import (
+    Cannot,
     GiveBack,
     Reason,
     Renew,
@@ -64,6 +65,8 @@ class Session:
     offered: int = 0
     allowed: int = 0
     """Groups that may be offered since the session was opened: a total, so that news in flight cannot be misread."""
+    impossible: str | None = None
+    """Why one of its groups cannot be done by any node."""
     groups: deque[Group] = field(default_factory=deque)
     """Complete and durable, not yet fetched."""
 
@@ -219,8 +222,18 @@ class LedgerService:
             case GiveBack(leases):
                 self._waiting.pop(node, None)  # or it would get the same work at once
                 self._ledger.give_back(node, leases, now)
+            case Cannot(lease, token, why):
+                group = self._ledger.cannot(node, lease, token, now)
+                if group is not None:
+                    self._give_up(group, why)
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for the ledger")
+
+    def _give_up(self, group: Group, why: str) -> None:
+        self._withdraw(self._ledger.drop(group.id))
+        if (session := self._sessions.get(group.session)) is not None:
+            session.impossible = why
+            session.wake()
 
     def _serve(self, node: bytes, request: WorkRequest, received: float) -> None:
         self._waiting.pop(node, None)

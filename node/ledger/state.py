@@ -51,6 +51,8 @@ class Settings:
     """A node that asked for work this lately counts when shares are worked out."""
     resend_after_s: float = 5.0
     """A lease that a request made this long after it does not name was lost on the way, and is sent again."""
+    refusers: int = 3
+    """A group that the engines of this many nodes refuse (or of all, where there are fewer) is impossible."""
     remembered: int = 1 << 16
     """Ended leases and judged samples remembered, to answer repeated results as the first time."""
 
@@ -94,6 +96,8 @@ class Group:
     leased: dict[int, int] = field(default_factory=dict)
     """sample -> lease"""
     done: dict[int, Done] = field(default_factory=dict)
+    refusers: set[bytes] = field(default_factory=set)
+    """Nodes whose engines refuse it."""
     handed_over: bool = False
     """On its way to the trainer, which has not said yet that it has it."""
 

@@ -2,7 +2,11 @@
 
 from codec.errors import SwarmError
 
-__all__ = ["PublishFailed", "SwarmBusy", "SwarmDown", "SwarmTimeout"]
+__all__ = ["PublishFailed", "RolloutsFailed", "SwarmBusy", "SwarmDown", "SwarmTimeout"]
+
+
+class RolloutsFailed(SwarmError):
+    """The seed refused the prompts or the sampling, or no node's engine can do what was asked for."""
 
 
 class SwarmDown(SwarmError):

@@ -11,7 +11,7 @@ from blake3 import blake3
 from node.engines.base import Span
 from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
 from node.local import Channel, ChannelTimeout, close_fds
-from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
+from node.trainers.errors import RolloutsFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import Offer, OpenRollouts, Refusal, Room, Sample, Taken
 from node.trainers.seedlink import dial, speaking
 
@@ -106,7 +106,7 @@ class _Batch:
                         self.deadline = time.monotonic() + self._timeout_s
                         self._taken.append(message.group)
                 case Refusal(why):
-                    raise PublishFailed(why)
+                    raise RolloutsFailed(why)
 
     def _receive(self, channel: Channel) -> Any:
         try:

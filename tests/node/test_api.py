@@ -18,7 +18,7 @@ from seed_kit import LAYOUT, FakeSeed, random_replica, running
 from codec.errors import UsageError
 from node import SamplingParams, Swarm
 from node.trainers import publishing
-from node.trainers.errors import PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
+from node.trainers.errors import PublishFailed, RolloutsFailed, SwarmBusy, SwarmDown, SwarmTimeout
 
 torch.set_num_threads(1)
 SAMPLING = SamplingParams(max_tokens=4, stop_tokens=(2,))
@@ -282,7 +282,7 @@ def test_a_group_that_takes_too_long_is_a_typed_error(tmp_path: Path):
         there.node.paused = True
         with pytest.raises(SwarmTimeout, match="1 are open"):
             next(swarm.rollouts([[1]], n=1, sampling=SAMPLING, timeout_s=0.3))
-        with pytest.raises(PublishFailed, match="prompt"):
+        with pytest.raises(RolloutsFailed, match="prompt"):
             next(swarm.rollouts([[]], n=1, sampling=SAMPLING, timeout_s=5))
 
 

@@ -202,6 +202,29 @@ async def test_an_engine_that_dies_in_a_batch_costs_only_time(tmp_path, autojump
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("nodes", [1, 4])
+async def test_what_no_engine_can_do_is_said_and_holds_nobody_up(tmp_path, autojump_clock, nodes):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        for i in range(nodes):
+            await swarm.add_node(i + 1, rate=1000.0, capacity=16, batch=16)
+        bad, good = service.open("bad", 4, SAMPLING), service.open("good", 4, SAMPLING)
+        for i in range(3):
+            service.offer(good, gid(i), decodeless_prompt(i))
+            service.offer(bad, gid(100 + i), decodeless_prompt(666 if i == 1 else i))
+        assert_whole(await collect(service, good, 3, offers=0), 4)
+        with trio.fail_after(60.0):
+            while bad.impossible is None:
+                await bad.news.wait()
+        assert "token id outside" in bad.impossible
+        assert_whole(await collect(service, bad, 2, offers=0), 4)
+        assert service.state()["groups_open"] == 0
+        refusers = {row[0] for row in sqlite3.connect(swarm.path).execute("select why from requeues")}
+        assert refusers == {str(Reason.IMPOSSIBLE)}
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_node_that_leaves_gives_its_work_back(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)

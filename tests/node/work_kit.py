@@ -8,7 +8,7 @@ import trio
 
 from codec.sign import Key
 from node.engines.base import Completion, SamplingParams, Span
-from node.engines.host import EngineLost
+from node.engines.host import EngineFailed, EngineLost
 from node.ledger.book import Book
 from node.ledger.messages import pack_tokens
 from node.ledger.service import LedgerService, Session
@@ -54,6 +54,8 @@ class TimedEngine:
         await self.up.wait()
 
     async def generate(self, prompts: Sequence, sampling) -> tuple[list[Completion], float]:
+        if any(p.token_ids[-1] == 666 for p in prompts):
+            raise EngineFailed("prompt: a token id outside 0 to 600", poisoned=False)
         self.generating = True
         before, version = trio.current_time(), self.version
         await trio.sleep(len(prompts) * TOKENS / self.rate)
