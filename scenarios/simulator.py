@@ -80,7 +80,7 @@ class World(VirtualNetwork):
         grants = [record for name, record in sorted(old.disk.items()) if name.startswith("grant/") and record]
         self.authority = self._boot(self._key, core.boot + 1, core.state.sealed_manifest, grants, old.link)
         self.authority.disk.update(old.disk)
-        self.authority.headers, self.authority.pieces = old.headers, old.pieces
+        self.authority.headers, self.authority.pieces, self.authority.lists = old.headers, old.pieces, old.lists
         for header in old.headers.values():
             if VersionId(header.key.epoch, header.key.version) <= core.state.floor:
                 self._apply(self.authority, HeaderStored(None, None, *facts(header)))

@@ -74,6 +74,8 @@ class Catchup:
         self._turn = 0
         self._lacking: dict[bytes, set[bytes]] = {}
         """Which peers lack what, or did not answer (by blob name, or b"" for blocks)."""
+        self._nobody_has = False
+        """Everybody was asked for something, and lacked it."""
         self._rest_until = 0.0
         """Everybody was asked and nobody had it: not before then are they asked again."""
         self._seals_asked: dict[VersionId, float] = {}
@@ -105,6 +107,7 @@ class Catchup:
         self._lacking.clear()
         self._seals_asked.clear()
         self._todo.clear()
+        self._nobody_has = False
         self._rest_until = 0.0
         self._total = 0
         self._replaying = None
@@ -204,10 +207,14 @@ class Catchup:
         self._fill(now)
 
     def _restarted(self, now: float) -> bool:
-        """The authority went back to an older version and on from there (a new epoch): what we aimed at is no more."""
+        """What we aimed at is no more: the authority went back to an older version and on from there (a new epoch), or
+        everyone has moved on so far that nobody has its block hashes."""
         sealed = [v for v in self._state.chunks.versions.values() if v.manifest is not None]
         newest = max(sealed, key=lambda v: v.id, default=None)
-        if newest is None or newest.manifest is None or newest.id.epoch <= self._state.floor.epoch:
+        floor = self._state.floor
+        if newest is None or newest.manifest is None or newest.id <= floor:
+            return False
+        if newest.id.epoch == floor.epoch and not (self.phase is Phase.HASHES and self._nobody_has):
             return False
         self.start(newest.manifest, newest.sealed_manifest, now)
         return True
@@ -362,6 +369,7 @@ class Catchup:
         lacking = self._lacking.get(name, set())
         sources = [p for p in self._sources() if p not in lacking]
         if not sources and lacking:
+            self._nobody_has = True
             self._lacking.pop(name, None)  # everybody said no once: they may have it after a pause
             self._rest_until = now + self._state.tuning.pull_after_s
             return None

@@ -310,13 +310,21 @@ class Peer:
             waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]
             self.pulls.tick(waiting, state.exchange.progress_at, self._pull_sources, now, state.effects)
             self.progress.fill_gaps(now, self._sources())
-            behind = self.progress.behind(now)
-            if behind is not None and not (self.catchup.active or self._relay_only or self.progress.stopped):
-                version = state.chunks.version(VersionId(behind.epoch, behind.version))
-                assert version is not None
-                self.catchup.start(behind, version.sealed_manifest, now)
+            self._leap(now)
             self.catchup.tick(now)
         state.emit(SetTimer("tick", now + state.tuning.tick_s))
+
+    def _leap(self, now: float) -> None:
+        """Where no chain leads on from what we hold, go on from the newest seal: a relay at once, for it has no bits."""
+        behind = self.progress.behind(now)
+        if behind is None or self.catchup.active or self.progress.stopped:
+            return
+        version = self.state.chunks.version(VersionId(behind.epoch, behind.version))
+        assert version is not None
+        if self._relay_only:
+            self.state.settle(version.id, behind, version.sealed_manifest)
+        else:
+            self.catchup.start(behind, version.sealed_manifest, now)
 
     def standing(self, now: float) -> Standing:
         """Our own lease, as the newest heartbeat has it."""

@@ -351,6 +351,15 @@ def test_a_rollback_to_an_older_version_in_a_new_epoch() -> None:
     assert all(n.root == world.authority.root for n in world.members())
 
 
+def test_a_relay_follows_into_a_new_epoch() -> None:
+    world, _ = a_swarm(3)
+    world.join(relay=True)
+    for _ in range(3):
+        all_get(world, world.publish(chunks=4))
+    all_get(world, world.roll_back(VersionId(0, 1)), 30.0)
+    all_get(world, world.publish(chunks=4))
+
+
 # ---------------------------------------------------------------- the network
 
 
