@@ -52,12 +52,12 @@ def _leb128_decode(gaps: Any, values: Any, words: Any) -> None:
 
 @numba.njit(nogil=True)
 def _gaps16_encode(old: Any, new: Any, gaps: Any, values: Any) -> int:
-    """Changes. A gap of 65535 or more is written as 65535 and the old value, which changes nothing, and goes on."""
+    """Changes. A gap above 65535 is written as 65535 and the old value, which changes nothing, and goes on."""
     count = 0
     after = 0
     for i in range(old.size):
         if old[i] != new[i]:
-            while i - after >= 65535:
+            while i - after > 65535:
                 gaps[count] = 65535
                 values[count] = old[after + 65535]
                 after += 65536

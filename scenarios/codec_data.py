@@ -91,9 +91,9 @@ def _step(rows: int, columns: int, amplitude: float, rng: np.random.Generator) -
 def _amplitude(density: float) -> float:
     """The mean size of an update at which this share of elements changes."""
     low, high = 1e-10, 1e-2
-    for _ in range(40):
+    for _ in range(20):
         middle = (low * high) ** 0.5
-        old, new = _step(256, 4096, middle, np.random.default_rng(1))
+        old, new = _step(128, 4096, middle, np.random.default_rng(1))
         low, high = (middle, high) if np.mean(old != new) < density else (low, middle)
     return high
 
