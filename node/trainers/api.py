@@ -135,6 +135,11 @@ class Swarm:
         return state
 
     @property
+    def head(self) -> tuple[int, int]:
+        """(epoch, version) that was sealed last, as far as this process knows."""
+        return self._line.head
+
+    @property
     def layout(self) -> Layout:
         """The base's tensor table."""
         return self._line.layout

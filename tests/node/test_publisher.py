@@ -32,7 +32,7 @@ def seed() -> Iterator[FakeSeed]:
     return FakeSeed(random_replica(WIDE))
 
 
-@pytest.mark.parametrize("every", [100, 1])
+@pytest.mark.parametrize("every", [20, 1])
 async def test_blocks_in_any_order_become_one_version(seed, every):
     publisher = Publisher(seed)
     deltas, changed, root = changes(seed.replica, every)
