@@ -5,10 +5,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ import pytest
 
 from codec import FileSpec, Layout, TensorSpec, write_checkpoint
 from codec.replica import Replica
+from codec.sign import Key
 from node.status.query import ask
+from node.ticket import Ticket
+from swarm.protocol.lease import Capability, seal
 from swarm.transport.base import Unreachable
 
 PATIENCE_S = 45.0
@@ -139,6 +144,11 @@ class Swarm:
             pytest.fail(f"{words} did not end in {within_s:.0f} s: {out.decode()} {err.decode()}")
         return Ended(process.returncode, out.decode(), err.decode(), time.monotonic() - began)
 
+    def together(self, *commands: tuple[str, ...], within_s: float = PATIENCE_S) -> list[Ended]:
+        """Run several commands (name, words...) side by side to their ends."""
+        with ThreadPoolExecutor(len(commands)) as pool:
+            return list(pool.map(lambda command: self.command(*command, within_s=within_s), commands))
+
     def json(self, name: str, *words: str) -> Any:
         """What a command that must succeed reports."""
         ended = self.command(name, *words, "--json")
@@ -255,6 +265,18 @@ def swarm_in(folder: Path) -> Iterator[Swarm]:
     finally:
         orphans = swarm.close()
     assert not orphans, f"process groups {orphans} outlived their leaders"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def ticket_of(key: Key, port: int, *, signer: Key | None = None, expires_s: float = 3600.0) -> str:
+    """A ticket as `invite` would print it for the seed with this key at this port; `signer`: who really signed it."""
+    capability = Capability(key.public, os.urandom(16), time.time() + expires_s, 10, 0)
+    return str(Ticket(key.public, (f"/ip4/127.0.0.1/tcp/{port}",), seal(capability, signer or key), "loopback"))
 
 
 # ------------------------------------------------------------ conditions and checks
