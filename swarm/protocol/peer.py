@@ -315,7 +315,7 @@ class Peer:
         state.emit(SetTimer("tick", now + state.tuning.tick_s))
 
     def _leap(self, now: float) -> None:
-        """Where no chain leads on from what we hold, go on from the newest seal: a relay at once, for it has no bits."""
+        """Where no chain leads on from what we hold, go on from the newest seal; a relay at once, having no bits."""
         behind = self.progress.behind(now)
         if behind is None or self.catchup.active or self.progress.stopped:
             return

@@ -87,7 +87,7 @@ def test_a_have_map_of_another_attempt_or_with_absurd_bits_is_of_no_account() ->
 
 def test_attaching_again_starts_afresh() -> None:
     """The child lost its end of the edge: it says anew what it has."""
-    book, exchange, chunk = a_chunk()
+    book, exchange, _ = a_chunk()
     exchange.attached(ANNA, attach(credit=0), 0.0, [])
     effects: list[Effect] = []
     exchange.attached(ANNA, attach(have=book.haves(version(0))), 0.0, effects)

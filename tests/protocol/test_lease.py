@@ -7,8 +7,23 @@ from protocol_kit import AUTHORITY, SWARM, TUNING, capability, grant, heartbeat,
 
 from codec.errors import PeerError
 from swarm.protocol.lease import (
-    AuthorityTime, Capability, Grant, Heartbeat, Lease, LeaseBook, Leases, Report, Standing, bit_set, has_bit,
-    heartbeat_hash, open_capability, open_grant, open_heartbeat, open_report, seal,
+    AuthorityTime,
+    Capability,
+    Grant,
+    Heartbeat,
+    Lease,
+    LeaseBook,
+    Leases,
+    Report,
+    Standing,
+    bit_set,
+    has_bit,
+    heartbeat_hash,
+    open_capability,
+    open_grant,
+    open_heartbeat,
+    open_report,
+    seal,
 )  # fmt: skip
 
 ALICE, BOB = key_of("alice"), key_of("bob")

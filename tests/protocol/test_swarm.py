@@ -485,12 +485,18 @@ def eventful(seed: int) -> str:
 def test_one_seed_one_story_whatever_python_hashes() -> None:
     here = str(Path(__file__).parent)
     house = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(house)}
     runs = [
         subprocess.run(
-            [sys.executable, "-c", EVENTFUL, here, "3"], cwd=house, capture_output=True, text=True, timeout=60, check=True,
-            env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(house)},
+            [sys.executable, "-c", EVENTFUL, here, "3"],
+            env={**environment, "PYTHONHASHSEED": hash_seed},
+            cwd=house,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         ).stdout.strip()
-        for hash_seed in (1, 2)
-    ]  # fmt: skip
+        for hash_seed in ("1", "2")
+    ]
     assert runs[0] == runs[1] == eventful(3)
     assert eventful(4) != eventful(3)

@@ -11,8 +11,27 @@ from codec import ChunkKey
 from codec.errors import PeerError
 from swarm.protocol import wire
 from swarm.protocol.wire import (
-    FRAME_HEAD, MAX_FRAME_BODY, MAX_MESSAGE_BYTES, PROTOCOL, Attach, Bye, Credit, Frame, FrameKind, Have, Hello, Join,
-    Message, Refused, Reports, WantChunk, Work, decode, encode, pack_frame, unpack_frame_head,
+    FRAME_HEAD,
+    MAX_FRAME_BODY,
+    MAX_MESSAGE_BYTES,
+    PROTOCOL,
+    Attach,
+    Bye,
+    Credit,
+    Frame,
+    FrameKind,
+    Have,
+    Hello,
+    Join,
+    Message,
+    Refused,
+    Reports,
+    WantChunk,
+    Work,
+    decode,
+    encode,
+    pack_frame,
+    unpack_frame_head,
 )  # fmt: skip
 
 KINDS = sorted(Message.__subclasses__(), key=lambda kind: kind.__struct_config__.tag)
