@@ -30,7 +30,7 @@ from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, WAYS_ID, Edge, LaneStrea
 from swarm.transport.multistream import answer
 from swarm.transport.muxer import MuxedConnection, MuxedStream
 from swarm.transport.parallel import WAYS, socket_window_bytes, ways
-from swarm.transport.tcp import TcpTransport, bind, multiaddr_text
+from swarm.transport.tcp import TcpTransport, bind, checked_announcements, multiaddr_text
 from swarm.transport.upgrade import Upgrader
 from swarm.transport.yamux import Limits
 
@@ -58,10 +58,13 @@ class Libp2pTransport(Transport):
         dial_rules: DialRules | None = None,
         admission_rules: AdmissionRules | None = None,
     ) -> None:
-        """`listen`: multiaddrs such as /ip4/0.0.0.0/tcp/4701 (port 0: any). `announce`: where the world reaches us."""
+        """`listen`: multiaddrs such as /ip4/0.0.0.0/tcp/4701 (port 0: any). `announce`: where the world reaches us.
+
+        Raises `UsageError` for an announced address that nobody could dial.
+        """
         self.key = key.public
         self.traffic = Traffic()
-        self.announce = list(announce)
+        self.announce = checked_announcements(announce)
         self.host: Host | None = None
         """py-libp2p's host while `serve` runs: for GossipSub and for protocols that are not ours."""
         self._key = key

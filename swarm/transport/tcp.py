@@ -25,7 +25,7 @@ from swarm.transport.admission import Admission
 from swarm.transport.base import PeerKey, Traffic
 from swarm.transport.tuning import tune
 
-__all__ = ["CountedSocket", "TcpTransport", "bind", "host_and_port", "multiaddr_text"]
+__all__ = ["CountedSocket", "TcpTransport", "bind", "checked_announcements", "host_and_port", "multiaddr_text"]
 
 READ_BYTES: Final = 262_144
 """One read's worth: a large one costs one system call and one wake-up for sixteen TLS records."""
@@ -47,6 +47,20 @@ def multiaddr_text(sockname: tuple) -> str:
     """The multiaddr of a socket's (host, port, ...)."""
     host, port = sockname[:2]
     return f"/ip6/{host.partition('%')[0]}/tcp/{port}" if ":" in host else f"/ip4/{host}/tcp/{port}"
+
+
+def checked_announcements(addresses: Sequence[str]) -> list[str]:
+    """`addresses` if each can be dialed; `UsageError` otherwise."""
+    for text in addresses:
+        try:
+            target = host_and_port(Multiaddr(text))
+        except (MultiaddrError, ValueError):
+            target = None
+        if target is None or not target[1]:
+            raise UsageError(
+                f"{text} is no address to announce; write it like /ip4/203.0.113.7/tcp/4701 or /dns4/HOST/tcp/4701."
+            )
+    return list(addresses)
 
 
 async def bind(addresses: Sequence[str]) -> dict[str, trio.SocketListener]:
