@@ -14,7 +14,7 @@ from pcodec import ChunkConfig, DeltaSpec, ModeSpec, standalone  # pyright: igno
 from codec.bits import Bits, DType, from_ordinal, ordinal
 from codec.errors import PeerError
 from codec.layout import BLOCK_ELEMENTS
-from codec.rice import decode_plainly, encode_plainly
+from codec.rice import changed_positions, decode_plainly, encode_plainly
 from codec.varint import Reader, Writer
 
 __all__ = ["decode_block", "encode_block"]
@@ -31,10 +31,11 @@ def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
     if dtype.itemsize == 8:
         plain = encode_plainly(old, new)
         return None if plain is None else plain[0]
-    positions = np.flatnonzero(old != new)
+    positions = changed_positions(old, new, dtype)
     if positions.size == 0:
         return None
-    gaps = (np.diff(positions, prepend=-1) - 1).astype(np.uint32)
+    gaps = np.diff(positions, prepend=positions[:1]) - np.uint32(1)
+    gaps[0] = positions[0]
     if gaps.max() < 1 << 16:
         gaps = gaps.astype(np.uint16)
     difference = ordinal(new[positions], dtype) - ordinal(old[positions], dtype)

@@ -19,9 +19,10 @@ from codec.errors import PeerError
 from codec.lanes import CLASSES, LANES
 from codec.layout import BLOCK_ELEMENTS
 from codec.planes import FIELDS, read_planes, write_planes
-from codec.scan import NEVER, TILE_WORDS, exponents, scan_decode, scan_encode, scatter
+from codec.scan import NEVER, TILE_WORDS, exponents, list_changes, scan_decode, scan_encode, scatter
 
 __all__ = [
+    "changed_positions",
     "decode_block",
     "decode_onto",
     "decode_plainly",
@@ -151,6 +152,22 @@ def encode_changes(old: Bits, new: Bits, dtype: DType) -> tuple[bytes, Positions
         return payload, positions[:found].copy()
 
 
+def changed_positions(old: Bits, new: Bits, dtype: DType) -> Positions:
+    """Where `new` differs from `old` (uint32, ascending): as `np.flatnonzero(old != new)`, several times as fast."""
+    _check(old, dtype)
+    _check(new, dtype)
+    if dtype.itemsize == 8:
+        return np.flatnonzero(old != new).astype(np.uint32)
+    with _Scratch.take() as scratch:
+        positions, like = scratch.positions, scratch.bits.view(dtype.bits)
+        whole = old.size // LANES
+        found = list_changes(like, old.ctypes.data, new.ctypes.data, whole, 0, positions, 0)
+        if old.size % LANES:
+            before, after = _tail(scratch, 0, old, dtype), _tail(scratch, 1, new, dtype)
+            found = list_changes(like, before.ctypes.data, after.ctypes.data, 1, whole * LANES, positions, found)
+        return positions[:found].copy()
+
+
 def decode_block(payload: bytes | memoryview, old: Bits, dtype: DType) -> tuple[Positions, Bits]:
     """Positions (uint32, ascending) and new bits of the changes in `payload`, relative to `old`.
 
@@ -253,5 +270,6 @@ def warm_up(dtype: DType) -> None:
     payload = encode_block(old, old ^ dtype.bits.type(1), dtype)
     assert payload is not None
     positions, bits = decode_onto(payload, old, old.copy(), dtype)
+    changed_positions(old, old, dtype)
     decode_block(payload, old, dtype)
     scatter(old, positions, bits)

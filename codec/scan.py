@@ -24,7 +24,7 @@ from codec.lanes import (
     trailing_zeros,
 )
 
-__all__ = ["NEVER", "TILE_WORDS", "exponents", "scan_decode", "scan_encode", "scatter"]
+__all__ = ["NEVER", "TILE_WORDS", "exponents", "list_changes", "scan_decode", "scan_encode", "scatter"]
 
 ZERO, ONE, TWO, THREE, FOUR, SIX = (np.uint64(n) for n in (0, 1, 2, 3, 4, 6))
 LAST_LANE = np.uint64(63)
@@ -63,6 +63,16 @@ def _list_bits(mask, base, positions, at):
         at += ONE
         rest &= rest - ONE
     return after
+
+
+@kernel
+def list_changes(like, old, new, n_words, first, positions, start):
+    """Write the positions of all changes, without classes; their number from `start` on. Arguments as `scan_encode`."""
+    at = np.uint64(start)
+    for word in range(n_words):
+        index = word * 64
+        at = _list_bits(differing(like, old, new, index), np.uint64(first + index), positions, at)
+    return at
 
 
 @kernel

@@ -122,7 +122,7 @@ def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> t
                 if len(payload) != old.nbytes:
                     raise PeerError(f"raw.length: {len(payload)} bytes, not {old.nbytes}")
                 copy[:] = np.frombuffer(payload, dtype.bits)
-                positions = np.flatnonzero(copy != old).astype(np.uint32)
+                positions = rice.changed_positions(old, copy, dtype)
                 bits = copy[positions]
             elif entry.coder == CODER_PCO:
                 positions, bits = pco.decode_block(bytes(payload), old, dtype)

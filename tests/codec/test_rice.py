@@ -23,6 +23,7 @@ def check(old: Bits, new: Bits, dtype: DType) -> bytes | None:
         return None
     payload, found = coded
     assert np.array_equal(found, expected)
+    assert np.array_equal(rice.changed_positions(old, new, dtype), expected)
     positions, bits = rice.decode_block(payload, old, dtype)
     assert positions.dtype == np.uint32
     assert bits.dtype == dtype.bits
