@@ -74,6 +74,8 @@ class Catchup:
         self._turn = 0
         self._lacking: dict[bytes, set[bytes]] = {}
         """Which peers lack what, or did not answer (by blob name, or b"" for blocks)."""
+        self._alone_until = 0.0
+        """Until then the authority is not asked, for others may yet be reached."""
         self._nobody_has = False
         """Everybody was asked for something, and lacked it."""
         self._rest_until = 0.0
@@ -109,6 +111,7 @@ class Catchup:
         self._todo.clear()
         self._nobody_has = False
         self._rest_until = 0.0
+        self._alone_until = now + state.tuning.pull_deadline_s
         self._total = 0
         self._replaying = None
         state.held = None
@@ -373,10 +376,18 @@ class Catchup:
             self._lacking.pop(name, None)  # everybody said no once: they may have it after a pause
             self._rest_until = now + self._state.tuning.pull_after_s
             return None
-        others = [p for p in sources if p != self._state.swarm] or sources
+        others = [p for p in sources if p != self._state.swarm]
+        if not others and not lacking and now < self._alone_until and self._has_company():
+            return None
+        others = others or sources
         busy = {p: sum(r.peer == p for r in self._requests.values()) for p in others}
         free = [p for p in others if busy[p] < self._state.tuning.requests_per_peer]
         if not free:
             return None
         self._turn += 1
         return min(free, key=lambda p: (busy[p], (others.index(p) + self._turn) % len(others)))
+
+    def _has_company(self) -> bool:
+        """The roster names members beside us."""
+        roster = self._state.roster
+        return roster is not None and any(m.peer != self._state.key.public for m in roster.members)
