@@ -178,12 +178,16 @@ class Membership:
 
     def heartbeat(self, sealed: bytes, now: float) -> bool:
         """Take a heartbeat in, pass it on, answer it with a report. True when it was news."""
-        state = self._state
+        state, before = self._state, self._state.leases.heartbeat
         if not state.leases.hear(sealed, state.swarm, now):
             return False
         for child in state.children():
             state.send(child, HeartbeatNews(sealed))
         heartbeat = state.leases.heartbeat
+        restarted = before is not None and heartbeat is not None and heartbeat.boot > before.boot
+        if restarted and state.sessions.ready(state.swarm):
+            # The authority that we have a session with may be the one that was replaced: this is how it hears of it.
+            state.send(state.swarm, HeartbeatNews(sealed))
         if heartbeat is not None and state.grant is not None:
             self.report(now, turn=heartbeat.serial)
             self._drop_the_dead(now)

@@ -226,7 +226,8 @@ class Swarm:
 
     def seed(self, base: Path, *words: str, name: str = "seed", **options: Any) -> None:
         """Start a seed and wait until it serves."""
-        self.start(name, "seed", "--base", str(base), *LOOPBACK, "--preset", "loopback", *words, **options)
+        listen = () if "--listen" in words else LOOPBACK
+        self.start(name, "seed", "--base", str(base), *listen, "--preset", "loopback", *words, **options)
         self.until(name, lambda state: state["role"] == "seed")
 
     def ticket(self, *words: str, name: str = "seed") -> str:
@@ -288,8 +289,9 @@ def holds(root: str) -> Callable[[State], bool]:
 
 
 def all_hold(version: Sequence[int], members: int) -> Callable[[State], bool]:
-    """A seed's state: it has so many members, and each reported this version."""
-    return lambda state: [node["held"] for node in state["nodes"]] == [list(version)] * members
+    """A seed's state: it has so many members, and each reported this version, whole."""
+    wanted = [(list(version), 1.0)] * members
+    return lambda state: [(node["held"], node["catching_up"]) for node in state["nodes"]] == wanted
 
 
 def check(ended: Ended, code: int, *patterns: str, within_s: float | None = None) -> None:

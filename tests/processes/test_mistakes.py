@@ -134,22 +134,3 @@ def test_a_node_waits_for_its_seed_and_outlives_it(tmp_path: Path) -> None:
         swarm.until("seed", all_hold([0, 0], 1), within_s=20.0)
         swarm.publish(next_one)
         swarm.until("box", holds(root_of(SECOND)), within_s=20.0)
-
-
-@pytest.mark.slow
-def test_of_two_seeds_with_one_key_the_older_stops(tmp_path: Path) -> None:
-    base, at = checkpoint(tmp_path / "base", FIRST), ("--listen", f"127.0.0.1:{free_port()}")
-    with swarm_in(tmp_path) as swarm:
-        swarm.seed(base, *at)
-        swarm.node("box", swarm.ticket())
-        swarm.until("seed", all_hold([0, 0], 1))
-        # The whole home is copied, as when a trainer is moved and the old one forgotten.
-        swarm.signal("seed")
-        shutil.copytree(swarm.home("seed"), swarm.home("copy"))
-        swarm.seed(base, *at)
-        swarm.until("seed", all_hold([0, 0], 1))
-        swarm.seed(base, name="copy")
-        swarm.node("late", swarm.ticket(name="copy"))
-        assert swarm.ends("seed", within_s=40.0) == 1
-        assert "Run one seed a key" in swarm.log("seed")
-        assert "Traceback" not in swarm.log("seed")
