@@ -146,16 +146,17 @@ def _sources(options: argparse.Namespace) -> dict[str, tuple[Iterable[Part], int
         parts = fabricate(shapes, options.density, share=options.share)
         return {f"made-up {shapes}": (parts, int(full * options.share) // 220)}
     found = {}
-    for rate, about in REAL_RATES.items():
+    for rate in options.lr or REAL_RATES:
         versions = real_steps(rate)
         parts = list(checkpoints(versions[1], versions[0]))
-        found[f"real step of small, lr {rate:g} (about {about})"] = (parts, 250_000)
+        found[f"real step of small, lr {rate:g}"] = (parts, 250_000)
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=("real", "made-up"), default="real")
+    parser.add_argument("--lr", type=float, action="append", help="learning rate of a real run (default: three)")
     parser.add_argument("--shapes", choices=sorted(SHAPES), help="made-up steps of these shapes")
     parser.add_argument("--share", type=float, default=1, help="of the rows of each matrix")
     parser.add_argument("--density", type=float, default=0.01)

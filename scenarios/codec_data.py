@@ -46,8 +46,8 @@ SHAPES: Final[dict[str, tuple[tuple[str, tuple[int, int], int], ...]]] = {
 }
 """Matrices as (name, rows and columns, how many). qwen3-8b: 8,190,735,360 elements."""
 
-REAL_RATES: Final = {3e-7: "0.35 %", 1e-6: "1 %", 3e-6: "2.5 %"}
-"""Learning rates of the reference trainer's `small`, and about what share of its elements each changes a step."""
+REAL_RATES: Final = (3e-7, 1e-6, 3e-6)
+"""Learning rates of the reference trainer's `small`: about 0.35, 1 and 2.5 % of its elements change a step."""
 _REAL_STEPS: Final = 24
 BACK: Final = (0, 1, 2, 4, 8, 16)
 """Versions that are kept of a run: so many steps before the last."""

@@ -83,8 +83,8 @@ def _measure(old: Path, new: Path) -> dict[str, Any]:
     }
 
 
-def _rows() -> list[dict[str, Any]]:
-    runs = {rate: real_steps(rate) for rate in REAL_RATES}
+def _rows(rates: list[float]) -> list[dict[str, Any]]:
+    runs = {rate: real_steps(rate) for rate in sorted({_FITTED_RATE, *rates})}
     parts = list(checkpoints(runs[_FITTED_RATE][1], runs[_FITTED_RATE][0]))
     units, shares = _units([part for part in parts if part.dtype.name == "BF16"])
     rows = [
@@ -103,13 +103,14 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def _plot(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Density against steps, a colour a rate."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError("Plots need matplotlib: pip install 'swarm-node[plots]'.") from error
     figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()
-    for rate in REAL_RATES:
+    for rate in sorted({row["lr"] for row in rows}):
         mine = [row for row in rows if row["lr"] == rate]
         (line,) = axes.plot(
             [row["steps"] for row in mine], [100 * row["density"] for row in mine], "o", label=f"lr {rate:g}"
@@ -124,11 +125,12 @@ def _plot(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lr", type=float, action="append", help="learning rate of a run (default: three)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args(arguments)
     try:
-        rows = _rows()
+        rows = _rows(options.lr or list(REAL_RATES))
         if options.plot:
             _plot(options.plot, rows)
     except UsageError as error:
