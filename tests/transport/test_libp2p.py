@@ -1,11 +1,9 @@
 """Our transport over real sockets on loopback, against itself and against stock py-libp2p."""
 
-import gc
 import socket
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -366,10 +364,6 @@ async def test_a_stock_peer(ours_dials: bool) -> None:
             assert ours.peers() == [stock_key]
             await PingService(stock).ping(ID.from_base58(peer_id(ours.key)))
             nursery.cancel_scope.cancel()
-    del stock
-    with warnings.catch_warnings():  # the stock host leaves a socket to the collector; not a later test's warning
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 async def test_without_a_known_openssl_noise_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
