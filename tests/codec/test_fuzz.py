@@ -21,3 +21,10 @@ def test_no_mutated_chunk_is_accepted() -> None:
     assert result.cases == 1500
     assert result.refused + result.decoded == result.cases
     assert result.decoded < 5  # to the bits that were signed
+
+
+@pytest.mark.slow
+def test_ten_thousand_more() -> None:
+    for coder in ("rice", "pco"):
+        assert fuzz_payloads(coder, n=10_000, seed=2).cases == 10_000
+    assert fuzz_chunks(n=10_000, seed=2).cases == 10_000
