@@ -129,7 +129,7 @@ class Authority:
         """Peers whose grant is durable: they are welcomed with the next plan."""
         self._lost: dict[int, float] = {}
         self._stale_plan = True
-        self._planned_at = now - tuning.tick_s
+        self._planned_at = float("-inf")
         self._roster_serial = 0
         self._beat_serial = 0
         self._next_beat = now

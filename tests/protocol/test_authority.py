@@ -1,0 +1,473 @@
+"""The trainer's end: who gets in, who is heard, what a flood costs, and when it steps down."""
+
+import random
+
+import pytest
+from protocol_kit import (
+    AUTHORITY,
+    SWARM,
+    TUNING,
+    capability,
+    grant,
+    header,
+    heartbeat,
+    join_message,
+    key_of,
+    manifest,
+    only,
+    report,
+    say,
+    sends,
+    version,
+)  # fmt: skip
+
+from codec.errors import PeerError
+from swarm.protocol.authority import Authority, observed_addresses
+from swarm.protocol.enrolment import Enrolment, open_record, record_of
+from swarm.protocol.events import (
+    Announce,
+    Close,
+    Effect,
+    Heard,
+    LocalChunk,
+    LocalSeal,
+    Notify,
+    PeerDown,
+    PeerUp,
+    Persist,
+    Persisted,
+    SendHeader,
+    SendPiece,
+    Timer,
+)  # fmt: skip
+from swarm.protocol.lease import AuthorityTime, heartbeat_hash, open_grant, open_heartbeat, seal
+from swarm.protocol.plan import open_roster
+from swarm.protocol.wire import (
+    Attach,
+    Bye,
+    Credit,
+    Detach,
+    HeartbeatNews,
+    Hello,
+    Join,
+    Lacks,
+    LacksChunk,
+    ManifestNews,
+    Message,
+    Refused,
+    Reports,
+    RosterNews,
+    WantBlob,
+    WantBlock,
+    WantChunk,
+    WantManifest,
+    Welcome,
+    Work,
+)  # fmt: skip
+
+TICKET = seal(capability(nodes=100), AUTHORITY)
+
+
+def clock(now: float) -> AuthorityTime:
+    return AuthorityTime(1000.0 + now)
+
+
+def an_authority(*, boot: int = 1, grants: list[bytes] | None = None, now: float = 0.0) -> Authority:
+    core = Authority(
+        AUTHORITY, ("/sim/authority",), TUNING, random.Random(1),
+        boot=boot, clock=clock, head=manifest(0, 0), grants=grants, now=now,
+    )  # fmt: skip
+    core.start(now)
+    return core
+
+
+def comes(core: Authority, slot: int | bytes, now: float = 0.0) -> None:
+    core.apply(PeerUp(slot if isinstance(slot, bytes) else key_of(slot).public, False, "/ip4/9.9.9.9/tcp/1"), now)
+
+
+def persisted(core: Authority, effects: list[Effect], now: float) -> list[Effect]:
+    return [e for wish in only(effects, Persist) for e in core.apply(Persisted(wish.token), now)]
+
+
+def join(core: Authority, slot: int, now: float = 1.0, message: Join | None = None) -> list[Effect]:
+    """It connects, asks, the disk writes, and the next tick lets it in."""
+    comes(core, slot, now)
+    effects = say(core, slot, message or join_message(TICKET), now)
+    effects += persisted(core, effects, now)
+    return effects + core.apply(Timer("tick"), now + TUNING.tick_s + 0.01)
+
+
+def members(core: Authority, count: int) -> Authority:
+    for slot in range(count):
+        join(core, slot, 1.0 + slot)
+    return core
+
+
+def told(effects: list[Effect], what: str) -> list[dict]:
+    return [e.info for e in only(effects, Notify) if e.what == what]
+
+
+def renewal(core: Authority, slot: int, counter: int, **more) -> bytes:
+    key = more.pop("key", key_of(slot))
+    serial = more.pop("serial", core.book.leases[slot].grant.serial if slot in core.book.leases else 1)
+    beaten = heartbeat_hash(core.state.leases.sealed)
+    return seal(report(slot, beaten, counter, key=key, serial=serial, **more), key)
+
+
+# ---------------------------------------------------------------- joining
+
+
+def test_a_welcome_waits_for_the_disk() -> None:
+    core = an_authority()
+    comes(core, 0, 1.0)
+    effects = say(core, 0, join_message(TICKET), 1.0)
+    assert sends(effects, Message) == []
+    (wish,) = only(effects, Persist)
+    core.apply(Timer("tick"), 2.0)
+    (welcome,) = sends(core.apply(Persisted(wish.token), 3.0), Welcome, to=0)
+    sealed, enrolment = open_record(wish.record)
+    assert welcome.grant == sealed
+    assert enrolment == Enrolment(join_message(TICKET), "/ip4/9.9.9.9/tcp/1")
+    assert open_grant(welcome.grant, SWARM).peer == key_of(0).public
+    assert open_roster(welcome.roster, SWARM).member(0) is not None
+    assert open_heartbeat(welcome.heartbeat, SWARM).live == b"\x01"
+
+
+def test_a_newcomer_is_a_leaf_until_it_has_held_a_version() -> None:
+    core = members(an_authority(), 2)
+    assert core.state.roster is not None
+    assert all(m.leaf for m in core.state.roster.members)
+    say(core, 0, Reports(0, (renewal(core, 0, 1),)), 3.0)
+    say(core, 1, Reports(0, (renewal(core, 1, 1, catching_up=0.5),)), 3.0)
+    core.apply(Timer("tick"), 3.0 + TUNING.tick_s + 0.01)
+    assert [m.leaf for m in core.state.roster.members] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("ticket", "code"),
+    [
+        (seal(capability(), key_of("mallory")), "capability"),
+        (b"", "capability"),
+        (seal(capability(expires=10.0), AUTHORITY), "ticket"),
+        (seal(capability(nodes=0), AUTHORITY), "ticket"),
+    ],
+    ids=["forged", "none", "expired", "used up"],
+)
+def test_a_ticket_that_does_not_open_the_door(ticket: bytes, code: str) -> None:
+    core = an_authority()
+    effects = join(core, 0, message=join_message(ticket))
+    (refused,) = sends(effects, Refused, to=0)
+    assert refused.code == code
+    assert only(effects, Persist) == []
+    assert not core.book.leases
+
+
+def test_whoever_floods_with_joins_gets_one_answer_a_heartbeat() -> None:
+    core = an_authority()
+    comes(core, 0, 1.0)
+    effects = [e for n in range(500) for e in say(core, 0, join_message(TICKET), 1.0 + n * 0.0001)]
+    assert len(only(effects, Persist)) == 1
+    effects = [e for n in range(500) for e in say(core, 1, join_message(b""), 1.0)]
+    assert effects == []
+    comes(core, 1, 1.0)
+    effects = [e for n in range(500) for e in say(core, 1, join_message(b""), 1.0)]
+    assert len(sends(effects, Refused)) == 1
+
+
+def test_joining_again_when_the_welcome_was_lost_gives_the_same_lease() -> None:
+    core = members(an_authority(), 1)
+    before = core.book.leases[0].sealed
+    effects = say(core, 0, join_message(TICKET), 20.0)
+    assert [w.grant for w in sends(effects, Welcome, to=0)] == [before]
+    assert only(effects, Persist) == []
+
+
+def test_a_crowd_is_planned_for_together() -> None:
+    core = an_authority()
+    wishes: list[Effect] = []
+    for slot in range(50):
+        comes(core, slot, 1.0)
+        wishes += say(core, slot, join_message(TICKET), 1.0)
+    effects = persisted(core, wishes, 1.0) + core.apply(Timer("tick"), 1.0 + TUNING.tick_s + 0.01)
+    assert len(sends(effects, Welcome)) == 50
+    assert len(told(effects, "planned")) <= 2
+
+
+def test_one_that_is_gone_before_its_grant_is_durable() -> None:
+    core = an_authority()
+    comes(core, 0, 1.0)
+    effects = say(core, 0, join_message(TICKET), 1.0)
+    core.apply(PeerDown(key_of(0).public), 1.1)
+    assert sends(persisted(core, effects, 1.2) + core.apply(Timer("tick"), 2.0), Welcome) == []
+
+
+# ---------------------------------------------------------------- hello
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Reports(0, ()), Attach(0, 0, 0, 1, ()), Detach(0), Credit(0, 1), WantChunk(0, 1, 0, 0, b""),
+        WantBlob(1, 1, bytes(32), 0), WantBlock(1, 0), WantManifest(0, 0), Work(b"x"), Bye(b""), HeartbeatNews(b""),
+        RosterNews(b""), ManifestNews(b""), LacksChunk(0, 0, 0, 0), Lacks(0),
+    ],
+    ids=lambda message: type(message).__name__,
+)  # fmt: skip
+def test_before_hello_nothing_is_heard(message: Message) -> None:
+    core = members(an_authority(), 1)
+    comes(core, 7, 5.0)
+    effects = say(core, 7, message, 5.0)
+    assert [(c.peer, c.ban_s > 0) for c in only(effects, Close)] == [(key_of(7).public, True)]
+    assert [e for e in effects if not isinstance(e, Close)] == []
+
+
+@pytest.mark.parametrize("message", [Welcome(b"", b"", b"", b""), Refused("a", "b"), Lacks(1), LacksChunk(0, 0, 0, 0)])
+def test_what_no_member_says_to_an_authority(message: Message) -> None:
+    core = members(an_authority(), 1)
+    assert only(say(core, 0, message, 5.0), Close)[0].ban_s > 0
+
+
+def back(core: Authority, slot: int, shown: bytes, now: float = 5.0) -> list[Effect]:
+    core.apply(PeerDown(key_of(slot).public), now)
+    comes(core, slot, now)
+    return say(core, slot, Hello(shown, 0, 0, 0, 0), now)
+
+
+def test_hello_with_a_good_grant_brings_what_is_new() -> None:
+    core = members(an_authority(), 1)
+    effects = back(core, 0, core.book.leases[0].sealed)
+    assert [type(m) for m in sends(effects, Message, to=0)] == [Hello, RosterNews, HeartbeatNews]
+
+
+@pytest.mark.parametrize(
+    "shown", [grant(0, key_of(0).public, key=key_of("mallory")), grant(0, key_of(1).public)], ids=["forged", "stolen"]
+)
+def test_hello_with_a_grant_that_is_not_its_own(shown: bytes) -> None:
+    core = members(an_authority(), 2)
+    effects = back(core, 0, shown)
+    assert only(effects, Close)[0].ban_s > 0
+    assert not core.state.sessions.ready(key_of(0).public)
+
+
+@pytest.mark.parametrize("shown", [b"", grant(0, key_of(0).public, serial=1)], ids=["none", "an old serial"])
+def test_hello_with_a_lease_that_is_over_is_asked_to_join_again(shown: bytes) -> None:
+    core = members(an_authority(), 1)
+    effects = back(core, 0, shown)
+    assert [r.code for r in sends(effects, Refused, to=0)] == ["unknown"]
+    assert only(effects, Close) == []
+    assert not core.state.sessions.ready(key_of(0).public)
+
+
+def test_a_grant_for_a_slot_that_is_anothers_now() -> None:
+    """Even of the very serial."""
+    core = members(an_authority(), 1)
+    serial = core.book.leases[0].grant.serial
+    comes(core, 1, 5.0)
+    effects = say(core, 1, Hello(grant(0, key_of(1).public, serial=serial), 0, 0, 0, 0), 5.0)
+    assert len(sends(effects, Refused)) == 1
+    assert not core.state.sessions.ready(key_of(1).public)
+
+
+# ---------------------------------------------------------------- leases
+
+
+def test_reports_renew_and_say_what_is_held() -> None:
+    core = members(an_authority(), 1)
+    effects = say(core, 0, Reports(0, (renewal(core, 0, 1),)), 5.0)
+    assert [i["version"] for i in told(effects, "held")] == [version(0)]
+    assert told(say(core, 0, Reports(0, (renewal(core, 0, 1),)), 5.1), "held") == []
+
+
+def test_a_forged_report_expels_who_brings_it() -> None:
+    core = members(an_authority(), 2)
+    forged = seal(report(0, heartbeat_hash(core.state.leases.sealed), 9), key_of(1))
+    assert [c.peer for c in only(say(core, 1, Reports(0, (forged,)), 5.0), Close)] == [key_of(1).public]
+
+
+def test_an_old_report_that_another_shows_does_not_end_a_lease() -> None:
+    """A replay of a report of an earlier grant: its signer is not told to join again."""
+    core = members(an_authority(), 2)
+    old = renewal(core, 0, 1, serial=3)
+    effects = say(core, 1, Reports(0, (old,)), 5.0)
+    assert sends(effects, Refused) == []
+    effects = say(core, 0, Reports(0, (old,)), 5.0)
+    assert [r.code for r in sends(effects, Refused, to=0)] == ["unknown"]
+
+
+def test_expired_peers_are_shut_out_and_forgotten() -> None:
+    core = members(an_authority(), 2)
+    peer = key_of(0).public
+    say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 3.0)
+    while core.state.leases.heartbeat is not None and core.book.leases.get(0) is not None:
+        now = core.state.leases.heartbeat.time - 1000.0 + TUNING.heartbeat_s
+        effects = core.apply(Timer("tick"), now)
+        say(core, 1, Reports(0, (renewal(core, 1, int(now * 10)),)), now)
+    assert [i["peer"] for i in told(effects, "lease_expired")] == [peer]
+    assert peer in [c.peer for c in only(effects, Close)]
+    assert [p.record for p in only(effects, Persist)] == [b""]
+    assert peer not in core._enrolled
+    assert 1 in core.book.leases
+
+
+def test_leaving_frees_the_slot_on_disk_too() -> None:
+    core = members(an_authority(), 1)
+    effects = say(core, 0, Bye(renewal(core, 0, 1, leaving=True)), 5.0)
+    assert [(p.name, p.record) for p in only(effects, Persist)] == [("grant/0", b"")]
+    assert told(effects, "member_left") == [{"peer": key_of(0).public, "slot": 0}]
+    assert not core.book.leases
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+def test_a_farewell_that_is_anothers_or_none(leaving: bool) -> None:
+    core = members(an_authority(), 2)
+    release = renewal(core, 1, 1, leaving=leaving) if leaving else renewal(core, 0, 1)
+    assert only(say(core, 0, Bye(release), 5.0), Close)[0].ban_s > 0
+    assert len(core.book.leases) == 2
+
+
+def test_a_kick_ends_lease_and_session() -> None:
+    core = members(an_authority(), 2)
+    effects = core.kick(0, 5.0)
+    assert [(c.peer, c.ban_s > 0) for c in only(effects, Close)] == [(key_of(0).public, True)]
+    assert [p.name for p in only(effects, Persist)] == ["grant/0"]
+    assert core.state.leases.heartbeat is not None
+    assert core.state.leases.heartbeat.live == b"\x02"
+    assert core.kick(0, 5.1) == []
+    assert core.kick(999, 5.1) == []
+
+
+def test_hearsay_moves_only_one_that_is_late_itself() -> None:
+    core = members(an_authority(), 3)
+    core.apply(Timer("tick"), 4.5)
+    for slot in range(3):
+        say(core, slot, Reports(0, (renewal(core, slot, 1),)), 4.5)
+    say(core, 1, Reports(0, (renewal(core, 1, 2, lost=(0, 77)),)), 4.6)
+    assert core._lost == {}
+    for tenth in range(46, 62):
+        core.apply(Timer("tick"), tenth / 10)
+    say(core, 2, Reports(0, (renewal(core, 2, 2),)), 6.2)
+    say(core, 1, Reports(0, (renewal(core, 1, 3, lost=(0, 77)),)), 6.2)
+    assert list(core._lost) == [0]
+    core.apply(Timer("tick"), 6.4)
+    assert core.state.roster is not None
+    assert [m.leaf for m in core.state.roster.members] == [True, False, False]
+
+
+# ---------------------------------------------------------------- restarts and rivals
+
+
+def records(effects: list[Effect], into: dict[str, bytes]) -> None:
+    into.update({wish.name: wish.record for wish in only(effects, Persist)})
+
+
+def test_a_restart_takes_up_leases_addresses_and_serials() -> None:
+    disk: dict[str, bytes] = {}
+    core = an_authority()
+    for slot in range(3):
+        records(join(core, slot, 1.0 + slot), disk)
+    records(core.kick(1, 5.0), disk)
+    again = an_authority(boot=2, grants=[r for r in disk.values() if r], now=100.0)
+    assert {s: lease.grant.peer for s, lease in again.book.leases.items()} == {0: key_of(0).public, 2: key_of(2).public}
+    assert again.state.roster is not None
+    assert [m.addrs for m in again.state.roster.members] == [("/sim/me",), ("/sim/me",)]
+    assert again.state.roster.stamp > (core.state.roster.stamp if core.state.roster else 0)
+    join(again, 5, 101.0)
+    serials = [lease.grant.serial for lease in core.book.leases.values()]
+    assert again.book.leases[1].grant.serial > max(serials) + 1
+
+
+@pytest.mark.parametrize("record", [b"x", record_of(grant(0, key_of(0).public), Enrolment(join_message(), None))[:-3]])
+def test_a_torn_record_is_noticed(record: bytes) -> None:
+    with pytest.raises(PeerError):
+        an_authority(grants=[record])
+
+
+def test_a_rival_of_a_later_boot_makes_it_stop() -> None:
+    core = members(an_authority(boot=2), 1)
+    assert told(say(core, 0, HeartbeatNews(heartbeat(900, boot=1)), 5.0), "superseded") == []
+    assert told(say(core, 0, HeartbeatNews(heartbeat(1, boot=3, time=5000.0)), 5.1), "superseded") == [{"boot": 3}]
+    assert core.superseded
+    assert core.apply(Timer("tick"), 6.0) == []
+    assert say(core, 0, join_message(TICKET), 7.0) == []
+
+
+def test_a_forged_rival_is_expelled() -> None:
+    core = members(an_authority(), 1)
+    effects = say(core, 0, HeartbeatNews(heartbeat(1, boot=9, key=key_of("mallory"))), 5.0)
+    assert only(effects, Close)[0].ban_s > 0
+    assert not core.superseded
+
+
+# ---------------------------------------------------------------- versions
+
+
+def test_chunks_go_to_the_head_and_the_seal_to_everyone_attached() -> None:
+    core = members(an_authority(), 1)
+    say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 3.0)
+    effects = core.apply(LocalChunk(header(1, 0, stripe=None)), 3.1)
+    assert [e.key.seq for e in only(effects, SendHeader)] == [0]
+    assert [e.index for e in only(effects, SendPiece)] == [0, 1, 2, 3]
+    effects = core.apply(LocalSeal(manifest(1, 1)), 3.2)
+    assert len(sends(effects, ManifestNews, to=0)) == 1
+    assert len(only(effects, Announce)) == 1
+    (beat,) = sends(effects, HeartbeatNews, to=0)
+    assert open_heartbeat(beat.heartbeat, SWARM).head == version(1)
+
+
+def test_a_chunk_given_twice_is_dealt_once() -> None:
+    core = members(an_authority(), 1)
+    say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 3.0)
+    effects = core.apply(LocalChunk(header(1, 0, stripe=None)), 3.1)
+    effects += core.apply(LocalChunk(header(1, 0, stripe=None)), 3.1)
+    assert len(only(effects, SendHeader)) == 1
+
+
+def test_without_members_the_queue_holds_what_is_kept_and_no_more() -> None:
+    core = an_authority()
+    for number in range(1, 60):
+        core.apply(LocalChunk(header(number, 0, stripe=None)), float(number))
+        core.apply(LocalSeal(manifest(number, 1)), float(number))
+    assert len(core.dealer) <= TUNING.retain_versions
+    assert len(core.state.chunks.versions) <= TUNING.retain_versions
+
+
+def test_an_abandoned_attempt_is_not_dealt() -> None:
+    core = members(an_authority(), 1)
+    core.apply(LocalChunk(header(1, 0, stripe=None)), 3.1)
+    core.abandon(header(1, 0).key)
+    effects = say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 3.2)
+    assert only(effects, SendHeader) == []
+
+
+def test_stripes_that_there_are_not() -> None:
+    core = members(an_authority(), 1)
+    for stripe in range(64):
+        say(core, 0, Attach(stripe, 0, 0, 1 << 60, ()), 3.0)
+    assert sorted(core.state.exchange.children) == list(range(TUNING.stripes))
+
+
+def test_work_is_handed_to_the_face() -> None:
+    core = members(an_authority(), 1)
+    assert told(say(core, 0, Work(b"cargo"), 5.0), "work") == [{"peer": key_of(0).public, "body": b"cargo"}]
+
+
+def test_news_for_a_peer_without_a_session_is_not_heard() -> None:
+    core = an_authority()
+    assert core.apply(Heard(key_of(3).public, join_message(TICKET)), 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("addrs", "seen_at", "expected"),
+    [
+        (("/ip4/0.0.0.0/tcp/7000",), "/ip4/5.6.7.8/tcp/999", ("/ip4/5.6.7.8/tcp/7000",)),
+        (("/ip6/::/tcp/7000",), "/ip6/2001:db8::1/tcp/999", ("/ip6/2001:db8::1/tcp/7000",)),
+        (("/ip4/0.0.0.0/tcp/7000",), None, ()),
+        (("/ip4/1.2.3.4/tcp/1", "/ip4/0.0.0.0/tcp/1"), "/ip4/1.2.3.4/tcp/9", ("/ip4/1.2.3.4/tcp/1",)),
+        (("/dns4/box.example/tcp/1",), "/sim/x", ("/dns4/box.example/tcp/1",)),
+        (("rubbish", "/", ""), "rubbish", ("rubbish", "/", "")),
+    ],
+)
+def test_addresses_as_the_world_sees_them(
+    addrs: tuple[str, ...], seen_at: str | None, expected: tuple[str, ...]
+) -> None:
+    assert observed_addresses(addrs, seen_at) == expected
