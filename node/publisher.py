@@ -23,25 +23,13 @@ from codec import (
     state_root,
 )
 from codec.errors import PeerError, SwarmError
+from swarm.shell.seed import Attempt
 
 __all__ = ["Attempt", "Busy", "Publisher", "Sealed", "Seed"]
 
 
 class Busy(SwarmError):
     """Another trainer is publishing to this seed at the moment; one publishes at a time."""
-
-
-class Attempt(NamedTuple):
-    """One try at publishing one version, as the seed durably recorded it.
-
-    `last_payload_bytes`: F of the version before, from which chunks get their size (0: not known).
-    """
-
-    epoch: int
-    version: int
-    attempt: int
-    parent_root: bytes
-    last_payload_bytes: int
 
 
 class Sealed(NamedTuple):

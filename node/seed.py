@@ -12,7 +12,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from codec import Checkpoint, Manifest, Replica, Staged
+from codec import Checkpoint, Manifest, Replica, Staged, open_manifest
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import kernels, keyfile, logs
@@ -23,7 +23,6 @@ from node.endpoint import Endpoint, open_store
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.state import Head, Settings
-from node.publisher import Attempt
 from node.status import query
 from node.track import Track
 from node.trainers.seedlink import SOCKET_NAME
@@ -33,7 +32,7 @@ from swarm.protocol.lease import Standing
 from swarm.protocol.tuning import Tuning
 from swarm.shell import in_thread
 from swarm.shell.model import Model
-from swarm.shell.seed import Seed, genesis
+from swarm.shell.seed import Attempt, Seed, genesis
 from swarm.store import Store
 from swarm.transport.identity import peer_id
 
@@ -69,18 +68,38 @@ def _own_key(config: SeedConfig) -> Key:
 
 
 def _open_truth(store: Store, model: Model, checkpoint: Checkpoint, key: Key) -> bytes:
-    """The sealed manifest of the newest version: what the store proves, or the base as version 0."""
-    seal = model.restore()
-    layout = checkpoint.layout
-    if seal is None:
+    """The sealed manifest of the newest version: what the store proves, or the base as version 0.
+
+    Never an older one: what was sealed is out, and a second version of its number would be a lie.
+    """
+    layout, newest = checkpoint.layout, store.newest()
+    if newest is None:
         replica = Replica.from_checkpoint(checkpoint, layout)
-        seal = genesis(store, model, replica, key, files=checkpoint.files)
-    elif model.layout is None or model.layout.hash != layout.hash:
+        return genesis(store, model, replica, key, files=checkpoint.files).manifest
+    if open_manifest(newest.manifest, key.public).layout_hash != layout.hash:
         raise UsageError(
             f"{store.folder} holds the swarm of another model than {checkpoint.path}. "
             "Give the folder it began with (--base), or another home (--home)."
         )
+    seal = model.restore()
+    if seal is None or seal.id < newest.id:
+        seal = model.restore_from(Replica.from_checkpoint(checkpoint, layout))
+        if seal is None or seal.id < newest.id:
+            raise UsageError(
+                f"What {store.folder} holds of version {newest.id}, the newest, is damaged. Give the checkpoint that "
+                "was published as that version as --base, or put the folder back from a backup."
+            )
+        model.write_anchor()
+    _mend(store, model, checkpoint)
     return seal.manifest
+
+
+def _mend(store: Store, model: Model, checkpoint: Checkpoint) -> None:
+    """What joiners ask for and nobody else may have: put back where it is damaged."""
+    assert model.replica is not None
+    for data in (*checkpoint.files.values(), model.replica.layout.to_bytes()):
+        store.put_file(data)
+    store.put_hashes(model.replica.root, model.replica.hashes)
 
 
 class _Seat:
@@ -142,7 +161,7 @@ class _Seat:
 
     async def open_attempt(self) -> Attempt:
         self.track.begin()
-        return Attempt(*await self._seed.open_attempt())
+        return await self._seed.open_attempt()
 
     async def add_chunk(self, chunk: Any) -> None:
         await self._seed.add_chunk(chunk)
