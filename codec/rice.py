@@ -19,7 +19,7 @@ from codec.errors import PeerError
 from codec.lanes import CLASSES, LANES
 from codec.layout import BLOCK_ELEMENTS
 from codec.planes import FIELDS, read_planes, write_planes
-from codec.scan import NEVER, TILE_WORDS, exponents, list_changes, scan_decode, scan_encode, scatter
+from codec.scan import NEVER, TILE_WORDS, find_top, list_changes, scan_decode, scan_encode, scatter
 
 __all__ = [
     "changed_positions",
@@ -33,10 +33,6 @@ __all__ = [
 ]
 
 Positions = NDArray[np.uint32]
-
-_TOP_SHARE = 0.02
-"""Class 0 takes the largest exponents that together hold at least this share of a block: rarer ones need no class of
-their own, and every class below is then one exponent wide."""
 
 
 class _Scratch:
@@ -86,14 +82,14 @@ def _kernel_arguments(dtype: DType) -> tuple[int, int, int]:
 
 
 def _choose_top(scratch: _Scratch, old: Bits, dtype: DType) -> int:
-    """The largest exponent e such that at least `_TOP_SHARE` of a sample have exponents >= e."""
+    """The largest exponent that, with those above it, at least 2 % of a sample have; they share class 0.
+
+    Rarer ones need no class of their own, and every class below is then one exponent wide.
+    """
     shift, mask, _ = _kernel_arguments(dtype)
     if mask == 0:
         return 0
-    histogram = scratch.histogram
-    exponents(scratch.bits.view(dtype.bits), old.ctypes.data, old.size, shift, mask, histogram)
-    tail = np.cumsum(histogram[::-1])[::-1]
-    return int(np.flatnonzero(tail >= _TOP_SHARE * tail[0])[-1])
+    return find_top(scratch.bits.view(dtype.bits), old.ctypes.data, old.size, shift, mask, scratch.histogram)
 
 
 def _tail(scratch: _Scratch, row: int, values: Bits, dtype: DType) -> Bits:

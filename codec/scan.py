@@ -24,7 +24,7 @@ from codec.lanes import (
     trailing_zeros,
 )
 
-__all__ = ["NEVER", "TILE_WORDS", "exponents", "list_changes", "scan_decode", "scan_encode", "scatter"]
+__all__ = ["NEVER", "TILE_WORDS", "find_top", "list_changes", "scan_decode", "scan_encode", "scatter"]
 
 ZERO, ONE, TWO, THREE, FOUR, SIX = (np.uint64(n) for n in (0, 1, 2, 3, 4, 6))
 LAST_LANE = np.uint64(63)
@@ -34,16 +34,26 @@ NEVER = 1 << 62
 
 
 @kernel
-def exponents(like, words, n, shift, mask, histogram):
-    """Count the exponents of a sample of `n` elements: one run of 64 in 4096, so whole cache lines, evenly spread.
+def find_top(like, words, n, shift, mask, histogram):
+    """The largest exponent e such that 2 % or more of a sample of the `n` elements at `words` have exponents >= e.
 
-    `histogram`: int64[256], zeroed here.
+    The sample: one run of 64 in 4096, so whole cache lines, evenly spread; all of a small block. `histogram`:
+    int64[256], scratch.
     """
     histogram[:] = 0
     step = 4096 if n >= 65536 else 64
+    total = 0
     for start in range(0, n, step):
-        for i in range(start, min(start + 64, n)):
+        end = min(start + 64, n)
+        for i in range(start, end):
             histogram[(element(like, words, i) >> shift) & mask] += 1
+        total += end - start
+    top = mask
+    tail = histogram[top]
+    while 50 * tail < total:
+        top -= 1
+        tail += histogram[top]
+    return top
 
 
 @kernel
