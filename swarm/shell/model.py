@@ -78,21 +78,34 @@ class Model:
             if replica is None:
                 self._store.anchors.remove(anchor)
                 continue
-            last = self._store.records.seal(anchor.version)
-            for seal in recovery.replay:
-                try:
-                    for chunk in self._store.chunks.of(seal.id, seal.attempt):
-                        replica.scatter([self._decode(chunk, replica)])
-                except (Torn, PeerError, Mismatch):
-                    break
-                if replica.root != seal.root:
-                    break
-                last = seal
-            if last is not None and replica.root == last.root:
-                self.replica, self.version = replica, last.id
+            last = self._advance(replica, self._store.records.seal(anchor.version), recovery.replay)
+            if last is not None:
                 return last
             self._store.anchors.remove(anchor)
         return None
+
+    def restore_from(self, replica: Replica) -> Seal | None:
+        """As `restore`, with these bits in the place of an anchor: None when the store has no seal of them."""
+        seals = self._store.records.seals()
+        seal = next((seal for seal in reversed(seals) if seal.root == replica.root), None)
+        return None if seal is None else self._advance(replica, seal, self._store.chain(seal.root))
+
+    def _advance(self, replica: Replica, seal: Seal | None, chain: tuple[Seal, ...]) -> Seal | None:
+        """Bring a replica that is at `seal` along `chain` as far as its chunks prove; it is ours then."""
+        last = seal
+        for seal in chain:
+            try:
+                for chunk in self._store.chunks.of(seal.id, seal.attempt):
+                    replica.scatter([self._decode(chunk, replica)])
+            except (Torn, PeerError, Mismatch):
+                break
+            if replica.root != seal.root:
+                break
+            last = seal
+        if last is None or replica.root != last.root:
+            return None
+        self.replica, self.version = replica, last.id
+        return last
 
     def _load(self, anchor: Anchor) -> Replica | None:
         data = self._store.file(anchor.layout)
@@ -142,7 +155,7 @@ class Model:
                 data = path.read_bytes()
                 if blake3(data).digest() == spec.hash:
                     self._store.put_file(data)
-        return tuple(spec.hash for spec in lacking if self._store.file_path(spec.hash) is None)
+        return tuple(spec.hash for spec in lacking if self._store.file(spec.hash) is None)
 
     # ------------------------------------------------------------ step by step
 

@@ -165,9 +165,9 @@ class Store:
     # ------------------------------------------------------------ files
 
     def put_file(self, data: bytes) -> bytes:
-        """Keep these bytes under their hash, which is returned."""
+        """Keep these bytes under their hash, which is returned. What lies there damaged is replaced."""
         name = blake3(data).digest()
-        if self.file_path(name) is None:
+        if self.file(name) is None:
             self.disk.write_whole(self.folder / "files" / name.hex(), data)
         return name
 

@@ -201,6 +201,13 @@ class Swarm:
                 pytest.fail(f"{name} never said {pattern}: {self.log(name)}")
             time.sleep(0.02)
 
+    def until_there(self, name: str, pattern: str, within_s: float = PATIENCE_S) -> None:
+        """Wait for a file in its home."""
+        deadline = time.monotonic() + within_s
+        while not any(self.home(name).glob(pattern)):
+            assert time.monotonic() < deadline, f"{name} has no {pattern}: {self.log(name)}"
+            time.sleep(0.02)
+
     def log(self, name: str, last: int = 4000) -> str:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace")[-last:] if path.exists() else ""
