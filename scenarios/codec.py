@@ -127,9 +127,14 @@ def _plot(path: Path, measured: list[dict[str, Any]], repeats: int) -> None:
     axes.plot(densities, [row["bound_conditional"] for row in curve], ":", label="conditional bound")
     for name in curve[0]["anchors"]:
         axes.plot(densities, [row["anchors"][name]["bits_per_change"] for row in curve], label=name)
-    axes.plot([100 * row["density"] for row in measured], [row["bits_per_change"] for row in measured], "ko")
+    axes.plot(
+        [100 * row["density"] for row in measured],
+        [row["bits_per_change"] for row in measured],
+        "ko",
+        label="measured (ours)",
+    )
     axes.set(xscale="log", xlabel="changed elements, %", ylabel="bits a changed element", ylim=(0, 32))
-    axes.legend()
+    axes.legend(loc="center right", bbox_to_anchor=(1, 0.46), ncols=2)
     figure.savefig(path, dpi=150)
 
 
