@@ -336,7 +336,7 @@ class VirtualNetwork:
             self._at(0.0, lambda: self._apply(node, done))
             return
         size = node.headers[effect.key].piece_bytes[effect.index]
-        stored = PieceStored(node.key.public, effect.stripe, effect.key, effect.index)
+        stored = PieceStored(node.key.public, effect.stripe, effect.key, effect.index, size)
         self._uplink(node, effect.peer, size, done, lambda: self._piece_came(other, stored, size))
 
     def _header_came(self, node: Node, event: HeaderStored) -> None:

@@ -17,7 +17,6 @@ from swarm.protocol.deal import Dealer
 from swarm.protocol.enrolment import Enrolment, open_record, record_of
 from swarm.protocol.events import (
     Announce,
-    Close,
     Effect,
     Event,
     HeaderStored,
@@ -142,7 +141,7 @@ class Authority:
             PeerDown: self._peer_down,
             Heard: self._heard,
             HeaderStored: self._stored_before,
-            PieceBad: lambda e, now: self.state.emit(Close(e.peer, e.what, BAN_S)),
+            PieceBad: lambda e, now: self.state.close(e.peer, e.what, BAN_S),
             SendDone: self.state.sent,
             Persisted: self._persisted,
             LocalChunk: self._local_chunk,
@@ -187,7 +186,7 @@ class Authority:
         if lease is not None:
             self.book.release(slot)
             self._freed(slot, lease.grant.peer)
-            self.state.emit(Close(lease.grant.peer, "kicked", BAN_S))
+            self.state.close(lease.grant.peer, "kicked", BAN_S)
             self._beat(now)
         return self.state.take_effects()
 
@@ -214,13 +213,13 @@ class Authority:
 
     def _heard(self, event: Heard, now: float) -> None:
         session = self.state.sessions.get(event.peer)
-        if session is None:
+        if session is None or session.closing:
             return
         session.heard_at = now
         try:
             self._dispatch(session, event.message, now)
         except PeerError as error:
-            self.state.emit(Close(event.peer, str(error), BAN_S))
+            self.state.close(event.peer, str(error), BAN_S)
 
     def _dispatch(self, session: Session, message: Message, now: float) -> None:
         if isinstance(message, Join):
@@ -309,7 +308,7 @@ class Authority:
         if report.peer != session.peer or not report.leaving:
             raise PeerError("bye: not the sender's own")
         self._take_report(report, now)
-        self.state.emit(Close(session.peer, "left"))
+        self.state.close(session.peer, "left")
 
     def _rival(self, session: Session, message: HeartbeatNews, now: float) -> None:
         """A member shows us a heartbeat of our own key: if it is of a later boot, somebody replaced us, so we stop."""
@@ -329,9 +328,9 @@ class Authority:
             if current:
                 self._take_report(report, now)
             elif report.peer == session.peer:  # an old one that others show us says nothing of how it stands today
-                session.ready = False
-                self.state.exchange.detached(session.peer, None, self.state.effects)
                 self.state.send(report.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
+                self.state.close(report.peer, "its lease is over")
+                return
 
     def _take_report(self, report: Report, now: float) -> None:
         lease = self.book.leases.get(report.slot)
@@ -478,7 +477,7 @@ class Authority:
             self._freed(slot, peer)
             state.notify("lease_expired", slot=slot, peer=peer)
             if state.sessions.get(peer) is not None:
-                state.emit(Close(peer, "its lease has expired"))
+                state.close(peer, "its lease has expired")
         if self.book.bits(self._time(now))[1] != before:
             self._stale_plan = True
         for slot in [s for s, at in self._lost.items() if now - at > state.tuning.soft_ttl_s]:

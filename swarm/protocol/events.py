@@ -123,6 +123,8 @@ class PieceStored(Event):
     stripe: int | None
     key: ChunkKey
     index: int
+    size_bytes: int = 0
+    """As it came: what is counted against credit, of chunks too that the core wants to know nothing of (any more)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from codec.errors import PeerError
-from swarm.protocol.events import Close, VersionId
+from swarm.protocol.events import VersionId
 from swarm.protocol.lease import Report, Standing, open_grant, open_report, seal
 from swarm.protocol.plan import AUTHORITY, Roster, open_roster
 from swarm.protocol.session import Session
@@ -128,7 +128,7 @@ class Membership:
                 raise PeerError("grant: of another peer")
             session.slot, session.issued = grant.slot, grant.issued
             if self._is_over(session, now):
-                state.emit(Close(session.peer, "its lease is over"))
+                state.close(session.peer, "its lease is over")
                 return
             self._lost.pop(grant.slot, None)
         session.ready = True
@@ -217,7 +217,7 @@ class Membership:
         state = self._state
         for session in state.sessions:
             if session.slot is not None and session.ready and self._is_over(session, now):
-                state.emit(Close(session.peer, "its lease is over"))
+                state.close(session.peer, "its lease is over")
 
     def _is_over(self, session: Session, now: float) -> bool:
         """The lease that this member showed has expired, or its slot is another's by now.
@@ -398,7 +398,7 @@ class Membership:
             if session is not None and now - session.heard_at > limit:
                 if session.slot is not None:
                     self._lost[session.slot] = now
-                state.emit(Close(peer, "silent for three heartbeats"))
+                state.close(peer, "silent for three heartbeats")
 
     def _mind_own_lease(self, now: float) -> None:
         """Not fresh in the newest heartbeat: the reports do not arrive, so talk to the authority directly."""

@@ -17,7 +17,6 @@ from codec.sign import Key
 from swarm.protocol.catchup import Catchup, Phase
 from swarm.protocol.chunks import mask_of
 from swarm.protocol.events import (
-    Close,
     Effect,
     Event,
     HeaderStored,
@@ -170,7 +169,7 @@ class Peer:
 
     def _heard(self, event: Heard, now: float) -> None:
         session = self.state.sessions.get(event.peer)
-        if session is None:
+        if session is None or session.closing:
             return
         session.heard_at = now
         try:
@@ -180,7 +179,7 @@ class Peer:
 
     def _expel(self, peer: bytes, why: str) -> None:
         """Close and refuse; the authority only closed, for without it there is no way back."""
-        self.state.emit(Close(peer, why, 0.0 if peer == self.state.swarm else BAN_S))
+        self.state.close(peer, why, 0.0 if peer == self.state.swarm else BAN_S)
 
     def _dispatch(self, session: Session, message: Any, now: float) -> None:
         if isinstance(message, Hello):
@@ -210,7 +209,7 @@ class Peer:
             if report.peer != session.peer or not report.leaving:
                 raise PeerError("bye: not the sender's own")
             self.membership.farewell(session.peer, message.release, now)
-        self.state.emit(Close(session.peer, "left"))
+        self.state.close(session.peer, "left")
 
     # ------------------------------------------------------------ versions
 

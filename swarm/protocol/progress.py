@@ -57,9 +57,7 @@ class Progress:
 
     def piece(self, event: PieceStored, now: float) -> None:
         state = self._state
-        chunk = state.chunks.find(event.key)
-        size = chunk.sizes[event.index] if chunk is not None and event.index < len(chunk.sizes) else 0
-        state.exchange.arrived(event.peer, event.stripe, size, now, state.effects)
+        state.exchange.arrived(event.peer, event.stripe, event.size_bytes, now, state.effects)
         taken = state.chunks.piece(event.key, event.index, now)
         if taken is None or not taken[1]:
             return

@@ -24,6 +24,8 @@ class Session:
     """When that grant was given (authority time)."""
     asked_at: float = float("-inf")
     """Local time at which it last asked to join."""
+    closing: bool = False
+    """We have asked for its end."""
     ready: bool = False
     """It has proven that it belongs: content may flow."""
 
@@ -55,7 +57,7 @@ class Sessions:
 
     def ready(self, peer: bytes) -> bool:
         session = self._open.get(peer)
-        return session is not None and session.ready
+        return session is not None and session.ready and not session.closing
 
     def up(self, peer: bytes, address: str | None, now: float) -> Session:
         attempt = self._attempts.get(peer)
@@ -101,5 +103,6 @@ class Sessions:
     def expire_mute(self, now: float, effects: list[Effect]) -> None:
         """Close sessions that never said who they are."""
         for session in self:
-            if not session.ready and now - session.since > self._tuning.hello_deadline_s:
+            if not (session.ready or session.closing) and now - session.since > self._tuning.hello_deadline_s:
+                session.closing = True
                 effects.append(Close(session.peer, "said nothing that proves it belongs here"))

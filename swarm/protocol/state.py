@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from codec import Manifest
 from codec.sign import Key
 from swarm.protocol.chunks import Chunks
-from swarm.protocol.events import Drop, Effect, Notify, Send, SendDone, VersionId
+from swarm.protocol.events import Close, Drop, Effect, Notify, Send, SendDone, VersionId
 from swarm.protocol.exchange import Exchange
 from swarm.protocol.lease import Grant, Leases
 from swarm.protocol.plan import Roster
@@ -60,6 +60,13 @@ class State:
 
     def send(self, peer: bytes, message: Message) -> None:
         self.effects.append(Send(peer, message))
+
+    def close(self, peer: bytes, why: str, ban_s: float = 0.0) -> None:
+        """End the session with `peer`: what it says until it hears of that is not listened to, nor held against it."""
+        session = self.sessions.get(peer)
+        if session is not None:
+            session.closing = True
+        self.effects.append(Close(peer, why, ban_s))
 
     def notify(self, what: str, **info: object) -> None:
         self.effects.append(Notify(what, dict(info)))

@@ -9,7 +9,7 @@ import trio
 
 from codec import chunk_id, open_header, verify_piece
 from codec.errors import PeerError
-from swarm.protocol.events import Event, HeaderStored, PieceStored, VersionId
+from swarm.protocol.events import Event, HeaderStored, PieceStored, Stray, VersionId
 from swarm.protocol.wire import FRAME_HEAD, NO_STRIPE, Frame, FrameKind, unpack_frame_head
 from swarm.shell.counts import Counts
 from swarm.shell.framing import ByteReader
@@ -83,6 +83,7 @@ class Inbound:
                 raise PeerError(f"frame.key: {tuple(frame.key)} on the header of {tuple(header.key)}")
             if known is not None or self._out_of_date(frame):  # two of one key: the authority's doing, not the peer's
                 self._counts.stray += len(body)
+                await self._post(Stray(peer, stripe, len(body)))
                 return
             known, _ = self._chunks.put_header(header, body)
             self._counts.received += len(body)
@@ -96,6 +97,7 @@ class Inbound:
             if self._authority is None or (not self._chunks.was_dropped(frame.key) and not self._out_of_date(frame)):
                 raise PeerError(f"piece: of a chunk {tuple(frame.key)} whose header did not come first")
             self._counts.stray += len(body)
+            await self._post(Stray(peer, stripe, len(body)))
             return
         if frame.number < len(chunk.sizes) and chunk.have >> frame.number & 1:
             self._counts.duplicates += len(body)
@@ -107,7 +109,7 @@ class Inbound:
                     self._whole(chunk)
                 if self._chunks.memory_bytes > self._limits.store_memory_bytes:
                     await self._relieve()
-        await self._post(PieceStored(peer, stripe, frame.key, frame.number))
+        await self._post(PieceStored(peer, stripe, frame.key, frame.number, len(body)))
 
     def _out_of_date(self, frame: Frame) -> bool:
         """Of a version that we have settled: a late duplicate, or someone who replays what was once signed."""

@@ -292,6 +292,8 @@ def test_an_old_report_that_another_shows_does_not_end_a_lease() -> None:
     assert sends(effects, Refused) == []
     effects = say(core, 0, Reports(0, (old,)), 5.0)
     assert [r.code for r in sends(effects, Refused, to=0)] == ["unknown"]
+    assert [(c.peer, c.ban_s) for c in only(effects, Close)] == [(key_of(0).public, 0.0)]
+    assert say(core, 0, Credit(0, 5), 5.0) == []  # said before it could know: not held against it
 
 
 def test_expired_peers_are_shut_out_and_forgotten() -> None:

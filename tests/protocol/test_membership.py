@@ -186,6 +186,7 @@ def test_hello_with_a_lease_that_is_over_is_turned_away_but_not_banned() -> None
     effects = meet(peer, 1)
     assert [(c.peer, c.ban_s) for c in only(effects, Close)] == [(key_of(1).public, 0.0)]
     assert not peer.state.sessions.ready(key_of(1).public)
+    assert say(peer, 1, Attach(0, 0, 0, 1, ())) == []  # sent before it could know: not held against it
 
 
 def test_a_grant_younger_than_the_heartbeat_is_believed() -> None:

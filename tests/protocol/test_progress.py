@@ -42,7 +42,7 @@ def arrive(peer: Peer, event: HeaderStored, pieces: int = 4, now: float = 0.0, s
     )
     effects = peer.apply(stored, now)
     for index in range(pieces):
-        effects += peer.apply(PieceStored(giver, event.stripe, event.key, index), now)
+        effects += peer.apply(PieceStored(giver, event.stripe, event.key, index, 1000), now)
     return effects
 
 
@@ -226,6 +226,8 @@ def test_bytes_that_came_for_nothing_give_their_credit_back() -> None:
     peer.apply(Stray(parent, 0, 5000), 0.0)
     peer.apply(Stray(parent, None, 5000), 0.0)
     assert peer.state.exchange.parents[0].received == 5000
+    peer.apply(PieceStored(parent, 0, header(9, 0).key, 0, 700), 0.0)  # of a chunk that we know nothing of
+    assert peer.state.exchange.parents[0].received == 5700
 
 
 def test_gaps_are_filled_by_asking() -> None:

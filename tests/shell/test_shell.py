@@ -335,7 +335,7 @@ async def test_pieces_are_verified_stored_and_told(tmp_path: Path, autojump_cloc
         assert (header.peer, header.stripe, header.chunk_id) == (PEER.public, 3, made.id)
         assert header.header_bytes == len(made.header)
         assert sum(header.piece_bytes) == len(made.body)
-        assert b.core.of(PieceStored) == [PieceStored(PEER.public, 3, header.key, 0)]
+        assert b.core.of(PieceStored) == [PieceStored(PEER.public, 3, header.key, 0, len(made.body))]
         assert b.store.chunks.body(header.key) == made.body
         assert b.store.chunks.memory_bytes == 0  # whole, so written
 
