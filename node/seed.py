@@ -73,6 +73,11 @@ def _open_truth(store: Store, model: Model, checkpoint: Checkpoint, key: Key) ->
     Never an older one: what was sealed is out, and a second version of its number would be a lie.
     """
     layout, newest = checkpoint.layout, store.newest()
+    if newest is None and (store.chunks.all() or any(anchor.version > (0, 0) for anchor in store.anchors.list())):
+        raise UsageError(
+            f"{store.folder} holds versions, but not the record of which were sealed. Put its swarm.sqlite back from a "
+            "backup; or begin a new swarm, with another home (--home) and another key."
+        )
     if newest is None:
         replica = Replica.from_checkpoint(checkpoint, layout)
         return genesis(store, model, replica, key, files=checkpoint.files).manifest

@@ -65,7 +65,8 @@ class Records:
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise UsageError(
-                f"{path} cannot be read ({error}). Move it away: the node will fetch what it needs."
+                f"{path} cannot be read ({error}). On a node, move it away: what is needed will be fetched again. On "
+                "the seed, put it back from a backup."
             ) from error
 
     def close(self) -> None:

@@ -1,0 +1,147 @@
+"""What power cuts, bad disks, kill -9 and full disks leave: the next start proves its root or repairs it."""
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kit import Swarm, check, checkpoint, holds, root_of, step, swarm_in, weights
+
+pytestmark = pytest.mark.slow
+
+FIRST = weights()
+STEPS = [FIRST]
+for number in range(1, 6):
+    STEPS.append(step(STEPS[-1], number))
+
+
+def flip(path: Path, rng: random.Random, times: int = 8) -> None:
+    """Turn some bits of a file over."""
+    with open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        for _ in range(times):
+            at = rng.randrange(size)
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+
+
+def files(home: Path, pattern: str) -> list[Path]:
+    found = sorted(path for path in home.glob(f"swarm-*/{pattern}") if path.is_file())
+    assert found, pattern
+    return found
+
+
+def flip_chunks(home: Path) -> None:
+    for path in files(home, "chunks/*"):
+        flip(path, random.Random(1))
+
+
+def cut_chunks(home: Path) -> None:
+    for path in files(home, "chunks/*"):
+        os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def flip_anchor(home: Path) -> None:
+    for path in files(home, "anchors/*/model.safetensors"):
+        before = path.stat()
+        flip(path, random.Random(2))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a bad disk would: the marker still matches
+
+
+def lose_anchor(home: Path) -> None:
+    for path in files(home, "anchors/*/anchor.json"):
+        path.write_bytes(b"{")
+
+
+def flip_small_files(home: Path) -> None:
+    for path in files(home, "files/*") + files(home, "hashes/*"):
+        flip(path, random.Random(3))
+
+
+def garble_database(home: Path) -> None:
+    for path in files(home, "swarm.sqlite"):
+        path.write_bytes(b"no database at all" * 100)
+        for beside in ("swarm.sqlite-wal", "swarm.sqlite-shm"):
+            path.with_name(beside).unlink(missing_ok=True)
+
+
+def lose_database(home: Path) -> None:
+    for path in files(home, "swarm.sqlite*"):
+        path.unlink()
+
+
+def flip_database(home: Path) -> None:
+    for path in files(home, "swarm.sqlite"):
+        flip(path, random.Random(4), times=400)
+
+
+DAMAGES: tuple[Callable[[Path], None], ...] = (flip_chunks, cut_chunks, flip_anchor, lose_anchor, flip_small_files)
+
+
+@pytest.fixture
+def swarm(tmp_path: Path):
+    """A seed at version 2, and one node that holds it."""
+    base = checkpoint(tmp_path / "base", FIRST)
+    for number, words in enumerate(STEPS[1:], 1):
+        checkpoint(tmp_path / f"step_{number}", words)
+    with swarm_in(tmp_path) as swarm:
+        swarm.seed(base)
+        swarm.node("box", swarm.ticket())
+        swarm.until("box", holds(root_of(FIRST)))
+        for number in (1, 2):
+            swarm.publish(tmp_path / f"step_{number}")
+        swarm.until("box", holds(root_of(STEPS[2])))
+        yield swarm
+        for name in ("seed", "box"):
+            assert "Traceback" not in swarm.log(name, 1 << 22)
+            assert "This is a bug" not in swarm.log(name, 1 << 22)
+
+
+def test_a_node_repairs_whatever_its_disk_did(swarm: Swarm) -> None:
+    ticket = swarm.ticket()
+    for damage in DAMAGES:
+        swarm.until_there("box", "swarm-*/anchors/*/anchor.json")  # a repair is followed by one
+        swarm.signal("box", random.Random(damage.__name__).choice([signal.SIGKILL, signal.SIGTERM]))
+        damage(swarm.home("box"))
+        swarm.node("box", ticket)
+        swarm.until("box", holds(root_of(STEPS[2])), within_s=20.0)
+    swarm.publish(swarm.folder / "step_3")
+    swarm.until("box", holds(root_of(STEPS[3])), within_s=20.0)
+    swarm.signal("box")
+    garble_database(swarm.home("box"))
+    check(swarm.command("box", "join", ticket, "--engine", "none"), 2, "swarm.sqlite", "move it away")
+    for path in files(swarm.home("box"), "swarm.sqlite"):
+        path.unlink()
+    swarm.node("box", ticket)
+    swarm.until("box", holds(root_of(STEPS[3])), within_s=20.0)
+
+
+def test_a_seed_never_takes_damaged_bits_for_its_own(swarm: Swarm) -> None:
+    """The seed has nobody to fetch from: it proves its version or says what is lost."""
+    swarm.signal("seed")
+    whole = swarm.folder / "whole"
+    shutil.copytree(swarm.home("seed"), whole)
+    for damage in (*DAMAGES, garble_database, flip_database, lose_database):
+        shutil.rmtree(swarm.home("seed"))
+        shutil.copytree(whole, swarm.home("seed"))
+        damage(swarm.home("seed"))
+        process = swarm.start("seed", "seed", "--base", str(swarm.folder / "base"), "--listen", "127.0.0.1:0")
+        while not (state := swarm.state("seed")) and process.poll() is None:
+            pass
+        if state:
+            assert state["root"] == root_of(STEPS[2]), damage
+            swarm.signal("seed")
+        else:
+            assert process.wait() in (1, 2), damage
+            last = swarm.log("seed").strip().splitlines()[-1]
+            assert last.startswith("swarm-node: "), (damage, last)
+            assert "bug" not in last, (damage, last)
+    shutil.rmtree(swarm.home("seed"))
+    shutil.copytree(whole, swarm.home("seed"))
+    swarm.seed(swarm.folder / "base")
+    assert swarm.state("seed")["root"] == root_of(STEPS[2])
