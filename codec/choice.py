@@ -6,7 +6,7 @@ from codec.chunk import CODER_PCO, CODER_RICE
 
 __all__ = ["choose_coder"]
 
-_BITS_A_CHANGE: Final = {CODER_RICE: 7.2, CODER_PCO: 10.1}
+_BITS_A_CHANGE: Final = {CODER_RICE: 7.2, CODER_PCO: 9.8}
 """At 1 % density, everything on the wire counted. Both fall by about the same as density rises."""
 _DECODE_BYTES_S: Final = {CODER_RICE: 2.5e9, CODER_PCO: 4.5e9}
 """Bytes of weights that one core takes from verified chunk to predicted block hash. Both must hash every block (6 to 7
@@ -23,9 +23,9 @@ def choose_coder(full_bytes: int, changed: int, down_mbit: float, cores: int) ->
 
         T(coder) = max(changed * bits(coder) / down, full_bytes / (cores * decode(coder)))
 
-    Ties go to rice, which spares everybody's links. An 8B model (16.4 GB, 82 million changes, so 590 or 830 Mbit; 6.6
-    or 3.6 core seconds): rice, unless the link brings 830 Mbit in less than rice's decoding takes, that is above 126
-    Mbit/s for one core, 505 for four.
+    Ties go to rice, which spares everybody's links. An 8B model (16.4 GB, 82 million changes, so 590 or 800 Mbit; 6.6
+    or 3.6 core seconds): rice, unless the link brings 800 Mbit in less than rice's decoding takes, that is above 122
+    Mbit/s for one core, 490 for four.
     """
 
     def seconds(coder: int) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from codec.jit import kernel
 from codec.lanes import trailing_zeros
 
-__all__ = ["FIELDS", "read_planes", "write_planes"]
+__all__ = ["FIELDS", "read_planes", "read_values", "write_planes", "write_values"]
 
 ONE = np.uint64(1)
 ZERO = np.uint64(0)
@@ -310,32 +310,57 @@ def _get_numbers(words, at, end, values, n, gaps, excess, most):
 
 
 @kernel
+def _put_diffs(words, capacity, at, row, n, scratch):
+    """Append n signs and magnitudes; the bit after them, or -1 when `capacity` is too small."""
+    sizes = scratch[0]
+    if at + n + 64 > capacity:
+        return np.int64(-1)
+    for i in range(n):
+        d = np.int64(row[i])
+        if d < 0:
+            words[at >> 6] |= ONE << np.uint64(at & 63)
+            d = -d
+        sizes[i] = d - 1
+        at += 1
+    return _put_numbers(words, capacity, at, sizes, n, scratch[1], scratch[2])
+
+
+@kernel
+def _get_diffs(words, at, end, row, n, scratch, most_magnitude):
+    """The other way; the bit after them, or -field."""
+    sizes = scratch[0]
+    signs = at
+    if at + n > end:
+        return np.int64(-_SIGNS)
+    at = _get_numbers(words, at + n, end, sizes, n, scratch[1], scratch[2], most_magnitude - 1)
+    if at < 0:
+        return np.int64(-_MAGNITUDES)
+    for i in range(n):
+        d = np.int64(sizes[i]) + 1
+        negative = np.int64((words[signs >> 6] >> np.uint64(signs & 63)) & ONE)
+        row[i] = (d ^ -negative) + negative
+        signs += 1
+    return at
+
+
+@kernel
 def write_planes(words, capacity, at, gaps, diffs, fill, scratch):
     """Append every class; the bit after them, or -1 when `capacity` bits could be too few.
 
     `words`: uint64, zero from `at` on. `gaps`: uint32[16, n]; `diffs`: int32[16, n]; `fill`: int64[16], changes.
     `scratch`: uint32[3, n].
     """
-    sizes, where, excess = scratch[0], scratch[1], scratch[2]
     for c in range(fill.size):
         n = fill[c]
-        if at + n + 64 > capacity:
+        if at + 64 > capacity:
             return np.int64(-1)
         at = _put_count(words, at, n)
         if n == 0:
             continue
-        at = _put_numbers(words, capacity, at, gaps[c], n, where, excess)
-        if at < 0 or at + n + 64 > capacity:
-            return np.int64(-1)
-        row = diffs[c]
-        for i in range(n):
-            d = np.int64(row[i])
-            if d < 0:
-                words[at >> 6] |= ONE << np.uint64(at & 63)
-                d = -d
-            sizes[i] = d - 1
-            at += 1
-        at = _put_numbers(words, capacity, at, sizes, n, where, excess)
+        at = _put_numbers(words, capacity, at, gaps[c], n, scratch[1], scratch[2])
+        if at < 0:
+            return at
+        at = _put_diffs(words, capacity, at, diffs[c], n, scratch)
         if at < 0:
             return at
     return at
@@ -348,7 +373,6 @@ def read_planes(words, at, end, gaps, diffs, fill, scratch, elements, most_magni
     `end`: bits in the payload. `elements`: in the block; bounds the sum of all counts, and each gap.
     `most_magnitude`: 2^(width - 1), the largest |difference| modulo 2^width.
     """
-    sizes, where, excess = scratch[0], scratch[1], scratch[2]
     left = np.int64(elements)
     for c in range(fill.size):
         n, at = _get_count(words, at, end, left)
@@ -358,19 +382,32 @@ def read_planes(words, at, end, gaps, diffs, fill, scratch, elements, most_magni
         left -= n
         if n == 0:
             continue
-        at = _get_numbers(words, at, end, gaps[c], n, where, excess, elements)
+        at = _get_numbers(words, at, end, gaps[c], n, scratch[1], scratch[2], elements)
         if at < 0:
             return np.int64(-_GAPS)
-        signs = at
-        if at + n > end:
-            return np.int64(-_SIGNS)
-        at = _get_numbers(words, at + n, end, sizes, n, where, excess, most_magnitude - 1)
+        at = _get_diffs(words, at, end, diffs[c], n, scratch, most_magnitude)
         if at < 0:
-            return np.int64(-_MAGNITUDES)
-        row = diffs[c]
-        for i in range(n):
-            d = np.int64(sizes[i]) + 1
-            negative = np.int64((words[signs >> 6] >> np.uint64(signs & 63)) & ONE)
-            row[i] = (d ^ -negative) + negative
-            signs += 1
+            return at
+    return at
+
+
+@kernel
+def write_values(words, capacity, at, diffs, fill, scratch):
+    """As `write_planes`, without counts and gaps: for a decoder that knows the positions already."""
+    for c in range(fill.size):
+        if fill[c] > 0:
+            at = _put_diffs(words, capacity, at, diffs[c], fill[c], scratch)
+            if at < 0:
+                return at
+    return at
+
+
+@kernel
+def read_values(words, at, end, diffs, fill, scratch, most_magnitude):
+    """The other way. `fill` is given. Results as those of `read_planes`."""
+    for c in range(fill.size):
+        if fill[c] > 0:
+            at = _get_diffs(words, at, end, diffs[c], fill[c], scratch, most_magnitude)
+            if at < 0:
+                return at
     return at

@@ -9,6 +9,7 @@ specifies the bytes.
 Elements of eight bytes, which no policy ships in bulk, are listed plainly.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,30 @@ from codec.bits import Bits, DType
 from codec.errors import PeerError
 from codec.lanes import CLASSES, LANES
 from codec.layout import BLOCK_ELEMENTS
-from codec.planes import FIELDS, read_planes, write_planes
-from codec.scan import NEVER, TILE_WORDS, find_top, list_changes, scan_decode, scan_encode, scatter
+from codec.planes import FIELDS, read_planes, read_values, write_planes, write_values
+from codec.scan import (
+    NEVER,
+    TILE_WORDS,
+    count_values,
+    find_top,
+    list_changes,
+    merge_values,
+    scan_decode,
+    scan_encode,
+    scatter,
+    sort_values,
+)
 
 __all__ = [
     "changed_positions",
     "decode_block",
     "decode_onto",
     "decode_plainly",
+    "decode_values",
     "encode_block",
     "encode_changes",
     "encode_plainly",
+    "encode_values",
     "warm_up",
 ]
 
@@ -141,10 +155,7 @@ def encode_changes(old: Bits, new: Bits, dtype: DType) -> tuple[bytes, Positions
             return None
         words[0] = top
         end = write_planes(words, words.size * 64 - 64, 8, scratch.gaps, scratch.diffs, state[1], scratch.numbers)
-        assert end > 0, "more than 40 bits an element: see _Scratch.words"
-        used = (end + 63) >> 6
-        payload = words[:used].view(np.uint8)[: (end + 7) >> 3].tobytes()
-        words[: used + 1] = 0
+        payload = _taken(words, end)
         return payload, positions[:found].copy()
 
 
@@ -190,28 +201,40 @@ def decode_onto(payload: bytes | memoryview, old: Bits, copy: Bits, dtype: DType
     return _decode(payload, old, copy, dtype)
 
 
+def _taken(words: NDArray[np.uint64], end: int) -> bytes:
+    """The first `end` bits of `words` as bytes; `words` is all zeros again."""
+    assert end > 0, "more than 40 bits an element: see _Scratch.words"
+    used = (end + 63) >> 6
+    payload = words[:used].view(np.uint8)[: (end + 7) >> 3].tobytes()
+    words[: used + 1] = 0
+    return payload
+
+
+def _read(scratch: _Scratch, payload: bytes | memoryview, planes: Callable[[NDArray[np.uint64], int], int]) -> None:
+    """Have `planes(words, end)` read the payload after its first byte. Raises `PeerError` unless it takes all of it."""
+    words = scratch.words
+    if not 2 <= len(payload) <= words.nbytes - 16:
+        raise PeerError(f"rice.length: {len(payload)} bytes")
+    end = 8 * len(payload)
+    used = (end + 63) >> 6
+    words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
+    try:
+        at = planes(words, end)
+    finally:
+        words[: used + 1] = 0  # the encoder counts on zeros, and so does whoever reads a last word half filled
+    if at < 0:
+        raise PeerError(f"rice.{FIELDS[-at]}: not what an encoder writes")
+    if (at + 7) >> 3 != len(payload):
+        raise PeerError(f"rice.end: {len(payload)} bytes, of which {(at + 7) >> 3} say something")
+    if at & 7 and payload[-1] >> (at & 7):
+        raise PeerError("rice.padding: not zero")
+
+
 def _decode(payload: bytes | memoryview, old: Bits, copy: Bits | None, dtype: DType) -> tuple[Positions, Bits]:
     with _Scratch.take() as scratch:
-        words, state = scratch.words, scratch.state
-        if not 2 <= len(payload) <= words.nbytes - 16:
-            raise PeerError(f"rice.length: {len(payload)} bytes")
-        end = 8 * len(payload)
-        used = (end + 63) >> 6
-        words[used - 1 : used + 1] = 0
-        words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
-        try:
-            at = read_planes(
-                words, 8, end, scratch.gaps, scratch.diffs, state[2], scratch.numbers, old.size,
-                1 << (dtype.width - 1),
-            )  # fmt: skip
-        finally:
-            words[: used + 1] = 0  # the encoder counts on zeros
-        if at < 0:
-            raise PeerError(f"rice.{FIELDS[-at]}: not what an encoder writes")
-        if (at + 7) >> 3 != len(payload):
-            raise PeerError(f"rice.end: {len(payload)} bytes, of which {(at + 7) >> 3} say something")
-        if at & 7 and payload[-1] >> (at & 7):
-            raise PeerError("rice.padding: not zero")
+        rows = (scratch.gaps, scratch.diffs, scratch.state[2], scratch.numbers)
+        most = 1 << (dtype.width - 1)
+        _read(scratch, payload, lambda words, end: read_planes(words, 8, end, *rows, old.size, most))
         return _replay(scratch, payload[0], old, copy, dtype)
 
 
@@ -260,12 +283,45 @@ def decode_plainly(payload: bytes | memoryview, old: Bits) -> tuple[Positions, A
     return positions, np.frombuffer(payload, old.dtype, count, 4 * count).copy()
 
 
+def encode_values(old: Bits, new: Bits, positions: Positions, dtype: DType) -> bytes:
+    """The differences at `positions`, class by class, for a decoder that has the positions from elsewhere."""
+    with _Scratch.take() as scratch:
+        top, like, words = _choose_top(scratch, old, dtype), scratch.bits.view(dtype.bits), scratch.words
+        shift, mask, flip = _kernel_arguments(dtype)
+        fill = scratch.state[1]
+        fill[:] = 0
+        arguments = (old.ctypes.data, new.ctypes.data, positions, shift, mask, top, flip, fill, scratch.diffs)
+        sort_values(like, *arguments)
+        words[0] = top
+        return _taken(words, write_values(words, words.size * 64 - 64, 8, scratch.diffs, fill, scratch.numbers))
+
+
+def decode_values(payload: bytes, old: Bits, positions: Positions, dtype: DType) -> Bits:
+    """The new bits at `positions`, which the caller has bounded. Raises `PeerError` naming the field."""
+    with _Scratch.take() as scratch:
+        like = scratch.bits.view(dtype.bits)
+        shift, mask, flip = _kernel_arguments(dtype)
+        fill = scratch.state[2]
+        fill[:] = 0
+        top = payload[0] if payload else 0
+        count_values(like, old.ctypes.data, positions, shift, mask, top, fill)
+        most = 1 << (dtype.width - 1)
+        _read(
+            scratch, payload, lambda words, end: read_values(words, 8, end, scratch.diffs, fill, scratch.numbers, most)
+        )
+        bits = np.empty(positions.size, dtype.bits)
+        fill[:] = 0
+        merge_values(like, old.ctypes.data, positions, shift, mask, top, flip, fill, scratch.diffs, bits)
+        return bits
+
+
 def warm_up(dtype: DType) -> None:
     """Compile (or load from the cache) every kernel that this dtype needs, so that no measured or awaited call does."""
     old = np.arange(LANES + 1, dtype=dtype.bits)
     payload = encode_block(old, old ^ dtype.bits.type(1), dtype)
     assert payload is not None
     positions, bits = decode_onto(payload, old, old.copy(), dtype)
+    decode_values(encode_values(old, old ^ dtype.bits.type(1), positions, dtype), old, positions, dtype)
     changed_positions(old, old, dtype)
     decode_block(payload, old, dtype)
     scatter(old, positions, bits)

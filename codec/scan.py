@@ -24,7 +24,18 @@ from codec.lanes import (
     trailing_zeros,
 )
 
-__all__ = ["NEVER", "TILE_WORDS", "find_top", "list_changes", "scan_decode", "scan_encode", "scatter"]
+__all__ = [
+    "NEVER",
+    "TILE_WORDS",
+    "count_values",
+    "find_top",
+    "list_changes",
+    "merge_values",
+    "scan_decode",
+    "scan_encode",
+    "scatter",
+    "sort_values",
+]
 
 ZERO, ONE, TWO, THREE, FOUR, SIX = (np.uint64(n) for n in (0, 1, 2, 3, 4, 6))
 LAST_LANE = np.uint64(63)
@@ -217,6 +228,43 @@ def scan_decode(
                 put_element(like, copy, index, value)
         _copy_row(limits, 0, seen)
     return at
+
+
+@kernel
+def sort_values(like, old, new, positions, shift, mask, top, flip, fill, diffs):
+    """Put the ordinal difference at each position to its class's row. Arguments as `scan_encode`; `fill`: zeros."""
+    width = like.itemsize * 8
+    for i in range(positions.size):
+        at = np.int64(positions[i])
+        before, later = element(like, old, at), element(like, new, at)
+        c = np.uint64(min(np.int64(15), max(np.int64(0), top - ((before >> shift) & mask))))
+        before ^= -(before >> (width - 1)) & flip
+        later ^= -(later >> (width - 1)) & flip
+        k = np.uint64(fill[c])
+        diffs[c, k] = ((later - before) << (64 - width)) >> (64 - width)
+        fill[c] = k + ONE
+
+
+@kernel
+def count_values(like, old, positions, shift, mask, top, fill):
+    """How many positions have which class. `fill`: int64[16], zeros."""
+    for i in range(positions.size):
+        before = element(like, old, np.int64(positions[i]))
+        fill[np.uint64(min(np.int64(15), max(np.int64(0), top - ((before >> shift) & mask))))] += 1
+
+
+@kernel
+def merge_values(like, old, positions, shift, mask, top, flip, done, diffs, bits):
+    """The other way of `sort_values`: the new bits at each position. `done`: int64[16], zeros."""
+    width = like.itemsize * 8
+    for i in range(positions.size):
+        value = element(like, old, np.int64(positions[i]))
+        c = np.uint64(min(np.int64(15), max(np.int64(0), top - ((value >> shift) & mask))))
+        k = np.uint64(done[c])
+        value ^= -(value >> (width - 1)) & flip
+        value = (value + diffs[c, k]) & ((1 << width) - 1)
+        bits[i] = value ^ (-(value >> (width - 1)) & flip)
+        done[c] = k + ONE
 
 
 @kernel
