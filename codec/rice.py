@@ -267,6 +267,7 @@ def _replay(scratch: _Scratch, top: int, old: Bits, copy: Bits | None, dtype: DT
 
 
 def encode_plainly(old: Bits, new: Bits) -> tuple[bytes, Positions] | None:
+    """Elements of 64 bits: (positions as u32, then new bits; the positions), or None if nothing changed."""
     positions = np.flatnonzero(old != new).astype("<u4")
     if positions.size == 0:
         return None
@@ -274,6 +275,7 @@ def encode_plainly(old: Bits, new: Bits) -> tuple[bytes, Positions] | None:
 
 
 def decode_plainly(payload: bytes | memoryview, old: Bits) -> tuple[Positions, Any]:
+    """The other way. Raises `PeerError` naming the field."""
     count, rest = divmod(len(payload), 4 + old.itemsize)
     if rest or not 0 < count <= old.size:
         raise PeerError(f"rice.length: {len(payload)} bytes are no list of changes")
@@ -285,6 +287,8 @@ def decode_plainly(payload: bytes | memoryview, old: Bits) -> tuple[Positions, A
 
 def encode_values(old: Bits, new: Bits, positions: Positions, dtype: DType) -> bytes:
     """The differences at `positions`, class by class, for a decoder that has the positions from elsewhere."""
+    _check(old, dtype)
+    _check(new, dtype)
     with _Scratch.take() as scratch:
         top, like, words = _choose_top(scratch, old, dtype), scratch.bits.view(dtype.bits), scratch.words
         shift, mask, flip = _kernel_arguments(dtype)
@@ -298,6 +302,7 @@ def encode_values(old: Bits, new: Bits, positions: Positions, dtype: DType) -> b
 
 def decode_values(payload: bytes, old: Bits, positions: Positions, dtype: DType) -> Bits:
     """The new bits at `positions`, which the caller has bounded. Raises `PeerError` naming the field."""
+    _check(old, dtype)
     with _Scratch.take() as scratch:
         like = scratch.bits.view(dtype.bits)
         shift, mask, flip = _kernel_arguments(dtype)
