@@ -202,7 +202,7 @@ class Member:
             "standing": self.core.standing(now).value,
             "held": None if held is None else list(held),
             "root": None if core.manifest is None or held is None else core.manifest.root.hex(),
-            "catching_up": self.core.catchup.fraction,
+            "catching_up": self.core.caught_up,
             "phase": self.core.catchup.phase.value,
             "sent_bytes": self.endpoint.transport.traffic.sent,
             "received_bytes": self.endpoint.transport.traffic.received,

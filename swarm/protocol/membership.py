@@ -86,7 +86,7 @@ class Membership:
         self._join = join
         self._authority = authority
         self.account = Account()
-        self.catching_up = 1.0
+        self.catching_up = 0.0
         self._backup: dict[int, bytes] = {}
         """Whom we hang on in place of the planned parent, by stripe."""
         self._lost: dict[int, float] = {}

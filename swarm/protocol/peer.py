@@ -257,7 +257,7 @@ class Peer:
 
     def _tell(self, now: float) -> None:
         """We hold another version: say so at once, not at the next heartbeat."""
-        self.membership.catching_up = self.catchup.fraction
+        self.membership.catching_up = self.caught_up
         self.membership.report(now)
 
     def _repair(self, now: float) -> None:
@@ -303,7 +303,7 @@ class Peer:
         state = self.state
         state.sessions.expire_mute(now, state.effects)
         state.exchange.tick(now, state.effects)
-        self.membership.catching_up = self.catchup.fraction
+        self.membership.catching_up = self.caught_up
         self.membership.tick(now)
         if state.grant is not None:
             waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]
@@ -324,6 +324,11 @@ class Peer:
             self.state.settle(version.id, behind, version.sealed_manifest)
         else:
             self.catchup.start(behind, version.sealed_manifest, now)
+
+    @property
+    def caught_up(self) -> float:
+        """How much of a version we hold, from 0 (nothing yet) to 1: what our reports say."""
+        return self.catchup.fraction if self.catchup.active or self.state.held is not None else 0.0
 
     def standing(self, now: float) -> Standing:
         """Our own lease, as the newest heartbeat has it."""

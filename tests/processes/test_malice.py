@@ -1,0 +1,245 @@
+"""A peer that speaks the wire and means ill, against real processes: it gets nothing and changes nothing."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from kit import Swarm, checkpoint, free_port, holds, layout_of, root_of, step, swarm_in, ticket_of, weights
+
+from codec import BlockDelta, ChunkKey, Manifest, seal_chunk
+from codec.errors import PeerError
+from codec.sign import Key
+from node import keyfile
+from node.ticket import Ticket
+from swarm.protocol.lease import Heartbeat, seal
+from swarm.protocol.wire import (
+    NO_STRIPE,
+    Blob,
+    Frame,
+    FrameKind,
+    HeartbeatNews,
+    Hello,
+    Join,
+    ManifestNews,
+    Message,
+    Refused,
+    WantBlob,
+    WantBlock,
+    WantChunk,
+    Welcome,
+    pack_frame,
+)
+from swarm.shell.framing import ByteReader, frame_message, read_message
+from swarm.transport.base import Lane, Unreachable
+from swarm.transport.libp2p import Libp2pTransport
+
+pytestmark = pytest.mark.slow
+
+FIRST = weights()
+SECOND = step(FIRST, 1)
+GONE = (PeerError, trio.BrokenResourceError, trio.ClosedResourceError, Unreachable)
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    """A seed and one node, both at version 0."""
+    with swarm_in(tmp_path) as swarm:
+        checkpoint(tmp_path / "step_1", SECOND)
+        swarm.seed(checkpoint(tmp_path / "base", FIRST), "--listen", f"127.0.0.1:{free_port()}")
+        swarm.start("box", "join", swarm.ticket(), "--engine", "none", "--listen", f"127.0.0.1:{free_port()}")
+        swarm.until("box", holds(root_of(FIRST)))
+        yield swarm
+        for name in ("seed", "box"):
+            assert "Traceback" not in swarm.log(name, 1 << 22)
+
+
+class Villain:
+    """One end of the wire, driven by hand."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.transport = Libp2pTransport(key, ["/ip4/127.0.0.1/tcp/0"])
+        self.bulk_bytes = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Villain"]:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.transport.serve, self._accept)
+            yield self
+            nursery.cancel_scope.cancel()
+
+    async def _accept(self, peer: bytes, lane: Lane, stream: Any) -> None:
+        with trio.move_on_after(30):
+            try:
+                while data := await stream.receive_some(65536):
+                    self.bulk_bytes += len(data) if lane is Lane.BULK else 0
+            except GONE:
+                pass
+
+    async def dial(self, peer: bytes, port: int) -> Any:
+        """A control stream to a victim."""
+        with trio.fail_after(15):
+            await self.transport.connect(peer, [f"/ip4/127.0.0.1/tcp/{port}"])
+            return await self.transport.open_stream(peer, Lane.CONTROL)
+
+    async def say(self, stream: Any, *messages: Message) -> None:
+        await stream.send_all(b"".join(map(frame_message, messages)))
+
+    async def refused(self, victim: bytes, port: int) -> bool:
+        """Whether the victim listens to it no more."""
+        try:
+            stream = await self.dial(victim, port)
+            await self.say(stream, WantBlock(9, 0))
+            with trio.fail_after(3):
+                return not await stream.receive_some(1)
+        except (*GONE, trio.TooSlowError):
+            return True
+
+    async def answers(self, stream: Any, within_s: float = 20.0) -> list[Message]:
+        """What comes until the victim closes the session, which it must."""
+        reader, heard = ByteReader(stream), []
+        with trio.fail_after(within_s):
+            try:
+                while (found := await read_message(reader, 10.0)) is not None:
+                    heard.append(found[0])
+            except GONE:
+                pass
+        return heard
+
+
+def where(swarm: Swarm) -> tuple[Key, int, bytes, int]:
+    """The authority's key, the seed's port, the node's public key and port."""
+    key = keyfile.load(swarm.home("seed") / "authority.key")
+    box = keyfile.load(swarm.home("box") / "node.key")
+    ports = [int(swarm.log(name, 1 << 20).partition("/tcp/")[2].partition('"')[0]) for name in ("seed", "box")]
+    return key, ports[0], box.public, ports[1]
+
+
+def join(key: Key, port: int, **options: Any) -> Join:
+    capability = Ticket.parse(ticket_of(key, port, **options)).capability
+    return Join(capability, ("/ip4/127.0.0.1/tcp/9",), "villain", "", 100.0, 100.0, False)
+
+
+async def test_whoever_has_no_grant_gets_nothing(swarm: Swarm) -> None:
+    key, seed_port, box, box_port = where(swarm)
+    layout = layout_of(FIRST)
+    wants = (
+        WantBlock(1, 0), WantBlob(2, Blob.LAYOUT, layout.hash, 0), WantChunk(0, 1, 0, 0, b""),
+        WantBlob(3, Blob.HASHES, bytes.fromhex(root_of(FIRST)), 0),
+    )  # fmt: skip
+    for victim, port in ((box, box_port), (key.public, seed_port)):
+        for turn, want in enumerate(wants):
+            async with Villain(Key(bytes([turn + 1]) * 32)).running() as villain:
+                stream = await villain.dial(victim, port)
+                await villain.say(stream, want)
+                heard = await villain.answers(stream)
+                assert not any(isinstance(message, Welcome | ManifestNews) for message in heard)
+                assert villain.bulk_bytes == 0
+                assert await villain.refused(victim, port)
+    await trio.to_thread.run_sync(swarm.publish, swarm.folder / "step_1")
+    await trio.to_thread.run_sync(swarm.until, "box", holds(root_of(SECOND)))
+
+
+async def test_floods_garbage_and_replays_stop_nobody(swarm: Swarm) -> None:
+    key, seed_port, box, box_port = where(swarm)
+    async with Villain(Key(b"\x11" * 32)).running() as flood:
+        stream = await flood.dial(key.public, seed_port)
+        forged = join(key, seed_port, signer=Key(b"\x12" * 32))
+        with trio.move_on_after(10):
+            with suppress(*GONE):
+                await flood.say(stream, *[forged] * 2000)
+        refusals = 0
+        with trio.move_on_after(3):
+            reader = ByteReader(stream)
+            while (found := await read_message(reader, 10.0)) is not None:
+                assert isinstance(found[0], Refused)
+                refusals += 1
+        assert refusals < 20
+    for turn, garbage in enumerate(
+        (b"\xff" * 4000, b"GET / HTTP/1.1\r\n\r\n" * 50, b"\x05\0\0\0\x01\xc1\xc1\xc1\xc1" * 99)
+    ):
+        for victim, port in ((box, box_port), (key.public, seed_port)):
+            async with Villain(Key(bytes([0x20 + turn]) * 32)).running() as villain:
+                stream = await villain.dial(victim, port)
+                with suppress(*GONE):
+                    await stream.send_all(garbage)
+                await villain.answers(stream)
+    # Another's grant, honestly earned by a first villain with a ticket, is worth nothing to a second one.
+    async with Villain(Key(b"\x31" * 32)).running() as first, Villain(Key(b"\x32" * 32)).running() as second:
+        stream = await first.dial(key.public, seed_port)
+        await first.say(stream, join(key, seed_port))
+        with trio.fail_after(20):
+            message, _ = await read_message(ByteReader(stream), 10.0) or (None, 0)
+        assert isinstance(message, Welcome)
+        for victim, port in ((box, box_port), (key.public, seed_port)):
+            thief = await second.dial(victim, port)
+            await second.say(thief, Hello(message.grant, 0, 0, 0, 0), WantBlock(1, 0))
+            await second.answers(thief)
+            assert second.bulk_bytes == 0
+    await trio.to_thread.run_sync(swarm.publish, swarm.folder / "step_1")
+    await trio.to_thread.run_sync(swarm.until, "box", holds(root_of(SECOND)))
+
+
+async def test_a_member_that_lies_is_dropped_and_everybody_ends_right(swarm: Swarm) -> None:
+    """With a valid ticket: flipped bits in a piece and in a header, a chunk and a manifest of another swarm."""
+    key, seed_port, box, box_port = where(swarm)
+    layout, root = layout_of(FIRST), bytes.fromhex(root_of(SECOND))  # chunks of the version after the next
+    deltas = [BlockDelta(0, 0, bytes(32), bytes(range(256)) * 200)]
+    true = seal_chunk(ChunkKey(0, 2, 0, 0), root, layout.hash, deltas, key)
+    foreign = seal_chunk(ChunkKey(0, 2, 0, 1), root, layout.hash, deltas, Key(b"\x41" * 32))
+    bent = bytearray(true.header)
+    bent[200] ^= 1
+    piece = bytearray(true.body[:16384])
+    piece[1000] ^= 4
+    lies = (
+        [(FrameKind.HEADER, 0, true.header), (FrameKind.PIECE, 0, bytes(piece))],
+        [(FrameKind.HEADER, 0, bytes(bent))],
+        [(FrameKind.HEADER, 1, foreign.header)],
+        [(FrameKind.PIECE, 5, b"of no header")],
+    )
+    for turn, lie in enumerate(lies):
+        async with Villain(Key(bytes([0x50 + turn]) * 32)).running() as villain:
+            to_box = await member(villain, key, seed_port, box, box_port)
+            bulk = await villain.transport.open_stream(box, Lane.BULK)
+            for kind, seq, body in lie:
+                head = pack_frame(Frame(kind, NO_STRIPE, ChunkKey(0, 2, 0, seq), 0, 0, 0, len(body)))
+                await bulk.send_all(head + body)
+            await villain.answers(to_box)
+    async with Villain(Key(b"\x60" * 32)).running() as villain:
+        to_box = await member(villain, key, seed_port, box, box_port)
+        other = Key(b"\x61" * 32)
+        manifest = Manifest(other.public, 0, 1, 0, root, bytes(32), layout.hash, (), 0, 0)
+        await villain.say(to_box, ManifestNews(manifest.seal(other)))
+        await villain.answers(to_box)
+    assert swarm.log("box", 1 << 20).count("peer_dropped") >= len(lies)
+    await trio.to_thread.run_sync(swarm.publish, swarm.folder / "step_1")
+    await trio.to_thread.run_sync(swarm.until, "box", holds(root_of(SECOND)))
+
+
+async def test_an_older_seed_stops_when_a_later_boot_of_its_key_is_heard(swarm: Swarm) -> None:
+    key, seed_port, _, _ = where(swarm)
+    async with Villain(Key(b"\x71" * 32)).running() as messenger:
+        stream = await messenger.dial(key.public, seed_port)
+        await messenger.say(stream, join(key, seed_port))
+        with trio.fail_after(20):
+            await read_message(ByteReader(stream), 10.0)
+        beat = Heartbeat(key.public, (1 << 31) - 1, 1, 2e9, 1, 0, 0, b"", b"")
+        await messenger.say(stream, HeartbeatNews(seal(beat, key)))
+        assert await trio.to_thread.run_sync(swarm.ends, "seed") == 1
+    assert "Run one seed a key" in swarm.log("seed")
+
+
+async def member(villain: Villain, key: Key, seed_port: int, box: bytes, box_port: int) -> Any:
+    """Make it a member, by a valid ticket, and greet the node: its control stream to the node."""
+    stream = await villain.dial(key.public, seed_port)
+    await villain.say(stream, join(key, seed_port))
+    with trio.fail_after(20):
+        found = await read_message(ByteReader(stream), 10.0)
+    assert found is not None
+    assert isinstance(found[0], Welcome)
+    to_box = await villain.dial(box, box_port)
+    await villain.say(to_box, Hello(found[0].grant, 0, 0, 0, 0))
+    return to_box
