@@ -169,6 +169,11 @@ class Member:
                 self._quiet_until = trio.current_time() + _LOG_EVERY_S
             case "refused" if info["code"] in ("ticket", "capability"):
                 self._stop(UsageError(info["why"]))
+            case "failed":
+                self._stop(SwarmError(
+                    f"This machine cannot hold the swarm's model: {info['detail']}. "
+                    "Remove what this home keeps of it, or use another (--home), and join again."
+                ))  # fmt: skip
             case "equivocation":
                 self._stop(SwarmError(
                     f"The seed has signed two different versions {info['version']}. Nothing of it can be believed: "

@@ -51,8 +51,6 @@ class Tuning:
     """Of which from one peer."""
     retain_versions: int = 16
     """Sealed versions whose chunks are kept for others: a node asleep for fewer steps replays instead of refetching."""
-    max_ahead_versions: int = 2
-    """Chunks of versions further ahead than this are not kept: the trainer never has more unsealed."""
 
     @classmethod
     def wan(cls) -> "Tuning":
