@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Member", "run"]
 
 _log = structlog.get_logger(__name__)
+_PROGRESS_EVERY_S: Final = 5.0
 _LOG_EVERY_S: Final = 10.0
 """A seed that does not answer is dialed more often than anybody wants to read of."""
 
@@ -114,6 +115,7 @@ class Member:
             await nursery.start(query.serve, self.config.home, self.state, self._prove)
             nursery.start_soon(self._account)
             nursery.start_soon(self._expect_contact)
+            nursery.start_soon(self._tell_progress)
             _log.info("starting", peer_id=peer_id(self.key.public), addrs=", ".join(self.endpoint.addrs))
             task_status.started()
             await self._end.wait()
@@ -129,6 +131,14 @@ class Member:
                 f"The swarm's seed cannot be reached: {why}. Is it running, and is that port open to this machine? "
                 "A new ticket names its present addresses; --wait-for-seed 1h waits longer."
             ))  # fmt: skip
+
+    async def _tell_progress(self) -> None:
+        """A first catch-up takes minutes where the model is large: say how far it is."""
+        while True:
+            await trio.sleep(_PROGRESS_EVERY_S)
+            if self.core.catchup.active:
+                received_mb = round(self.endpoint.transport.traffic.received / 1e6, 1)
+                _log.info("catching_up", percent=round(100 * self.core.caught_up), received_mb=received_mb)
 
     async def _account(self) -> None:
         """What our reports say of us, kept up to date."""
