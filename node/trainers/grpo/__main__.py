@@ -33,7 +33,7 @@ def train(
     Parameters
     ----------
     size
-        tiny (made in seconds), small (26M, made in minutes) or smollm2 (135M, downloaded).
+        tiny (made in seconds), small (28M, made in minutes) or smollm2 (135M, downloaded).
     """
     if steps < 0 or seed < 0 or (threads is not None and threads < 1):
         raise UsageError("--steps and --seed cannot be negative, and --threads is at least 1.")
