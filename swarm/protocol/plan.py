@@ -200,7 +200,7 @@ def plan(members: Iterable[Member], stripes: int) -> tuple[tuple[int, ...], ...]
 def _deal_interior(relays: list[Member], stripes: int) -> list[list[Member]]:
     """Interior nodes of each stripe, so that the stripes' uplinks come out about equal.
 
-    With fewer relays than stripes a relay heads several, the more the larger its uplink (largest quotient, d'Hondt);
+    With no more relays than stripes one may head several, the more the larger its uplink (largest quotient, d'Hondt);
     with more, each goes to the stripe that has least so far (longest processing time first); those that can be dialed
     are dealt first, so that each tree has some.
     """

@@ -77,10 +77,10 @@ def test_leaves_stay_leaves(members: list[Member], stripes: int) -> None:
 def test_nobody_stands_inside_two_trees_when_there_are_enough(members: list[Member], stripes: int) -> None:
     plan_ = as_roster(members, stripes)
     inside = [{p for p in parents if p != AUTHORITY} for parents in plan_.parents]
-    if len(relays(members)) >= stripes:
+    if len(relays(members)) > stripes:
         assert sum(len(i) for i in inside) == len(set().union(*inside))
-    for i in inside if len(relays(members)) < stripes else ():
-        assert len(i) <= 1
+    else:  # a relay with most of the uplink may head several
+        assert all(len(i) <= 1 for i in inside)
 
 
 @given(swarms(), STRIPES)
