@@ -36,8 +36,9 @@ lint: install ## ruff: rules and format
 types: install ## pyright
 	$(BIN)/pyright codec swarm node
 
-fuzz: install ## the property tests, with many more examples
+fuzz: install ## the property tests with many more examples, and a million mutated payloads and chunks
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'hypothesis and not vllm and not wan and not gpu and not foreign' $(PYTEST_FLAGS)
+	$(BIN)/python -m scenarios.fuzz_codec --n 1000000
 
 clean: ## forget the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo-out

@@ -117,7 +117,7 @@ def _plot(path: Path, measured: list[dict[str, Any]], repeats: int) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("Plots need matplotlib: pip install 'swarm-node[plots]'.") from error
+        raise UsageError("Plots need matplotlib: pip install 'swarm-node[scenarios]'.") from error
     curve = [report(measure(fabricate("16m", density, share=0.5), 1 << 30, repeats)) for density in _DENSITIES]
     figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()

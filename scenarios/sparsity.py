@@ -107,7 +107,7 @@ def _plot(path: Path, rows: list[dict[str, Any]]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("Plots need matplotlib: pip install 'swarm-node[plots]'.") from error
+        raise UsageError("Plots need matplotlib: pip install 'swarm-node[scenarios]'.") from error
     figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()
     for rate in sorted({row["lr"] for row in rows}):
