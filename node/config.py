@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 Preset = Literal["wan", "lan", "loopback"]
-EngineName = Literal["none", "transformers", "vllm"]
+EngineName = Literal["none", "transformers"]
 ModelName = Literal["tiny", "small", "smollm2"]
 
 SEED_PORT: Final = 4001

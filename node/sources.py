@@ -7,7 +7,7 @@ every command that has such a flag; one in a table named like a command counts f
     up_mbit = 200
 
     [join]
-    engine = "vllm"
+    engine = "none"
 """
 
 import difflib

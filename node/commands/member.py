@@ -12,8 +12,8 @@ from node.config import JoinConfig, RelayConfig
 
 __all__ = ["register"]
 
-_ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers"), "vllm": ("vllm",)}
-_HOW_TO_GET: Final = {"transformers": "pip install 'swarm-node[torch]'", "vllm": "pip install vllm"}
+_ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers")}
+_HOW_TO_GET: Final = {"transformers": "pip install 'swarm-node[torch]'"}
 
 
 def check_engine(engine: str) -> None:
@@ -71,7 +71,7 @@ def register(app: App) -> None:
         group=LEND,
         help_epilogue=examples(
             "swarm-node join swarm1...",
-            "swarm-node join swarm1... --engine vllm --model ~/Qwen3-8B --up-mbit 200",
+            "swarm-node join swarm1... --model ~/Qwen3-8B --up-mbit 200",
             "swarm-node join swarm1... --listen 4001 --announce 203.0.113.7:31001",
         ),
     )
