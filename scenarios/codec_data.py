@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
@@ -131,12 +133,24 @@ def checkpoints(old: Path, new: Path) -> Iterator[Part]:
             yield Part(tensor.name, tensor.type, a[start:end], b[start:end])
 
 
+def _trainer_digest() -> str:
+    """A name for the sources that decide these steps, so that steps of another trainer are never taken for its own."""
+    package = find_spec("node.trainers.grpo")  # found, not imported: that would load torch
+    assert package is not None
+    assert package.origin is not None
+    hasher = blake3()
+    for name in ("small.py", "trainer.py", "loss.py", "loop.py", "sizes.py", "warmup.py"):
+        hasher.update(Path(package.origin).with_name(name).read_bytes())
+    return hasher.hexdigest(4)
+
+
 def real_steps(rate: float) -> dict[int, Path]:
     """Checkpoint folders of a run of the reference trainer's `small` by steps before its last: 0, 1, 2, 4, 8 and 16.
 
-    Made once, then cached. Making them takes half an hour on two cores: a warm-up that all rates share, then the steps.
+    Made once for the trainer as it stands, then cached. Making them takes half an hour on two cores: a warm-up that all
+    rates share, then the steps.
     """
-    folder = user_cache_path("swarm-node") / "steps" / f"small-lr{rate:g}-{_REAL_STEPS}"
+    folder = user_cache_path("swarm-node") / "steps" / f"small-lr{rate:g}-{_REAL_STEPS}-{_trainer_digest()}"
     if not folder.is_dir():
         partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
         command = [sys.executable, "-m", "node.trainers.grpo", "--size", "small", "--steps", str(_REAL_STEPS)]
