@@ -145,6 +145,24 @@ class SeedConfig(PeerConfig):
     """Address to listen on, as host:port, a port, or a multiaddr; repeat for more."""
     preset: Preset = "wan"
     """How patient the swarm is: heartbeats, leases, deadlines for such a network."""
+    watch: Path | None = None
+    """Folder in which a trainer writes checkpoints (at any depth): each is published as soon as it is whole."""
+    watch_marker: str = ""
+    """File that the trainer writes into a checkpoint's folder when it is whole (STABLE, say)."""
+    watch_quiet: str = "10s"
+    """Without a marker, a checkpoint is whole when nothing in its folder has changed for this long."""
+
+    def __post_init__(self) -> None:
+        PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
+        if self.watch is not None:
+            object.__setattr__(self, "watch", self.watch.expanduser().absolute())
+        if "/" in self.watch_marker or len(self.watch_marker) > 255:
+            raise UsageError("--watch-marker: the name of a file, without a folder")
+        duration_s(self.watch_quiet)
+
+    @property
+    def watch_quiet_s(self) -> float:
+        return duration_s(self.watch_quiet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """`swarm-node publish FOLDER`: for trainers that only write checkpoints."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,35 @@ from node.trainers.api import Swarm, SwarmDown
 from node.trainers.seedlink import ask_state
 from swarm.transport.base import Unreachable
 
-__all__ = ["publish_folder"]
+__all__ = ["Stamp", "publish_folder", "stamp"]
+
+Stamp = tuple[tuple[str, int, int], ...]
+"""What lies in a folder: (name, bytes, when it was written in ns) of each file, by name."""
 
 
-def publish_folder(home: Path, folder: Path, *, step: int = 0, everywhere: bool = False) -> dict[str, Any]:
+def stamp(folder: Path) -> Stamp:
+    """The files of `folder`, not of those below it (a file: itself). Raises `OSError`."""
+    if folder.is_file():
+        found = folder.stat()
+        return ((folder.name, found.st_size, found.st_mtime_ns),)
+    with os.scandir(folder) as entries:
+        files = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
+    return tuple(sorted((name, found.st_size, found.st_mtime_ns) for name, found in files))
+
+
+def publish_folder(
+    home: Path, folder: Path, *, step: int = 0, everywhere: bool = False, as_it_was: Stamp | None = None
+) -> dict[str, Any]:
     """Publish the checkpoint in `folder` through the seed of `home`; plain values about it. No torch is needed.
 
-    `everywhere`: also wait until every live node holds it. Raises `Unreachable` without a seed, `UsageError` when the
-    checkpoint is of another model, and what the trainer's API raises.
+    `everywhere`: also wait until every live node holds it. `as_it_was`: its files when it was found whole; as they are
+    now, if not given. Raises `Unreachable` without a seed, `UsageError` when the checkpoint is of another model or is
+    written to while it is read (then nothing was sent), and what the trainer's API raises.
     """
+    try:
+        before = stamp(folder) if as_it_was is None else as_it_was
+    except OSError as error:
+        raise UsageError(f"Cannot read {folder}: {error.strerror}.") from error
     checkpoint = Checkpoint.open(folder)
     try:
         ask_state(home)
@@ -28,7 +49,7 @@ def publish_folder(home: Path, folder: Path, *, step: int = 0, everywhere: bool 
         raise Unreachable(str(error)) from error
     with Swarm.attach(home=home, start=False) as swarm:
         _check_same_model(checkpoint, swarm.layout)
-        publication = swarm.publish(_tensors(checkpoint), step=step).wait(quorum=1.0 if everywhere else 0.0)
+        publication = swarm.publish(_tensors(checkpoint, before), step=step).wait(quorum=1.0 if everywhere else 0.0)
     assert publication.root is not None
     return {
         "epoch": publication.epoch,
@@ -64,6 +85,13 @@ def _tensor(spec: tuple[str, tuple[int, ...]] | None) -> str:
     return "not" if spec is None else f"{spec[0]} {'x'.join(map(str, spec[1])) or 'scalar'}"
 
 
-def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Bits]]:
+def _tensors(checkpoint: Checkpoint, before: Stamp) -> Iterator[tuple[str, Bits]]:
+    """Every tensor; then, before anything of them has left, whether the files are still the same."""
     for name in checkpoint.names:
         yield name, checkpoint.bits(name).reshape(checkpoint.layout.tensor(name).shape)
+    try:
+        unchanged = stamp(checkpoint.path) == before
+    except OSError:  # it is gone: all of it may have been read, or not
+        unchanged = False
+    if not unchanged:
+        raise UsageError(f"{checkpoint.path} was written to while it was read; nothing was published.")

@@ -6,7 +6,10 @@ the user's trainer --trainer.sock--> desk --> publisher --> seed (attempts, seal
 
 import random
 import secrets
+import subprocess
+import sys
 import time
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -42,6 +45,9 @@ _log = structlog.get_logger(__name__)
 _BOOTS_BEGAN: Final = 1_577_836_800
 """2020-01-01. Boots are numbered by the second since, so that of two homes with one key (a copy, a backup, a machine
 set up anew) the one that was started last counts."""
+
+_WATCH_AGAIN_S: Final = 5.0
+"""It ends only when a checkpoint was cut short while it was read, or by our own mistake: never in a tight loop."""
 
 
 async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -107,6 +113,20 @@ def _mend(store: Store, model: Model, checkpoint: Checkpoint) -> None:
     store.put_hashes(model.replica.root, model.replica.hashes)
 
 
+async def _watch(config: SeedConfig) -> None:
+    """Publish what appears in a folder, by a process apart: its encoding keeps no event of ours waiting, and a file
+    that shrinks under a map (SIGBUS) ends it alone."""
+    assert config.watch is not None
+    command = [sys.executable, "-m", "node.trainers.watch", str(config.home), str(config.watch)]
+    command += ["--marker", config.watch_marker, "--quiet-s", str(config.watch_quiet_s)]
+    while True:
+        async with trio.open_nursery() as nursery:
+            process = await nursery.start(partial(trio.run_process, command, stdin=subprocess.PIPE, check=False))
+            code = await process.wait()
+        _log.warning("watch_ended", code=code, again_s=_WATCH_AGAIN_S)
+        await trio.sleep(_WATCH_AGAIN_S)
+
+
 class _Seat:
     """The running seed: the face of its shell, and what the trainer's desk talks to."""
 
@@ -147,6 +167,8 @@ class _Seat:
             await nursery.start(desk.run, config.home / SOCKET_NAME)
             _log.info("serving", peer_id=peer_id(self._key.public), addrs=", ".join(addrs), version=str(self._head()))
             task_status.started()
+            if config.watch is not None:
+                nursery.start_soon(_watch, config)
             nursery.start_soon(kernels.warm_up, {spec.dtype for spec in self.replica.layout.tensors})
             await self._superseded.wait()
             raise SwarmError(

@@ -130,6 +130,7 @@ def register(app: App) -> None:
         help_epilogue=examples(
             "swarm-node seed --base ~/models/Qwen3-8B",
             "swarm-node seed --base . --listen 4001 --announce 203.0.113.7:31001 --up-mbit 900",
+            "swarm-node seed --base runs/step_0 --watch runs --watch-marker STABLE",
         ),
     )
     app.command(

@@ -1,0 +1,66 @@
+"""What is whole and what is new in a folder of checkpoints: decided without a clock, a seed or a wait."""
+
+from pathlib import Path
+
+import pytest
+
+from node.trainers.watch import Found, Watch, scan, step_of
+
+
+def found(name: str, written_ns: int, *, size: int = 100, marked: bool = False) -> Found:
+    return Found(Path("/runs") / name, (("model.safetensors", size, written_ns),), marked)
+
+
+def test_whole_is_what_was_quiet_long_enough() -> None:
+    watch = Watch(marker="", quiet_s=5.0)
+    assert watch.due([found("step_1", 10)], now=0.0) is None
+    assert watch.due([found("step_1", 20, size=200)], now=4.0) is None  # still growing: the wait begins anew
+    assert watch.due([found("step_1", 20, size=200)], now=8.9) is None
+    due = watch.due([found("step_1", 20, size=200)], now=9.0)
+    assert due is not None
+    assert due.folder.name == "step_1"
+
+
+def test_a_marker_counts_at_once_and_nothing_else_does() -> None:
+    watch = Watch(marker="STABLE", quiet_s=5.0)
+    assert watch.due([found("step_1", 10)], now=0.0) is None
+    assert watch.due([found("step_1", 10)], now=1000.0) is None
+    assert watch.due([found("step_1", 10, marked=True)], now=1000.0) is not None
+
+
+def test_of_several_only_the_newest_and_none_that_is_older_than_what_is_out() -> None:
+    watch = Watch(marker="M", quiet_s=0.0)
+    there = [found(name, at, marked=True) for name, at in (("step_9", 30), ("step_10", 40), ("step_8", 20))]
+    due = watch.due(there, now=0.0)
+    assert due is not None
+    assert due.folder.name == "step_10"
+    watch.published(due)
+    assert watch.due(there, now=1.0) is None
+    again = found("step_9", 50, marked=True)  # training went back and wrote it anew
+    assert watch.due([*there[1:], again], now=2.0) == again
+
+
+def test_what_was_refused_is_tried_again_only_when_it_has_changed() -> None:
+    watch = Watch(marker="", quiet_s=1.0)
+    watch.due([found("step_1", 10)], now=0.0)
+    due = watch.due([found("step_1", 10)], now=1.0)
+    assert due is not None
+    watch.refuse(due)
+    assert watch.due([found("step_1", 10)], now=100.0) is None
+    assert watch.due([found("step_1", 11)], now=101.0) is None
+    assert watch.due([found("step_1", 11)], now=102.0) is not None
+
+
+def test_scan_finds_weights_at_any_depth_and_nothing_hidden(tmp_path: Path) -> None:
+    for name in ("step_1", "global_step_2/actor/huggingface", ".tmp/step_3", "logs"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / ("events.bin" if name == "logs" else "model.safetensors")).write_bytes(b"x")
+    (tmp_path / "step_1" / "STABLE").touch()
+    names = {str(one.folder.relative_to(tmp_path)): one.marked for one in scan(tmp_path, "STABLE")}
+    assert names == {"step_1": True, "global_step_2/actor/huggingface": False}
+    assert list(scan(tmp_path / "not there", "STABLE")) == []
+
+
+@pytest.mark.parametrize(("name", "step"), [("step_17", 17), ("global_step_5/actor", 5), ("latest", 0)])
+def test_the_step_is_read_from_the_path(name: str, step: int) -> None:
+    assert step_of(Path("/run7") / name, Path("/run7")) == step
