@@ -5,14 +5,15 @@ proves on demand what its live parameters hold. Nothing here knows torch, so a n
 that lives in a process of its own.
 
 Calls are synchronous. `stage` may run in another thread while `generate` runs, because it touches no live parameter;
-everything else is called from one thread, so a commit always falls between two batches.
+everything else is called from one thread, so a commit falls between two batches, or between two steps of an engine
+that can stop there (`SteppedEngine`).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -29,7 +30,9 @@ __all__ = [
     "Patch",
     "Prompt",
     "SamplingParams",
+    "Scorer",
     "Span",
+    "SteppedEngine",
     "Version",
 ]
 
@@ -186,3 +189,52 @@ class Engine(ABC):
     @abstractmethod
     def reload(self, bits: Callable[[str], NDArray[np.unsignedinteger]], version: Version, root: bytes) -> None:
         """Write every tensor of the layout anew and clear the poison. `bits(name)`: all elements, flat or shaped."""
+
+
+class SteppedEngine(Engine):
+    """An engine that can stop after any token: prompts come in while others run, and a commit may fall in between.
+
+    A commit loses no token then. What goes on after it carries one span for each version; whether what was cached
+    under the older bits is computed anew is the engine's stated policy.
+    """
+
+    @abstractmethod
+    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
+        """Start one completion for each prompt, together. `flight`: a number that is not in use. Raises `ValueError`
+        for prompts that the model cannot read, `EngineError` as `generate` does; nothing is begun then."""
+
+    @abstractmethod
+    def step(self) -> list[tuple[int, list[Completion]]]:
+        """About one more token for everything that runs; flights that are done, with all their completions.
+
+        Raises whatever went wrong; then every flight is to be cancelled.
+        """
+
+    @abstractmethod
+    def cancel(self, flight: int) -> None:
+        """Forget a flight; one that is not known is no matter."""
+
+    @abstractmethod
+    def counts(self) -> dict[int, list[int]]:
+        """Tokens so far, of each flight's prompts in their order. Not empty while anything runs."""
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+        """One completion for each prompt, in their order, with nothing else running."""
+        assert not self.counts(), "flights are running: use begin and step"
+        self.begin(-1, prompts, sampling)
+        try:
+            while True:
+                for _, completions in self.step():
+                    return completions
+        finally:
+            self.cancel(-1)
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """An engine that can say how likely given tokens are, which is how others' rollouts are checked."""
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
+        """The logarithm of the probability of each of `token_ids` after `prompt` and those before it, in the sense of
+        `Completion.logprobs`, under the version held now. -inf for what could not have been drawn."""
+        ...

@@ -1,21 +1,14 @@
-"""Sampling tokens: a plain batched loop with a KV cache, whose randomness belongs to each row alone.
-
-A row's random numbers depend on (seed, stream) and its tokens on those and its own logits, so it gets the same tokens
-whoever shares its batch, as far as the machine's matrix kernels sum a row in the same order for every batch size (and
-who needs certainty beyond that generates the same rows together). Rows in a batch have equal length: no padding, no
-mask, nothing that one row could change for another.
-"""
+"""Drawing tokens from logits, with randomness that belongs to each row alone."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import DynamicCache, PreTrainedModel
 
 from node.engines.base import SamplingParams
 
-__all__ = ["decode", "draw", "uniforms"]
+__all__ = ["draw", "log_probabilities", "uniforms"]
 
 
 def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float64]:
@@ -34,18 +27,23 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) 
     see `Completion.logprobs` for which distribution. Inverting keeps a token where it is when logits move in their last
     bits, except for a `uniform` that sits on the border of two tokens.
     """
+    logprobs = log_probabilities(logits, sampling)
     if sampling.temperature == 0.0:
-        logprobs = torch.log_softmax(logits.float(), -1)
         token = logprobs.argmax(-1)
         return token, logprobs.gather(-1, token[:, None])[:, 0]
-    logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
-    if sampling.top_p < 1.0:
-        logprobs = _nucleus(logprobs, sampling.top_p)
     cumulated = logprobs.double().exp().cumsum(-1)
     # right=True never lands on a token of probability 0; the clamp is for a product that rounds up to the whole sum.
     token = torch.searchsorted(cumulated, (uniform * cumulated[:, -1])[:, None], right=True)
     token = token.clamp_max_(logits.shape[-1] - 1)
     return token[:, 0], logprobs.gather(-1, token)[:, 0]
+
+
+def log_probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """What `Completion.logprobs` are measured in: float32, (rows, vocabulary); -inf for what top-p cuts off."""
+    if sampling.temperature == 0.0:
+        return torch.log_softmax(logits.float(), -1)
+    logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
+    return _nucleus(logprobs, sampling.top_p) if sampling.top_p < 1.0 else logprobs
 
 
 def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -54,32 +52,3 @@ def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
     before = ordered.exp().cumsum(-1) - ordered.exp()
     kept = ordered.masked_fill(before >= top_p, float("-inf"))
     return torch.log_softmax(torch.empty_like(kept).scatter_(-1, order, kept), -1)
-
-
-@torch.inference_mode()
-def decode(
-    model: PreTrainedModel, prompts: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams
-) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """Continue equally long prompts: tokens and log-probabilities (rows, steps), and how many of each row count.
-
-    `prompts`: int64, (rows, length). `uniform`: float64, (rows, max_tokens). A row that met a stop token rides along
-    until all have, because dropping it would change the shape of the batch for the others.
-    """
-    cache, current = DynamicCache(config=model.config), prompts
-    stops = torch.tensor(sampling.stop_tokens, dtype=torch.int64, device=prompts.device)
-    lengths = torch.full((len(prompts),), sampling.max_tokens, device=prompts.device)
-    running = torch.ones(len(prompts), dtype=torch.bool, device=prompts.device)
-    tokens: list[torch.Tensor] = []
-    logprobs: list[torch.Tensor] = []
-    for step in range(sampling.max_tokens):
-        output = model(input_ids=current, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        token, logprob = draw(output.logits[:, -1], uniform[:, step], sampling)
-        tokens.append(token)
-        logprobs.append(logprob)
-        ended = running & torch.isin(token, stops)
-        lengths[ended] = step + 1
-        running &= ~ended
-        if not running.any():
-            break
-        current = token[:, None]
-    return torch.stack(tokens, 1).cpu().numpy(), torch.stack(logprobs, 1).cpu().numpy(), lengths.cpu().numpy()

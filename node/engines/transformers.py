@@ -8,7 +8,7 @@ is right.
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -19,37 +19,49 @@ from codec.layout import Layout
 from node.engines.base import (
     BASE_VERSION,
     Completion,
-    Engine,
     EngineError,
     Patch,
     Prompt,
     SamplingParams,
-    Span,
+    SteppedEngine,
     Version,
 )
+from node.engines.cohort import Cohort, score
 from node.engines.live import LiveParameters, Scatter
 from node.engines.load import build_model, load_model
-from node.engines.sampling import decode, uniforms
 
-__all__ = ["Arithmetic", "TransformersEngine"]
+__all__ = ["Arithmetic", "Carry", "TransformersEngine"]
 
 Arithmetic = Literal["auto", "bfloat16", "float32"]
 """In what the model computes. Either way the live parameters hold exactly the checkpoint's bf16 bits."""
+
+Carry = Literal["recompute", "stale"]
+"""What becomes of the KV cache of sequences that are running when a version is committed. "recompute": their text is
+read again under the new bits, so each token's log-probability is exactly its version's, and can be checked. "stale":
+it is kept, as some trainers do; cheaper by one pass over the text, and what follows cannot be recomputed by anyone."""
 
 BATCH_ROWS: Final = 128
 """Rows sampled at once: past this a CPU gains nothing, and the KV cache stays small."""
 
 
-class TransformersEngine(Engine):
-    """See `Engine`. One completion has one span: a commit always falls between two calls of `generate`."""
+class TransformersEngine(SteppedEngine):
+    """See `SteppedEngine`."""
 
     def __init__(
-        self, *, threads: int | None = None, device: str | None = None, arithmetic: Arithmetic = "auto"
+        self,
+        *,
+        threads: int | None = None,
+        device: str | None = None,
+        arithmetic: Arithmetic = "auto",
+        carry: Carry = "recompute",
     ) -> None:
         """`threads`: CPU threads of torch, for the whole process (None: as is). `device`: None takes a GPU if any.
 
         `arithmetic`: "auto" is bfloat16 on a GPU and float32 on a CPU, where few have bf16 units.
         """
+        self._carry: Carry = carry
+        self._flights: dict[int, list[tuple[Cohort, list[int]]]] = {}
+        """Cohorts of each flight, with the places of their rows among its prompts."""
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -67,6 +79,7 @@ class TransformersEngine(Engine):
         self._model = (load_model if weights else build_model)(folder, self._dtype, self.device)
         self._model.requires_grad_(False)
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
+        self._flights.clear()
 
     def attach(self, layout: Layout, version: Version = BASE_VERSION, root: bytes = b"") -> None:
         self._live, self._layout = LiveParameters(self._loaded(), layout), layout
@@ -89,20 +102,42 @@ class TransformersEngine(Engine):
         self._synchronize()
         self.version, self.root, self._staged = version, root, []
         self.poisoned = None
+        if self._carry == "recompute":
+            for cohort in self._cohorts():
+                cohort.refresh()
         return time.perf_counter() - started
 
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
         model = self._loaded()
         self._refuse_if_poisoned()
         by_length: dict[int, list[int]] = {}
         for i, prompt in enumerate(prompts):
             by_length.setdefault(len(prompt.token_ids), []).append(i)
-        done: dict[int, Completion] = {}
-        for rows in by_length.values():
-            for at in range(0, len(rows), BATCH_ROWS):
-                batch = rows[at : at + BATCH_ROWS]
-                done.update(zip(batch, self._batch(model, [prompts[i] for i in batch], sampling), strict=True))
-        return [done[i] for i in range(len(prompts))]
+        parts = [rows[at : at + BATCH_ROWS] for rows in by_length.values() for at in range(0, len(rows), BATCH_ROWS)]
+        self._flights[flight] = [(Cohort(model, [prompts[i] for i in rows], sampling), rows) for rows in parts]
+
+    def step(self) -> list[tuple[int, list[Completion]]]:
+        self._refuse_if_poisoned()
+        for cohort in self._cohorts():
+            if not cohort.done:
+                cohort.step(self.version)
+        done = [number for number, parts in self._flights.items() if all(cohort.done for cohort, _ in parts)]
+        return [(number, self._collect(self._flights.pop(number))) for number in done]
+
+    def cancel(self, flight: int) -> None:
+        self._flights.pop(flight, None)
+
+    def counts(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for number, parts in self._flights.items():
+            pairs = [pair for cohort, rows in parts for pair in zip(rows, cohort.counts, strict=True)]
+            found[number] = [count for _, count in sorted(pairs)]
+        return found
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
+        model = self._loaded()
+        self._refuse_if_poisoned()
+        return score(model, prompt, token_ids, sampling)
 
     def live_hashes(self, layout: Layout) -> NDArray[np.uint8]:
         return self._attached().hashes(layout)
@@ -113,31 +148,19 @@ class TransformersEngine(Engine):
         assert layout is not None
         self.poisoned = f"the reload of version {version} did not finish"
         self._staged = []
+        self._flights.clear()  # what they were drawn from is not known to have been what it said
         for spec in layout.tensors:
             live.write(spec.name, bits(spec.name))
         self._synchronize()
         self.version, self.root, self.poisoned = version, root, None
 
-    def _batch(self, model: PreTrainedModel, prompts: list[Prompt], sampling: SamplingParams) -> list[Completion]:
-        ids = torch.tensor([p.token_ids for p in prompts], dtype=torch.int64)
-        vocabulary = len(cast(torch.nn.Embedding, model.get_input_embeddings()).weight)
-        if ids.min() < 0 or ids.max() >= vocabulary:
-            raise ValueError(f"prompt: a token id outside 0 to {vocabulary - 1}")
-        uniform = torch.from_numpy(uniforms(sampling.seed, [p.stream for p in prompts], sampling.max_tokens))
-        tokens, logprobs, lengths = decode(model, ids.to(self.device), uniform.to(self.device), sampling)
-        out = []
-        for row, length in enumerate(lengths.tolist()):
-            ids_out = tuple(tokens[row, :length].tolist())
-            stopped = ids_out[-1] in sampling.stop_tokens
-            out.append(
-                Completion(
-                    token_ids=ids_out,
-                    logprobs=tuple(logprobs[row, :length].tolist()),
-                    finish_reason="stop" if stopped else "length",
-                    spans=(Span(self.version, 0, length),),
-                )
-            )
-        return out
+    def _cohorts(self) -> list[Cohort]:
+        return [cohort for parts in self._flights.values() for cohort, _ in parts]
+
+    @staticmethod
+    def _collect(parts: list[tuple[Cohort, list[int]]]) -> list[Completion]:
+        placed = {place: made for cohort, rows in parts for place, made in zip(rows, cohort.completions(), strict=True)}
+        return [placed[place] for place in range(len(placed))]
 
     def _loaded(self) -> PreTrainedModel:
         if self._model is None:

@@ -1,12 +1,16 @@
-"""A random Qwen3 of 60,000 parameters, saved as users' models are."""
+"""A random Qwen3 of 60,000 parameters, saved as users' models are. Tests share `test_transformers`' helpers: under
+`--import-mode=importlib` their folder is not on the path by itself."""
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
 HAS_TORCH = find_spec("torch") is not None
-collect_ignore_glob = [] if HAS_TORCH else ["test_live.py", "test_sampling.py", "test_transformers.py"]
+TORCH_TESTS = ["test_cohort.py", "test_live.py", "test_sampling.py", "test_transformers.py"]
+collect_ignore_glob = [] if HAS_TORCH else TORCH_TESTS
 
 
 @pytest.fixture(scope="session", autouse=True)

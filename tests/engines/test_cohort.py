@@ -1,0 +1,106 @@
+"""What runs across a commit, and what another engine makes of it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_transformers import PROMPTS, ROOT, SAMPLING, changed, checkpoint, engine_on
+
+from node.engines.base import Prompt, SamplingParams, Scorer
+
+LONG = SamplingParams(max_tokens=12, seed=5)
+
+
+def run(engine, flight=1):
+    while True:
+        for number, completions in engine.step():
+            assert number == flight
+            return completions
+
+
+def test_prompts_come_in_while_others_run(tied_folder: Path):
+    engine = engine_on(tied_folder)
+    alone = [engine.generate([prompt], SAMPLING)[0] for prompt in PROMPTS]
+    engine.begin(1, PROMPTS[:2], SAMPLING)
+    engine.step()
+    engine.begin(2, PROMPTS[2:], SAMPLING)
+    engine.begin(3, PROMPTS[:1], SAMPLING)
+    engine.cancel(3)
+    assert engine.counts() == {1: [1, 1], 2: [0, 0]}
+    done = {}
+    while engine.counts():
+        done.update(engine.step())
+    assert sorted(done) == [1, 2]
+    for made, expected in zip([*done[1], *done[2]], alone, strict=True):
+        assert made.token_ids == expected.token_ids
+        np.testing.assert_allclose(made.logprobs, expected.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 11])
+def test_a_commit_between_two_tokens_loses_none_and_is_told_in_the_spans(tied_folder: Path, steps: int):
+    bits = checkpoint(tied_folder)
+    patch, new = changed(bits, share=0.5)
+    engine = engine_on(tied_folder)
+    engine.begin(1, PROMPTS, LONG)
+    engine.stage(iter(patch))
+    for _ in range(steps):
+        assert engine.step() == []
+    engine.commit((0, 1), b"1" * 32)
+    completions = run(engine)
+    before, after = engine_on(tied_folder), engine_on(tied_folder)
+    after.reload(lambda name: new[name], (0, 1), b"1" * 32)
+    for prompt, made in zip(PROMPTS, completions, strict=True):
+        assert [(s.version, s.start, s.end) for s in made.spans] == [((0, 0), 0, steps), ((0, 1), steps, 12)]
+        old = before.score(prompt.token_ids, made.token_ids, LONG)
+        fresh = after.score(prompt.token_ids, made.token_ids, LONG)
+        np.testing.assert_allclose(made.logprobs[:steps], old[:steps], atol=1e-5)
+        np.testing.assert_allclose(made.logprobs[steps:], fresh[steps:], atol=1e-5)
+        assert max(abs(a - b) for a, b in zip(old[steps:], fresh[steps:], strict=True)) > 1e-4
+
+
+def test_a_stale_cache_is_what_nobody_can_recompute(tied_folder: Path):
+    bits = checkpoint(tied_folder)
+    patch, new = changed(bits, share=0.5)
+    engine = engine_on(tied_folder)
+    engine._carry = "stale"
+    engine.begin(1, PROMPTS, LONG)
+    engine.stage(iter(patch))
+    for _ in range(6):
+        engine.step()
+    engine.commit((0, 1), b"1" * 32)
+    made = run(engine)[0]
+    after = engine_on(tied_folder)
+    after.reload(lambda name: new[name], (0, 1), b"1" * 32)
+    fresh = after.score(PROMPTS[0].token_ids, made.token_ids, LONG)
+    assert max(abs(a - b) for a, b in zip(made.logprobs[6:], fresh[6:], strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "sampling",
+    [LONG, SamplingParams(12, temperature=0.0), SamplingParams(12, temperature=0.7, top_p=0.8, seed=3)],
+)
+def test_what_was_drawn_scores_as_it_was_said(tied_folder: Path, arithmetic, sampling):
+    engine = engine_on(tied_folder, arithmetic)
+    assert isinstance(engine, Scorer)
+    tolerance = 1e-5 if arithmetic == "float32" else 0.1
+    for prompt, made in zip(PROMPTS, engine.generate(PROMPTS, sampling), strict=True):
+        found = engine.score(prompt.token_ids, made.token_ids, sampling)
+        close = np.abs(np.subtract(found, made.logprobs)) <= tolerance
+        # Rounding may move a token over the border of the top-p cut; more than one in so few would be an error.
+        assert close.sum() >= len(close) - (sampling.top_p < 1 and arithmetic == "bfloat16")
+    with pytest.raises(ValueError, match="token id outside"):
+        engine.score((1, 2), (40,), sampling)
+
+
+def test_a_reload_drops_what_runs(tied_folder: Path):
+    bits = checkpoint(tied_folder)
+    engine = engine_on(tied_folder)
+    engine.begin(1, PROMPTS, LONG)
+    engine.reload(lambda name: bits[name], (0, 4), ROOT)
+    assert engine.counts() == {}
+    with pytest.raises(ValueError, match="outside"):
+        engine.begin(2, [Prompt((99,))], LONG)
+    assert engine.counts() == {}
+    assert torch.is_grad_enabled()
