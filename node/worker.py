@@ -18,7 +18,7 @@ import trio
 from codec.errors import PeerError
 from codec.sign import Key
 from node.engines.base import Completion, Prompt, SamplingParams, Version
-from node.engines.host import EngineFailed, EngineLost
+from node.engines.host import Commitment, EngineFailed, EngineLost
 from node.ledger.messages import (
     Cannot,
     GiveBack,
@@ -64,7 +64,7 @@ class EngineSeat(Protocol):
 
     async def stage(self, patch_fd: int, version: Version) -> float: ...
 
-    async def commit(self, version: Version, root: bytes) -> float | None: ...
+    async def commit(self, version: Version, root: bytes) -> Commitment | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,14 +363,14 @@ class NodeWorker:
     async def _commit(self, update: _Update) -> None:
         started = self._clock()
         try:
-            pause_s = await self._engine.commit(update.version, update.root)
+            took = await self._engine.commit(update.version, update.root)
         except (EngineLost, EngineFailed) as error:
             _log.warning("version %s was not committed: %s", update.version, error)
             return
         self.seconds["commit"] += self._clock() - started
-        if pause_s is not None:
-            self.worst_pause_s = max(self.worst_pause_s, pause_s)
-            self.commits.append((update.version, pause_s))
+        if took is not None:
+            self.worst_pause_s = max(self.worst_pause_s, took.pause_s)
+            self.commits.append((update.version, took.pause_s))
 
     def _close_updates(self) -> None:
         while self._updates:

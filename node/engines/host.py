@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import trio
 
@@ -23,22 +23,35 @@ from codec.errors import PeerError, SwarmError, UsageError
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.messages import (
     Attach,
+    Cancel,
     Commit,
     Completions,
     Done,
     Failed,
     FromEngine,
     Generate,
+    Progress,
     Proof,
     Prove,
     Ready,
     Reload,
+    Score,
+    Scores,
     Stage,
 )
 from node.local import ChannelClosed, close_fds
 from node.local_async import AsyncChannel, serve
 
-__all__ = ["EngineDeadlines", "EngineFailed", "EngineHost", "EngineLost", "ReplicaRef", "worker_command"]
+__all__ = [
+    "Commitment",
+    "Counts",
+    "EngineDeadlines",
+    "EngineFailed",
+    "EngineHost",
+    "EngineLost",
+    "ReplicaRef",
+    "worker_command",
+]
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
@@ -93,6 +106,17 @@ class EngineDeadlines:
     stop_s: float = 5.0
 
 
+class Commitment(NamedTuple):
+    """What a commit took: `pause_s` while nothing was generated, `resume_s` until what ran had its next token."""
+
+    pause_s: float
+    resume_s: float = 0.0
+
+
+Counts = Callable[[tuple[int, ...]], None]
+"""Hears how many tokens each prompt has by now."""
+
+
 @dataclass(eq=False)
 class _Link:
     """One connected process. `answers`: by number, those asked for and, once there, given."""
@@ -100,6 +124,7 @@ class _Link:
     channel: AsyncChannel
     asked: dict[int, trio.Event] = field(default_factory=dict)
     answers: dict[int, Any] = field(default_factory=dict)
+    progress: dict[int, Counts] = field(default_factory=dict)
 
 
 def worker_command(
@@ -112,7 +137,8 @@ def worker_command(
 
 
 class EngineHost:
-    """One engine. `run` supervises it; the other methods may be called from any task, and one at a time of each kind.
+    """One engine. `run` supervises it; the other methods may be called from any task, and one at a time of each kind
+    (several times `generate` where the engine `carries`).
 
     They raise `EngineLost` when there is no engine (any more), `EngineFailed` when it refuses.
     """
@@ -140,8 +166,13 @@ class EngineHost:
         self.version: Version = (0, 0)
         """What the engine holds, while it is ready."""
         self.root: bytes = b""
+        self.carries = False
+        """It can stop after any token: a commit may fall into a sequence, several calls of `generate` may run at once."""
+        self.scores = False
+        """It can say how likely given tokens are."""
         self.restarts = 0
         self.reloads = 0
+        self._reloading = trio.Lock()
 
     @property
     def ready(self) -> bool:
@@ -218,13 +249,16 @@ class EngineHost:
         if not isinstance(hello, Ready) or self._link is not None:
             raise ChannelClosed("not an engine, or one too many")
         self._link = link = _Link(channel)
+        self.carries, self.scores = hello.carries, hello.scores
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._attach, link)
                 while True:
                     answer, fds = await channel.recv()
                     close_fds(fds)
-                    if (event := link.asked.pop(answer.number, None)) is not None:
+                    if isinstance(answer, Progress):
+                        link.progress.get(answer.number, _ignore)(answer.counts)
+                    elif (event := link.asked.pop(answer.number, None)) is not None:
                         link.answers[answer.number] = answer
                         event.set()
         except* ChannelClosed:
@@ -304,41 +338,72 @@ class EngineHost:
 
     # ------------------------------------------------------------ what a node asks of it
 
-    async def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> tuple[Sequence[Completion], float]:
-        """(a completion for each prompt, seconds that it took)."""
-        message = Generate(self._next(), tuple(prompts), sampling)
+    async def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
+    ) -> tuple[Sequence[Completion], float]:
+        """(a completion for each prompt, seconds that it took). `counts` hears how far they are, if the engine tells.
+
+        Whoever is cancelled in it tells the engine that nobody wants them any more.
+        """
+        link, number = self._attached(), self._next()
+        if counts is not None:
+            link.progress[number] = counts
         try:
-            answer = await self._ask(self._attached(), message, Completions, self._deadlines.generate_s)
+            message = Generate(number, tuple(prompts), sampling)
+            answer = await self._ask(link, message, Completions, self._deadlines.generate_s)
         except EngineFailed as error:
             if not error.poisoned:
                 raise
             await self.reload()
             raise EngineLost(f"the engine was reloaded: {error}") from error
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True), trio.move_on_after(1.0), contextlib.suppress(ChannelClosed):
+                await link.channel.send(Cancel(number))
+            raise
+        finally:
+            link.progress.pop(number, None)
         if len(answer.completions) != len(prompts):
             self._kill(f"{len(answer.completions)} completions for {len(prompts)} prompts")
             raise EngineLost("the engine answered too little")
         return answer.completions, answer.seconds
+
+    async def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+    ) -> tuple[tuple[float, ...], Version]:
+        """(the log-probability of each of `token_ids` after `prompt`, the version that says so)."""
+        message = Score(self._next(), tuple(prompt), tuple(token_ids), sampling)
+        answer = await self._ask(self._attached(), message, Scores, self._deadlines.prove_s)
+        return answer.logprobs, answer.version
 
     async def stage(self, patch_fd: int, version: Version) -> float:
         """Make `version` ready while the engine generates; seconds. `patch_fd` stays the caller's."""
         message = Stage(self._next(), version)
         return (await self._ask(self._attached(), message, Done, self._deadlines.stage_s, [patch_fd])).seconds
 
-    async def commit(self, version: Version, root: bytes) -> float | None:
-        """Become `version`, which was staged: the pause in seconds. None: it failed, and the engine was reloaded."""
+    async def commit(self, version: Version, root: bytes) -> Commitment | None:
+        """Become `version`, which was staged; what that took. None: it failed, and the engine was reloaded."""
         link = self._attached()
         try:
             message = Commit(self._next(), version, root)
-            pause_s = (await self._ask(link, message, Done, self._deadlines.commit_s)).seconds
+            done = await self._ask(link, message, Done, self._deadlines.commit_s)
         except EngineFailed as error:
             _log.warning("commit of %s failed (%s); reloading the engine from the replica", version, error)
             await self.reload()
             return None
         self.version, self.root = version, root
-        return pause_s
+        return Commitment(done.seconds, done.resume_s)
 
     async def reload(self) -> None:
-        """Take every bit anew from the replica, at whatever version it holds now, and prove it."""
+        """Take every bit anew from the replica, at whatever version it holds now, and prove it. Whoever asks while it
+        is being done waits for that."""
+        if self._reloading.locked():
+            async with self._reloading:
+                self._attached()
+                return
+        async with self._reloading:
+            await self._reload()
+
+    async def _reload(self) -> None:
         link = self._attached()
         self._not_ready()
         self.reloads += 1
@@ -359,6 +424,10 @@ class EngineHost:
     async def prove(self) -> bytes:
         """The root that the live parameters add up to, read back out of the engine."""
         return (await self._ask(self._attached(), Prove(self._next()), Proof, self._deadlines.prove_s)).root
+
+
+def _ignore(counts: tuple[int, ...]) -> None:
+    pass
 
 
 def _appending(path: Path) -> BinaryIO:

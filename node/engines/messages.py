@@ -5,11 +5,15 @@
       Attach (replica) ------------------->  Proof          load, take every bit from the replica, hash what is live
       Stage (patch) ---------------------->  Done           in the background; generation goes on
       Commit ----------------------------->  Done           between two batches
-      Generate --------------------------->  Completions
+      Generate --------------------------->  Progress..., Completions
+      Cancel ----------------------------->                 of a Generate; nothing is answered any more
+      Score ------------------------------>  Scores
       Prove ------------------------------>  Proof
       Reload ----------------------------->  Proof
 
-Each request has a number, which its answer repeats; instead of any answer there may be `Failed`.
+`Ready.carries`: the engine can stop after any token, so a commit falls between two steps and several `Generate` may run
+at once; otherwise one runs at a time, and a commit waits for its end. Each request has a number, which its answer
+repeats; instead of any answer there may be `Failed`.
 """
 
 from typing import Annotated
@@ -20,6 +24,7 @@ from node.engines.base import Completion, Prompt, SamplingParams
 
 __all__ = [
     "Attach",
+    "Cancel",
     "Commit",
     "Completions",
     "Done",
@@ -27,10 +32,13 @@ __all__ = [
     "FromEngine",
     "FromNode",
     "Generate",
+    "Progress",
     "Proof",
     "Prove",
     "Ready",
     "Reload",
+    "Score",
+    "Scores",
     "Stage",
 ]
 
@@ -71,6 +79,21 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     sampling: SamplingParams
 
 
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Nobody wants the completions of `Generate` number `number` any more."""
+
+    number: int
+
+
+class Score(msgspec.Struct, frozen=True, tag="score"):
+    """How likely are these tokens after this prompt, under the version held now?"""
+
+    number: int
+    prompt: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
 class Prove(msgspec.Struct, frozen=True, tag="prove"):
     """Hash the live parameters."""
 
@@ -86,16 +109,20 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The process runs; nothing is loaded yet."""
+    """The process runs; nothing is loaded yet. `carries`, `scores`: what its engine can do."""
 
     pid: int
+    carries: bool = False
+    scores: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """It is done; `seconds`: of staging, or the pause of a commit."""
+    """It is done; `seconds`: of staging, or the pause of a commit. `resume_s`: after a commit, until everything that
+    ran before it had its next token."""
 
     number: int
     seconds: float
+    resume_s: float = 0.0
 
 
 class Completions(msgspec.Struct, frozen=True, tag="completions"):
@@ -104,6 +131,21 @@ class Completions(msgspec.Struct, frozen=True, tag="completions"):
     number: int
     completions: tuple[Completion, ...]
     seconds: float
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Tokens so far, of each prompt of a `Generate` that runs."""
+
+    number: int
+    counts: tuple[int, ...]
+
+
+class Scores(msgspec.Struct, frozen=True, tag="scores"):
+    """One log-probability a token, and the version that gave them."""
+
+    number: int
+    logprobs: tuple[float, ...]
+    version: Name
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
@@ -122,6 +164,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     poisoned: bool
 
 
-FromNode = Attach | Stage | Commit | Generate | Prove | Reload
-FromEngine = Ready | Done | Completions | Proof | Failed
+FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Prove | Reload
+FromEngine = Ready | Done | Completions | Progress | Scores | Proof | Failed
 """A message of a whole batch is bounded by the frame: `node.local.MAX_BODY_BYTES`."""

@@ -8,7 +8,7 @@ import trio
 
 from codec.sign import Key
 from node.engines.base import Completion, SamplingParams, Span
-from node.engines.host import EngineFailed, EngineLost
+from node.engines.host import Commitment, EngineFailed, EngineLost
 from node.ledger.book import Book
 from node.ledger.messages import pack_tokens
 from node.ledger.service import LedgerService, Session
@@ -76,12 +76,12 @@ class TimedEngine:
         self.staged = version
         return self.stage_s
 
-    async def commit(self, version: tuple[int, int], new_root: bytes) -> float | None:
+    async def commit(self, version: tuple[int, int], new_root: bytes) -> Commitment | None:
         assert not self.generating, "a commit fell into a batch"
         assert self.staged == version
         self.version, self.root, self.staged = version, new_root, None
         self.committed.append(version)
-        return 0.01
+        return Commitment(0.01)
 
 
 class Wire:
