@@ -9,7 +9,7 @@ import random
 
 from codec import ChunkKey, Manifest
 from codec.sign import Key
-from scenarios.virtual import LAYOUT, Faults, Link, Node, Published, VirtualNetwork, facts, root_of
+from scenarios.virtual import LAYOUT, Costs, Cpu, Faults, Link, Node, Paths, Published, VirtualNetwork, facts, root_of
 from swarm.protocol.authority import Authority
 from swarm.protocol.events import HeaderStored, LocalChunk, LocalLeave, LocalSeal, VersionId
 from swarm.protocol.lease import AuthorityTime, Capability
@@ -32,9 +32,15 @@ class World(VirtualNetwork):
         blocks: int = 32,
         block_bytes: int = 1 << 16,
         job_s: float = 0.001,
+        paths: Paths | None = None,
+        costs: Costs | None = None,
+        host: Cpu | None = None,
     ) -> None:
-        super().__init__(seed, blocks=blocks, block_bytes=block_bytes, job_s=job_s)
+        """`paths`: what lies between regions. `host`: the processor that all nodes share (None: each has its own, with
+        these `costs`)."""
+        super().__init__(seed, paths=paths or Paths(), blocks=blocks, block_bytes=block_bytes, job_s=job_s)
         self.tuning = tuning
+        self._costs, self._host = costs or Costs(), host
         self.rng = random.Random(seed)
         key = self._new_key()
         self.swarm = key.public
@@ -57,6 +63,9 @@ class World(VirtualNetwork):
     def clock(self, now: float) -> AuthorityTime:
         return AuthorityTime(1_000_000.0 + now)
 
+    def _cpu(self) -> Cpu:
+        return self._host or Cpu(self._costs)
+
     def _new_key(self) -> Key:
         return Key(self.rng.randbytes(32))
 
@@ -68,7 +77,7 @@ class World(VirtualNetwork):
         assert core.state.manifest is not None
         root = core.state.manifest.root
         number = self.nodes[key.public].number if key.public in self.nodes else len(self.nodes)
-        node = Node(key, core, link, number, root=root, lists={root})
+        node = Node(key, core, link, self._cpu(), number, root=root, lists={root})
         self.nodes[key.public] = node
         self._carry_out(node, core.start(self.now))
         return node
@@ -86,18 +95,27 @@ class World(VirtualNetwork):
                 self._apply(self.authority, HeaderStored(None, None, *facts(header)))
 
     def join(
-        self, link: Link | None = None, *, dialable: bool = True, relay: bool = False, held: bytes | None = None
+        self,
+        link: Link | None = None,
+        *,
+        dialable: bool = True,
+        relay: bool = False,
+        held: bytes | None = None,
+        known_mbit: float | None = None,
+        region: str = "",
     ) -> Node:
-        """Start a new node with the swarm's ticket. `held`: it has this version's bits already."""
+        """Start a new node with the swarm's ticket. `held`: it has this version's bits already. `known_mbit`: what it
+        says of its uplink (None: the truth)."""
         link = link or Link()
         key = self._new_key()
         addrs = (f"/sim/{len(self.nodes)}",) if dialable else ()
-        join = Join(self.capability, addrs, f"node{len(self.nodes)}", "", link.up_mbit, 1000.0, relay)
+        up_mbit = link.up_mbit if known_mbit is None else known_mbit
+        join = Join(self.capability, addrs, f"node{len(self.nodes)}", region, up_mbit, link.down_mbit, relay)
         core = Peer(
             key, self.swarm, ("/sim/0",), join, self.tuning, random.Random(self.rng.random()),
             held=held, layout_hash=LAYOUT if held else None,
         )  # fmt: skip
-        node = Node(key, core, link, len(self.nodes))
+        node = Node(key, core, link, self._cpu(), len(self.nodes))
         if held is not None and core.state.manifest is not None:
             node.root = core.state.manifest.root
             node.lists.add(node.root)
@@ -120,8 +138,10 @@ class World(VirtualNetwork):
     def thaw(self, node: Node) -> None:
         node.frozen = False
         waiting, node.later = node.later, []
-        for action in waiting:
-            action()
+        for action, args in waiting:
+            action(*args)
+        for _, flow in sorted(node.flows.items()):
+            self.uplinks.pump(flow)
 
     def cut(self, a: Node, b: Node) -> None:
         """No packets between these two from now on; what is sent waits, as a stream's bytes do."""
@@ -130,8 +150,8 @@ class World(VirtualNetwork):
     def heal(self) -> None:
         self.cuts.clear()
         waiting, self._held_up = self._held_up, []
-        for way in waiting:
-            self._carry(*way)
+        for a, b, session, action, args in waiting:
+            self._carry(a, b, session, 0.0, action, *args)
 
     def leave(self, node: Node) -> None:
         """SIGTERM: it says goodbye."""
@@ -171,10 +191,10 @@ class World(VirtualNetwork):
         published = Published(id_, headers, sealed, payload, self.now)
         author = self.authority
         for i, header in enumerate(headers):
-            self._at(spread_s * i / max(1, chunks), lambda h=header: self._publish_chunk(author, h))
+            self.at(self.now + spread_s * i / max(1, chunks), self._publish_chunk, author, header)
         if seal:
             self.versions[id_] = published
-            self._at(spread_s, lambda: self._publish_seal(author, published))
+            self.at(self.now + spread_s, self._publish_seal, author, published)
         return published
 
     def roll_back(self, to: VersionId) -> Published:
@@ -186,13 +206,13 @@ class World(VirtualNetwork):
             self._key
         )
         published = self.versions[id_] = Published(id_, [], sealed, 0, self.now)
-        self._at(0.0, lambda: self._publish_seal(self.authority, published))
+        self.at(self.now, self._publish_seal, self.authority, published)
         return published
 
     def _publish_chunk(self, node: Node, header: HeaderStored) -> None:
         if node.alive:
             node.headers[header.key] = header
-            node.pieces[header.key] = set(range(len(header.piece_bytes)))
+            node.pieces[header.key] = (1 << len(header.piece_bytes)) - 1
             self._apply(node, LocalChunk(header))
 
     def _publish_seal(self, node: Node, published: Published) -> None:

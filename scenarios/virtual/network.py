@@ -5,20 +5,14 @@ Between two nodes whatever was sent arrives in order, or the session ends, as on
 and drop, repeat and delay control messages. Nothing here decides anything.
 """
 
-import gc
-import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from struct import pack
 from typing import Any
 
-from blake3 import blake3
-
 from codec import ChunkKey
-from codec.sign import Key
-from swarm.protocol.authority import Authority
+from scenarios.virtual.clock import Clock
+from scenarios.virtual.links import Flow, Frame, Paths, Uplinks, wire_bytes
+from scenarios.virtual.node import Faults, Node, Published, facts, root_of
 from swarm.protocol.events import (
     Announce,
     Close,
@@ -58,200 +52,107 @@ from swarm.protocol.events import (
 from swarm.protocol.peer import Peer
 from swarm.protocol.wire import Blob, Lacks, WantBlob, WantBlock, decode, encode
 
-__all__ = ["LAYOUT", "Faults", "Link", "Node", "Published", "VirtualNetwork", "facts", "root_of"]
+__all__ = ["VirtualNetwork"]
 
 DIAL_DEADLINE_S = 5.0
 """A dial that nobody answers fails after so long."""
-LAYOUT = blake3(b"simulated layout").digest()
+CONTROL_OVERHEAD_BYTES = 4 + 34
+"""Of a control message: its length; TLS record and yamux frame."""
+LARGE_BYTES = 4096
+"""A control message above this takes its time on the uplink."""
 
 
-def root_of(id_: VersionId) -> bytes:
-    """The root that stands for a version's bits."""
-    return blake3(f"root {id_.epoch}.{id_.version}".encode()).digest()
-
-
-@dataclass(slots=True)
-class Link:
-    """What a node's connection is like."""
-
-    up_mbit: float = 200.0
-    latency_s: float = 0.01
-    """Half of its share of a round trip: two nodes are the sum of their latencies apart, one way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """What may befall a control message, beyond what streams allow. Probabilities; a delay lets others overtake."""
-
-    drop: float = 0.0
-    repeat: float = 0.0
-    delay: float = 0.0
-    delay_s: float = 1.0
-    """At most."""
-
-
-@dataclass(slots=True)
-class Published:
-    """One published version: its chunks and its seal."""
-
-    id: VersionId
-    headers: list[HeaderStored]
-    manifest: bytes
-    payload_bytes: int
-    at: float = 0.0
-
-
-@dataclass(slots=True)
-class Node:
-    """A simulated host: a core, and what its disk and replica would hold."""
-
-    key: Key
-    core: Peer | Authority
-    link: Link
-    number: int = 0
-    """The order in which nodes were made."""
-    alive: bool = True
-    frozen: bool = False
-    sessions: dict[bytes, int] = field(default_factory=dict)
-    """Peers, and the number of the session with each: what was sent in one never arrives in the next."""
-    banned: dict[bytes, float] = field(default_factory=dict)
-    """Peers whose sessions are refused, and until when."""
-    disk: dict[str, bytes] = field(default_factory=dict)
-    """What `Persist` made durable."""
-    headers: dict[ChunkKey, HeaderStored] = field(default_factory=dict)
-    pieces: dict[ChunkKey, set[int]] = field(default_factory=dict)
-    root: bytes = b""
-    labels: dict[int, VersionId] = field(default_factory=dict)
-    """While catching up: the version of each block that was fetched."""
-    lists: set[bytes] = field(default_factory=set)
-    """Roots whose block hashes it holds."""
-    uplink_free_at: float = 0.0
-    sent_bytes: int = 0
-    duplicate_bytes: int = 0
-    received_bytes: int = 0
-    timers: dict[str, float] = field(default_factory=dict)
-    asked: dict[int, tuple[bytes, int, Any]] = field(default_factory=dict)
-    held_at: dict[VersionId, float] = field(default_factory=dict)
-    told: list[Notify] = field(default_factory=list)
-    dropped: set[tuple[VersionId, int]] = field(default_factory=set)
-    """Attempts that it was told to forget."""
-    later: list[Callable[[], object]] = field(default_factory=list)
-    """What waits while it is frozen."""
-
-
-class VirtualNetwork:
+class VirtualNetwork(Clock):
     """A clock, nodes, and what lies between. `blocks`, `block_bytes`: of the replica. `job_s`: what a job takes."""
 
-    def __init__(self, seed: int, *, blocks: int, block_bytes: int, job_s: float) -> None:
-        self.now = 0.0
+    def __init__(self, seed: int, *, paths: Paths, blocks: int, block_bytes: int, job_s: float) -> None:
+        super().__init__()
         self.blocks, self.block_bytes, self.job_s = blocks, block_bytes, job_s
-        self._queue: list[tuple[float, int, Callable[[], object]]] = []
-        self._count = 0
         self.nodes: dict[bytes, Node] = {}
         self.versions: dict[VersionId, Published] = {}
-        self.events = 0
         self.cuts: set[frozenset[bytes]] = set()
         self.faults = Faults()
         self._fate = random.Random(seed + 1)
-        self._held_up: list[tuple[Node, Node, int, Callable[[], object]]] = []
+        self._held_up: list[tuple[Node, Node, int, Callable[..., object], tuple[Any, ...]]] = []
         """What is on its way between nodes that are cut off from one another: (from, to, session, what it does)."""
         self._sessions = 0
-        self._digest = blake3()
+        self.paths = paths
+        self.uplinks = Uplinks(self, paths, self._fate, self._frame_came)
+        self.uplinks.told = self._apply
 
-    # ------------------------------------------------------------ time
-
-    def run(self, until_s: float) -> None:
-        """Let virtual time pass, up to `until_s`."""
-        collecting = gc.isenabled()
-        gc.disable()  # a million short-lived objects and no cycles: looking for some took half of all time
-        try:
-            while self._queue and self._queue[0][0] <= until_s:
-                self.now, _, action = heapq.heappop(self._queue)
-                action()
-        finally:
-            if collecting:
-                gc.enable()
-        self.now = until_s
-
-    def run_until(self, condition: Callable[[], bool], limit_s: float, every_s: float = 0.005) -> bool:
-        """Let time pass until the condition holds, for at most `limit_s`; whether it does. Looked at `every_s`."""
-        end = self.now + limit_s
-        while not condition():
-            if self.now >= end:
-                return False
-            self.run(min(end, self.now + every_s))
-        return True
-
-    @property
-    def digest(self) -> str:
-        """Hash over every event that was applied so far: when, to whom, of which kind, with how many effects."""
-        return self._digest.hexdigest()
-
-    def _at(self, delay_s: float, action: Callable[[], object]) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (self.now + max(0.0, delay_s), self._count, action))
-
-    # ------------------------------------------------------------ effects
+    # ------------------------------------------------------------ events and effects
 
     def _apply(self, node: Node, event: Event) -> None:
         if not node.alive:
             return
         if node.frozen:
-            node.later.append(lambda: self._apply(node, event))
+            node.later.append((self._apply, (node, event)))
             return
-        self.events += 1
         effects = node.core.apply(event, self.now)
-        self._digest.update(pack("<dIH", self.now, node.number, len(effects) & 0xFFFF) + type(event).__name__.encode())
-        self._carry_out(node, effects)
+        kind = type(event)
+        self.note(node.number, _NAMES.get(kind) or kind.__name__.encode(), len(effects))
+        for effect in effects:
+            _DO[type(effect)](self, node, effect)
 
     def _carry_out(self, node: Node, effects: list[Effect]) -> None:
         for effect in effects:
             _DO[type(effect)](self, node, effect)
 
-    def _latency(self, a: Node, b: Node) -> float:
-        return a.link.latency_s + b.link.latency_s
+    def one_way(self, a: Node, b: Node) -> float:
+        """Seconds from one to the other."""
+        return a.link.latency_s + b.link.latency_s + self.paths.one_way_s[a.link.region][b.link.region]
 
     def _is_cut(self, a: Node, b: Node) -> bool:
         return bool(self.cuts) and frozenset((a.key.public, b.key.public)) in self.cuts
 
-    def _carry(self, a: Node, b: Node, session: int, action: Callable[[], object], delay_s: float = 0.0) -> None:
-        """What was sent in this session does its work at the other end, unless the session ends first."""
-        if self._is_cut(a, b):
-            self._held_up.append((a, b, session, action))
-        else:
-            self._at(delay_s + self._latency(a, b), partial(self._land, a, b, session, action))
+    # ------------------------------------------------------------ control messages
 
-    def _land(self, a: Node, b: Node, session: int, action: Callable[[], object]) -> None:
+    def _carry(self, a: Node, b: Node, session: int, delay_s: float, action: Callable[..., object], *args: Any) -> None:
+        """What was sent in this session does its work at the other end, unless the session ends first."""
+        if self.cuts and self._is_cut(a, b):
+            self._held_up.append((a, b, session, action, args))
+        else:
+            self.at(self.now + delay_s + self.one_way(a, b), self._land, a, b, session, action, args)
+
+    def _land(self, a: Node, b: Node, session: int, action: Callable[..., object], args: tuple[Any, ...]) -> None:
         if not b.alive or b.sessions.get(a.key.public) != session:
             return
-        if self._is_cut(a, b):
-            self._held_up.append((a, b, session, action))
+        if self.cuts and self._is_cut(a, b):
+            self._held_up.append((a, b, session, action, args))
         elif b.frozen:
-            b.later.append(partial(self._land, a, b, session, action))
+            b.later.append((self._land, (a, b, session, action, args)))
         else:
-            action()
+            action(*args)
 
     def _do_send(self, node: Node, effect: Send) -> None:
         session = node.sessions.get(effect.peer)
         if session is None:
             return
-        message = decode(encode(effect.message))
+        data = encode(effect.message)
+        message = decode(data) if len(data) < LARGE_BYTES else effect.message
         if isinstance(message, WantBlob):
             node.asked[message.request] = (effect.peer, message.kind, message.name)
         elif isinstance(message, WantBlock):
             node.asked[message.request] = (effect.peer, 0, message.block)
-        other, heard = self.nodes[effect.peer], Heard(node.key.public, message)
+        other = self.nodes[effect.peer]
+        node.socket_bytes += len(data) + CONTROL_OVERHEAD_BYTES
+        delay_s = other.cpu.costs.message_s
+        if len(data) >= LARGE_BYTES:
+            delay_s += len(data) * node.up_s_byte
         faults, chance = self.faults, self._fate
         if faults.drop and chance.random() < faults.drop:
             return
-        delay_s = chance.uniform(0, faults.delay_s) if faults.delay and chance.random() < faults.delay else 0.0
+        if faults.delay and chance.random() < faults.delay:
+            delay_s += chance.uniform(0, faults.delay_s)
+        heard = Heard(node.key.public, message)
         for _ in range(2 if faults.repeat and chance.random() < faults.repeat else 1):
-            self._carry(node, other, session, lambda: self._apply(other, heard), delay_s)
+            self._carry(node, other, session, delay_s, self._apply, other, heard)
+
+    # ------------------------------------------------------------ sessions
 
     def _do_dial(self, node: Node, effect: Dial) -> None:
         other = self.nodes[effect.peer]
-
-        self._knock(node, other, self.now + DIAL_DEADLINE_S, 4 * self._latency(node, other))
+        self._knock(node, other, self.now + DIAL_DEADLINE_S, 4 * self.one_way(node, other))
 
     def _knock(self, node: Node, other: Node, until_s: float, delay_s: float) -> None:
         """Try to get through, again and again as packets are sent again, until it is too late."""
@@ -266,7 +167,7 @@ class VirtualNetwork:
             else:
                 self._apply(node, PeerDown(other.key.public, True, "no answer"))
 
-        self._at(delay_s, answer)
+        self.at(self.now + delay_s, answer)
 
     def _open_session(self, node: Node, other: Node) -> None:
         self._sessions += 1
@@ -292,52 +193,67 @@ class VirtualNetwork:
         def end(node: Node, other: Node) -> None:
             if node.sessions.get(other.key.public) == session:
                 del node.sessions[other.key.public]
+                node.flows.pop(other.key.public, None)
                 self._apply(node, PeerDown(other.key.public))
 
         if a.alive:
-            self._at(0.0, lambda: end(a, b))
+            self.at(self.now, end, a, b)
         else:
             del a.sessions[b.key.public]
-        self._at(self._latency(a, b), lambda: end(b, a))
+        self.at(self.now + self.one_way(a, b), end, b, a)
 
-    def _uplink(self, node: Node, peer: bytes, size: int, done: Event | None, arrive: Callable[[], object]) -> None:
-        """`size` bytes leave when their turn comes (`done`), and arrive."""
-        session, other = node.sessions.get(peer), self.nodes[peer]
+    # ------------------------------------------------------------ bulk
+
+    def _flow(self, node: Node, peer: bytes) -> Flow | None:
+        """The bulk lane to `peer`; None without a session."""
+        session = node.sessions.get(peer)
         if session is None:
-            return
-        start = max(self.now, node.uplink_free_at)
-        node.uplink_free_at = start + size * 8 / (node.link.up_mbit * 1e6)
-        self._at(node.uplink_free_at - self.now, partial(self._leave, node, other, session, size, done, arrive))
+            return None
+        flow = node.flows.get(peer)
+        if flow is None or flow.session != session:
+            other = self.nodes[peer]
+            flow = node.flows[peer] = Flow(node, other, session, self.one_way(node, other), self.paths)
+        return flow
 
-    def _leave(
-        self, node: Node, other: Node, session: int, size: int, done: Event | None, arrive: Callable[[], object]
-    ) -> None:
-        if node.frozen:
-            node.later.append(partial(self._leave, node, other, session, size, done, arrive))
-        elif node.alive and node.sessions.get(other.key.public) == session:
-            node.sent_bytes += size
-            self._carry(node, other, session, arrive)
-            if done is not None:
-                self._apply(node, done)
+    def _frame_came(self, flow: Flow, frame: Frame) -> None:
+        """A frame is at its receiver: in order, unless the session has ended."""
+        node, to = flow.node, flow.to
+        if not to.alive or to.sessions.get(node.key.public) != flow.session:
+            return
+        if self.cuts and self._is_cut(node, to):
+            self._held_up.append((node, to, flow.session, self._frame_came, (flow, frame)))
+        elif to.frozen:
+            to.later.append((self._frame_came, (flow, frame)))
+        else:
+            self.uplinks.taken(flow, frame)
+            frame.arrive(*frame.args)
 
     def _do_sendheader(self, node: Node, effect: SendHeader) -> None:
-        header, other = node.headers.get(effect.key), self.nodes[effect.peer]
+        flow, header = self._flow(node, effect.peer), node.headers.get(effect.key)
+        if flow is None:
+            return
         done = SendDone(effect.peer, effect.stripe, effect.key, -1, effect.pull)
         if header is None:  # dropped meanwhile: nothing leaves
-            self._at(0.0, lambda: self._apply(node, done))
+            self.soon(self._apply, node, done)
             return
+        size = header.header_bytes
         stored = HeaderStored(node.key.public, effect.stripe, *facts(header))
-        self._uplink(node, effect.peer, header.header_bytes, done, lambda: self._header_came(other, stored))
+        frame = Frame(wire_bytes(size), size, done, self._header_came, (flow.to, stored))
+        self.uplinks.send(flow, frame, pull=effect.pull)
 
     def _do_sendpiece(self, node: Node, effect: SendPiece) -> None:
-        other = self.nodes[effect.peer]
-        done = SendDone(effect.peer, effect.stripe, effect.key, effect.index, effect.pull)
-        if effect.index not in node.pieces.get(effect.key, ()):
-            self._at(0.0, lambda: self._apply(node, done))
+        peer, stripe, key, index = effect.peer, effect.stripe, effect.key, effect.index
+        flow = self._flow(node, peer)
+        if flow is None:
             return
-        size = node.headers[effect.key].piece_bytes[effect.index]
-        stored = PieceStored(node.key.public, effect.stripe, effect.key, effect.index, size)
-        self._uplink(node, effect.peer, size, done, lambda: self._piece_came(other, stored, size))
+        done = SendDone(peer, stripe, key, index, effect.pull)
+        if not node.pieces.get(key, 0) >> index & 1:
+            self.soon(self._apply, node, done)
+            return
+        size = node.headers[key].piece_bytes[index]
+        stored = PieceStored(node.key.public, stripe, key, index, size)
+        frame = Frame(wire_bytes(size), size, done, self._piece_came, (flow.to, stored))
+        self.uplinks.send(flow, frame, pull=effect.pull)
 
     def _header_came(self, node: Node, event: HeaderStored) -> None:
         if event.key not in node.headers:
@@ -345,24 +261,31 @@ class VirtualNetwork:
                 self._apply(node, Stray(event.peer or b"", event.stripe, event.header_bytes))
                 return
             node.headers[event.key] = event
-            node.pieces[event.key] = set()
+            node.pieces[event.key] = 0
+            node.cpu.charge(self.now, node.cpu.costs.verify_s)
         self._apply(node, event)
 
-    def _piece_came(self, node: Node, event: PieceStored, size: int) -> None:
-        giver = event.peer or b""
-        if event.key not in node.headers:
-            honest = self._out_of_date(node, event.key)
+    def _piece_came(self, node: Node, event: PieceStored) -> None:
+        key, size = event.key, event.size_bytes
+        have = node.pieces.get(key)
+        if have is None:
+            giver = event.peer or b""
+            honest = self._out_of_date(node, key)
             stray = Stray(giver, event.stripe, size)
             self._apply(node, stray if honest else PieceBad(giver, "piece before its header"))
             return
         node.received_bytes += size
-        node.duplicate_bytes += size if event.index in node.pieces[event.key] else 0
-        node.pieces[event.key].add(event.index)
+        bit = 1 << event.index
+        if have & bit:
+            node.duplicate_bytes += size
+        node.pieces[key] = have | bit
         self._apply(node, event)
 
     def _out_of_date(self, node: Node, key: ChunkKey) -> bool:
         id_, held = VersionId(key.epoch, key.version), node.core.state.held
         return (id_, key.attempt) in node.dropped or (held is not None and id_ <= held)
+
+    # ------------------------------------------------------------ blobs and blocks
 
     def _do_sendblob(self, node: Node, effect: SendBlob) -> None:
         known = effect.name in node.lists if effect.kind == Blob.HASHES else node.root != b""
@@ -375,11 +298,13 @@ class VirtualNetwork:
         if not known:
             self._do_send(node, Send(peer, Lacks(request)))
             return
-        other = self.nodes[peer]
-        label = node.core.state.held or VersionId(0, 0)
-        self._uplink(node, peer, size, None, lambda: self._parts(other, node, request, label))
+        flow = self._flow(node, peer)
+        if flow is not None:
+            label = node.core.state.held or VersionId(0, 0)
+            frame = Frame(wire_bytes(size), size, None, self._parts_came, (flow.to, node, request, label))
+            self.uplinks.send(flow, frame, pull=True)
 
-    def _parts(self, node: Node, giver: Node, request: int, label: VersionId) -> None:
+    def _parts_came(self, node: Node, giver: Node, request: int, label: VersionId) -> None:
         asked = node.asked.pop(request, None)
         if asked is None:
             return
@@ -398,8 +323,13 @@ class VirtualNetwork:
             event = PartsDone(giver.key.public, request, label)
         self._apply(node, event)
 
+    # ------------------------------------------------------------ jobs, disk, time, news
+
     def _do_run(self, node: Node, effect: Run) -> None:
-        self._at(self.job_s, lambda: self._apply(node, JobDone(effect.job, *self._work(node, effect.job))))
+        self.at(self.now + self.job_s, self._job_done, node, effect.job)
+
+    def _job_done(self, node: Node, job: Job) -> None:
+        self._apply(node, JobDone(job, *self._work(node, job)))
 
     def _work(self, node: Node, job: Job) -> tuple[bool, Any]:
         if job.kind == JobKind.OPEN:
@@ -407,7 +337,7 @@ class VirtualNetwork:
         if job.kind == JobKind.STAGE:
             assert job.key is not None
             header = node.headers[job.key]
-            whole = len(node.pieces[job.key]) == len(header.piece_bytes)
+            whole = node.pieces[job.key] == (1 << len(header.piece_bytes)) - 1
             return whole and header.parent_root == node.root, (0,)
         version = node.core.state.chunks.version(job.version)
         if job.kind == JobKind.COMMIT:
@@ -431,14 +361,15 @@ class VirtualNetwork:
             node.disk[effect.name] = effect.record
             self._apply(node, Persisted(effect.token))
 
-        self._at(0.001, durable)
+        self.at(self.now + 0.001, durable)
 
     def _do_settimer(self, node: Node, effect: SetTimer) -> None:
         node.timers[effect.name] = effect.at
-        self._at(
-            effect.at - self.now,
-            lambda: node.timers.get(effect.name) == effect.at and self._apply(node, Timer(effect.name)),
-        )
+        self.at(effect.at, self._timer, node, effect.name, effect.at)
+
+    def _timer(self, node: Node, name: str, at: float) -> None:
+        if node.timers.get(name) == at:
+            self._apply(node, Timer(name))
 
     def _do_drop(self, node: Node, effect: Drop) -> None:
         if effect.attempt is not None:
@@ -456,16 +387,13 @@ class VirtualNetwork:
         for peer in sorted(node.sessions):
             other = self.nodes[peer]
             if isinstance(other.core, Peer):
-                self._carry(node, other, node.sessions[peer], partial(self._apply, other, seen), 0.05)
+                self._carry(node, other, node.sessions[peer], 0.05, self._apply, other, seen)
 
     def _do_notify(self, node: Node, effect: Notify) -> None:
         node.told.append(effect)
 
 
-def facts(header: HeaderStored) -> tuple[Any, ...]:
-    return header.key, header.chunk_id, header.parent_root, header.piece_bytes, header.header_bytes
-
-
+_NAMES: dict[type, bytes] = {kind: kind.__name__.encode() for kind in (Heard, HeaderStored, PieceStored, SendDone)}
 _DO: dict[type, Callable[[VirtualNetwork, Node, Any], None]] = {
     kind: getattr(VirtualNetwork, f"_do_{kind.__name__.lower()}")
     for kind in (
