@@ -4,8 +4,8 @@ LLVM turns each into AVX2, AVX-512 or NEON as the machine allows. Arrays of weig
 arrays: a mapped checkpoint may be read-only or unaligned, and the kernels are compiled once all the same. An argument
 `like` is any array of the element type (uint8, uint16, uint32); only its type matters.
 
-The class of an element is a number of 4 bits. A *plane* is one bit of the class for 64 elements, in one uint64, so that
-the mask of any class is three ANDs away and counting all sixteen costs a few dozen scalar instructions.
+The class of an element is a number of 4 bits. A *mask* says in one uint64 which of 64 elements are of a class; those of
+all sixteen classes come out of the four bits' own masks at once, and counting them is one instruction more.
 """
 
 import platform
@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 __all__ = [
     "CLASSES",
     "LANES",
-    "class_mask",
+    "bit_length",
     "classify",
     "copy_lanes",
     "differing",
@@ -73,8 +73,8 @@ def _class_planes(builder: Any, words: Any, shift: Any, mask: Any, top: Any) -> 
     classes = _call(builder, "llvm.umin.v64i8", bytes_, classes, ir.Constant(bytes_, [CLASSES - 1] * LANES))
     found = []
     for bit in range(4):
-        moved = builder.shl(classes, ir.Constant(bytes_, [7 - bit] * LANES))
-        found.append(builder.bitcast(builder.icmp_signed("<", moved, ir.Constant(bytes_, [0] * LANES)), _I64))
+        picked = builder.and_(classes, ir.Constant(bytes_, [1 << bit] * LANES))
+        found.append(builder.bitcast(builder.icmp_unsigned("!=", picked, ir.Constant(bytes_, [0] * LANES)), _I64))
     return found
 
 
@@ -90,31 +90,31 @@ def _class_masks(builder: Any, planes: list[Any]) -> Any:
 
 
 def _count(context: Any, builder: Any, sig: Any, args: Any, planes: list[Any]) -> None:
-    """planes_[row] = planes; seen[row + 1] = seen[row] + the sizes of the classes."""
-    row = args[0]
-    for name, array_type, array in zip(("planes", "seen"), sig.args[1:3], args[1:3], strict=True):
-        data = context.make_array(array_type)(context, builder, array).data
-        if name == "planes":
-            for bit, plane in enumerate(planes):
-                builder.store(plane, builder.gep(data, [builder.add(builder.mul(row, _I64(4)), _I64(bit))]))
-            continue
-        vector = ir.VectorType(_I64, CLASSES)
-        here = builder.bitcast(builder.gep(data, [builder.mul(row, _I64(CLASSES))]), vector.as_pointer())
-        below = builder.load(here)
-        below.align = 8
-        sizes = _call(builder, "llvm.ctpop.v16i64", vector, _class_masks(builder, planes))
-        store = builder.store(builder.add(below, sizes), builder.gep(here, [_I64(1)]))
-        store.align = 8
+    """masks[row] = the masks of the classes; seen[row + 1] = seen[row] + their sizes."""
+    vector = ir.VectorType(_I64, CLASSES)
+    found = _class_masks(builder, planes)
+    first = builder.mul(args[0], _I64(CLASSES))
+
+    def of_row(which: int) -> Any:
+        data = context.make_array(sig.args[which])(context, builder, args[which]).data
+        return builder.bitcast(builder.gep(data, [first]), vector.as_pointer())
+
+    builder.store(found, of_row(1)).align = 8
+    here = of_row(2)
+    below = builder.load(here)
+    below.align = 8
+    sizes = _call(builder, "llvm.ctpop.v16i64", vector, found)
+    builder.store(builder.add(below, sizes), builder.gep(here, [_I64(1)])).align = 8
 
 
 @intrinsic
 def classify(
-    typingctx: Any, row: Any, planes: Any, seen: Any, like: Any, old: Any, index: Any, shift: Any, mask: Any, top: Any
+    typingctx: Any, row: Any, masks: Any, seen: Any, like: Any, old: Any, index: Any, shift: Any, mask: Any, top: Any
 ) -> Any:
     """Find the classes of the 64 elements of `old` from `index`; count them.
 
-    `planes`: uint64[rows * 4]: gets the four planes at `row`. `seen`: int64[(rows + 1) * 16]: gets at row + 1 those of
-    each class so far, which is what stands at `row` and those of these 64.
+    `masks`: uint64[rows * 16]: gets the mask of each class at `row`. `seen`: int64[(rows + 1) * 16]: gets at row + 1
+    how many of each class there are so far, which is what stands at `row` and those of these 64.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -122,7 +122,7 @@ def classify(
         _count(context, builder, sig, args, _class_planes(builder, words, *args[6:9]))
         return context.get_dummy_value()
 
-    return types.void(types.int64, planes, seen, like, *[types.int64] * 5), codegen
+    return types.void(types.int64, masks, seen, like, *[types.int64] * 5), codegen
 
 
 @intrinsic
@@ -148,21 +148,6 @@ def copy_lanes(typingctx: Any, like: Any, source: Any, target: Any, index: Any) 
         return context.get_dummy_value()
 
     return types.void(like, *[types.int64] * 3), codegen
-
-
-@intrinsic
-def class_mask(typingctx: Any, which: Any, p0: Any, p1: Any, p2: Any, p3: Any) -> Any:
-    """The mask of the elements of class `which`."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        found = _I64(-1)
-        for bit in range(4):
-            wanted = builder.and_(builder.lshr(args[0], _I64(bit)), _I64(1))
-            # wanted - 1 is all ones where the bit is 0: it inverts the plane.
-            found = builder.and_(found, builder.xor(args[1 + bit], builder.sub(wanted, _I64(1))))
-        return found
-
-    return types.uint64(types.uint64, *[types.uint64] * 4), codegen
 
 
 @intrinsic
@@ -230,3 +215,13 @@ def trailing_zeros(typingctx: Any, word: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def bit_length(typingctx: Any, word: Any) -> Any:
+    """Bits of a number: 0 for 0."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.sub(_I64(64), builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0)))
+
+    return types.int64(types.uint64), codegen

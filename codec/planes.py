@@ -12,12 +12,13 @@ The decoder trusts nothing: it returns a negative `-field` instead of reading or
 import numpy as np
 
 from codec.jit import kernel
-from codec.lanes import trailing_zeros
+from codec.lanes import bit_length, element, trailing_zeros
 
 __all__ = ["FIELDS", "read_planes", "read_values", "write_planes", "write_values"]
 
 ONE = np.uint64(1)
 ZERO = np.uint64(0)
+SIX, LAST, WORD = np.uint64(6), np.uint64(63), np.uint64(64)
 
 FIELDS = ("", "count", "gaps", "signs", "magnitudes")
 """What a negative result of `read_planes` names."""
@@ -51,18 +52,9 @@ def _get(words, at, n):
 
 
 @kernel
-def _length(value):
-    """Bits of a number: 0 for 0."""
-    length = 0
-    while value >> length:
-        length += 1
-    return length
-
-
-@kernel
 def _put_count(words, at, value):
     """A count below 2^21: five bits of length, then the bits below its leading one."""
-    length = _length(value)
+    length = bit_length(np.uint64(value))
     at = _put(words, at, np.uint64(length), 5)
     if length > 1:
         at = _put(words, at, np.uint64(value - (1 << (length - 1))), length - 1)
@@ -116,7 +108,7 @@ def _best_gamma(values, n):
     for k in range(_MAX_K + 1):
         cost = np.int64(n) * (k + 1)
         for i in range(n):
-            cost += 2 * (_length((np.int64(values[i]) >> k) + 1) - 1)
+            cost += 2 * (bit_length(np.uint64((np.int64(values[i]) >> k) + 1)) - 1)
         if cost >= best:
             break
         best = cost
@@ -125,27 +117,58 @@ def _best_gamma(values, n):
 
 
 @kernel
-def _put_rice(words, at, values, n, k):
-    if k > 0:
-        mask = (ONE << np.uint64(k)) - ONE
-        for i in range(n):
-            at = _put(words, at, np.uint64(values[i]) & mask, k)
+def _put_low(words, at, values, n, k):
+    """Append the k (1..31) low bits of each. The word that is being filled stays in a register."""
+    mask = (ONE << np.uint64(k)) - ONE
+    word, used, width = np.uint64(at) >> SIX, np.uint64(at) & LAST, np.uint64(k)
+    filling = words[word]
+    for i in range(n):
+        value = np.uint64(values[i]) & mask
+        filling |= value << used
+        used += width
+        if used >= WORD:
+            words[word] = filling
+            word += ONE
+            used -= WORD
+            filling = value >> (width - used)
+    words[word] = filling
+    return at + n * k
+
+
+@kernel
+def _put_unary(words, at, values, n, k):
+    """Append for each as many zeros as its bits above the k low ones say, and a one."""
+    word = np.uint64(at) >> SIX
+    filling = words[word]
     for i in range(n):
         at += np.int64(values[i]) >> k
-        words[at >> 6] |= ONE << np.uint64(at & 63)
+        here = np.uint64(at) >> SIX
+        if here != word:
+            words[word] = filling
+            word = here
+            filling = words[word]
+        filling |= ONE << (np.uint64(at) & LAST)
         at += 1
+    words[word] = filling
     return at
+
+
+@kernel
+def _put_rice(words, at, values, n, k):
+    if k > 0:
+        at = _put_low(words, at, values, n, k)
+    return _put_unary(words, at, values, n, k)
 
 
 @kernel
 def _put_gamma(words, at, values, n, k):
     for i in range(n):
-        at += _length((np.int64(values[i]) >> k) + 1) - 1
+        at += bit_length(np.uint64((np.int64(values[i]) >> k) + 1)) - 1
         words[at >> 6] |= ONE << np.uint64(at & 63)
         at += 1
     for i in range(n):
         value = np.int64(values[i]) + (np.int64(1) << k)
-        bits = _length(value) - 1
+        bits = bit_length(np.uint64(value)) - 1
         at = _put(words, at, np.uint64(value - (np.int64(1) << bits)), bits)
     return at
 
@@ -155,19 +178,18 @@ def _get_unary(words, at, end, values, n):
     """Read n unary numbers into `values`; the bit after them, or -1."""
     if n == 0:
         return at
-    word = at >> 6
-    last_word = (end - 1) >> 6
-    if word > last_word:
+    if at >= end:
         return np.int64(-1)
-    current = words[word] & (~ZERO << np.uint64(at & 63))
+    word, last = np.uint64(at) >> SIX, np.uint64(end - 1) >> SIX
+    current = words[word] & (~ZERO << (np.uint64(at) & LAST))
     before = at - 1
     for i in range(n):
         while current == ZERO:
-            word += 1
-            if word > last_word:
+            word += ONE
+            if word > last:
                 return np.int64(-1)
             current = words[word]
-        here = (word << 6) + trailing_zeros(current)
+        here = np.int64((word << SIX) + trailing_zeros(current))
         current &= current - ONE
         values[i] = here - before - 1
         before = here
@@ -184,11 +206,12 @@ def _get_rice(words, at, end, values, n, k, most):
     if at < 0:
         return at
     largest = np.int64(0)
+    mask = (np.int64(1) << k) - 1
     for i in range(n):
-        value = np.int64(values[i]) << k
-        if k > 0:
-            value |= np.int64(_get(words, low, k))
-            low += k
+        # Eight bytes from the one where the k bits begin: seven bits before them at most, and the buffer goes on.
+        there = element(words, words.ctypes.data + (low >> 3), 0) >> (low & 7)
+        value = np.int64(values[i]) << k | there & mask
+        low += k
         largest = max(largest, value)
         values[i] = value
     return at if largest <= most else np.int64(-1)
@@ -218,15 +241,15 @@ def _get_gamma(words, at, end, values, n, k, most):
 @kernel
 def _split(values, n, gaps, excess):
     """Where values[:n] are not zero: the gap since the last such place, and the value less one. Returns how many."""
-    found = 0
+    found = np.uint64(0)
     after = 0
     for i in range(n):
-        if values[i] != 0:
-            gaps[found] = i - after
-            excess[found] = values[i] - 1
-            after = i + 1
-            found += 1
-    return found
+        gaps[found] = i - after
+        excess[found] = values[i] - 1
+        there = values[i] != 0
+        found += np.uint64(there)
+        after = i + 1 if there else after
+    return np.int64(found)
 
 
 @kernel
@@ -315,13 +338,13 @@ def _put_diffs(words, capacity, at, row, n, scratch):
     sizes = scratch[0]
     if at + n + 64 > capacity:
         return np.int64(-1)
-    for i in range(n):
-        d = np.int64(row[i])
-        if d < 0:
-            words[at >> 6] |= ONE << np.uint64(at & 63)
-            d = -d
-        sizes[i] = d - 1
-        at += 1
+    for start in range(0, n, 64):
+        falls, here = ZERO, min(np.int64(64), n - start)
+        for i in range(here):  # half of them fall: no branch could guess which
+            d = np.int64(row[start + i])
+            falls |= (np.uint64(d) >> LAST) << np.uint64(i)
+            sizes[start + i] = abs(d) - 1
+        at = _put(words, at, falls, here)
     return _put_numbers(words, capacity, at, sizes, n, scratch[1], scratch[2])
 
 
@@ -335,11 +358,12 @@ def _get_diffs(words, at, end, row, n, scratch, most_magnitude):
     at = _get_numbers(words, at + n, end, sizes, n, scratch[1], scratch[2], most_magnitude - 1)
     if at < 0:
         return np.int64(-_MAGNITUDES)
-    for i in range(n):
-        d = np.int64(sizes[i]) + 1
-        negative = np.int64((words[signs >> 6] >> np.uint64(signs & 63)) & ONE)
-        row[i] = (d ^ -negative) + negative
-        signs += 1
+    for start in range(0, n, 32):
+        falls = element(words, words.ctypes.data + (signs >> 3), 0) >> (signs & 7)
+        signs += 32
+        for i in range(start, min(start + 32, n)):
+            sign = -(falls >> (i - start) & 1)
+            row[i] = (np.int64(sizes[i]) + 1 ^ sign) - sign
     return at
 
 

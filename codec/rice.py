@@ -68,7 +68,7 @@ class _Scratch:
         self.bits = np.empty(BLOCK_ELEMENTS + LANES, np.uint32)
         self.words = np.zeros(BLOCK_ELEMENTS * 40 // 64 + 256, np.uint64)
         self.state = np.empty((3, CLASSES), np.int64)
-        self.planes = np.empty(TILE_WORDS * 4, np.uint64)
+        self.masks = np.empty(TILE_WORDS * CLASSES, np.uint64)
         self.seen = np.empty((TILE_WORDS + 1) * CLASSES, np.int64)
         self.pending = np.empty(TILE_WORDS * LANES, np.int32)
         self.histogram = np.empty(256, np.int64)
@@ -145,7 +145,7 @@ def encode_changes(old: Bits, new: Bits, dtype: DType) -> tuple[bytes, Positions
         scratch.seen[:CLASSES] = 0
         like = scratch.bits.view(dtype.bits)
         shift, mask, flip = _kernel_arguments(dtype)
-        rest = (shift, mask, top, flip, scratch.planes, scratch.seen, state, scratch.gaps, scratch.diffs, positions)
+        rest = (shift, mask, top, flip, scratch.masks, scratch.seen, state, scratch.gaps, scratch.diffs, positions)
         whole = old.size // LANES
         found = scan_encode(like, old.ctypes.data, new.ctypes.data, whole, 0, *rest, 0)
         if old.size % LANES:
@@ -250,7 +250,7 @@ def _replay(scratch: _Scratch, top: int, old: Bits, copy: Bits | None, dtype: DT
     positions = np.empty(total + 2, np.uint32)
     bits = np.empty(total, dtype.bits)
     shift, mask, flip = _kernel_arguments(dtype)
-    tiles = (scratch.planes, scratch.seen, scratch.pending)
+    tiles = (scratch.masks, scratch.seen, scratch.pending)
     rest = (shift, mask, top, flip, *tiles, state, scratch.gaps, scratch.diffs, positions, bits)
     whole = old.size // LANES
     to = 0 if copy is None else copy.ctypes.data

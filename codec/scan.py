@@ -1,9 +1,9 @@
 # pyright: reportCallIssue=false
 """Passes over a block: which elements changed, counted inside the classes of their old exponents.
 
-A tile is 64 words of 64 elements. Each pass first classifies a tile in straight-line vector code, which leaves the
-planes of every word and how many elements of each class stand before it; then it turns to the changes. What a branch
-would have to guess (has this word a change?) is kept out of the first part, and made rare in the second.
+A tile is 64 words of 64 elements. Each pass first classifies a tile in straight-line vector code, which leaves the mask of
+every class in every word and how many elements of each class stand before it; then it turns to the changes. What a
+branch would have to guess (has this word a change?) is kept out of the first part, and made rare in the second.
 
 Every kernel takes whole words; `codec.rice` pads the tail. Indices are unsigned, or numba asks of each whether it is
 negative.
@@ -13,7 +13,6 @@ import numpy as np
 
 from codec.jit import kernel
 from codec.lanes import (
-    class_mask,
     classify,
     copy_lanes,
     differing,
@@ -48,11 +47,11 @@ NEVER = 1 << 62
 def find_top(like, words, n, shift, mask, histogram):
     """The largest exponent e such that 2 % or more of a sample of the `n` elements at `words` have exponents >= e.
 
-    The sample: one run of 64 in 4096, so whole cache lines, evenly spread; all of a small block. `histogram`:
+    The sample: one run of 64 in 16384, so whole cache lines, evenly spread; all of a small block. `histogram`:
     int64[256], scratch.
     """
     histogram[:] = 0
-    step = 4096 if n >= 65536 else 64
+    step = 16384 if n >= 65536 else 64
     total = 0
     for start in range(0, n, step):
         end = min(start + 64, n)
@@ -104,20 +103,14 @@ def _copy_row(source, start, target):
 
 
 @kernel
-def _planes_at(planes, row):
-    at = row << TWO
-    return planes[at], planes[at | ONE], planes[at | TWO], planes[at | THREE]
-
-
-@kernel
 def scan_encode(
-    like, old, new, n_words, first, shift, mask, top, flip, planes, seen, state, gaps, diffs, positions, start
+    like, old, new, n_words, first, shift, mask, top, flip, masks, seen, state, gaps, diffs, positions, start
 ):
     """Write each change's gap and ordinal difference to its class's row; the number of changes from `start` on.
 
     `like`: array of the element type. `old`, `new`: addresses. `first`: position of the first element.
     `flip`: magnitude bits to invert in a negative float's ordinal, 0 for integers.
-    `planes`: uint64[64 * 4], `seen`: int64[65 * 16]: scratch; its first row, elements of each class so far, is carried.
+    `masks`: uint64[64 * 16], `seen`: int64[65 * 16]: scratch; its first row, elements of each class so far, is carried.
     `state`: int64[2, 16]: by class, the rank after the last change, and changes; carried from call to call.
     `gaps`: uint32[16, n], unchanged elements of the class since its last change. `diffs`: int32[16, n]. `positions`:
     uint32[n + 2], from `start`.
@@ -130,24 +123,18 @@ def scan_encode(
         done = at
         for row in range(rows):
             index = (tile + row) * 64
-            classify(row, planes, seen, like, old, index, shift, mask, top)
+            classify(row, masks, seen, like, old, index, shift, mask, top)
             changed = differing(like, old, new, index)
             at = _list_bits(changed, np.uint64(first + index), positions, at)
         for i in range(done, at):
             index = np.int64(positions[i]) - first
             row = np.uint64((index >> 6) - tile)
             bit = np.uint64(index) & LAST_LANE
-            p0, p1, p2, p3 = _planes_at(planes, row)
-            c = (
-                ((p0 >> bit) & ONE)
-                | (((p1 >> bit) & ONE) << ONE)
-                | (((p2 >> bit) & ONE) << TWO)
-                | (((p3 >> bit) & ONE) << THREE)
-            )
-            rank = seen[(row << FOUR) | c] + popcount(class_mask(c, p0, p1, p2, p3) & ((ONE << bit) - ONE))
-            k = np.uint64(fill[c])
             before = element(like, old, index)
             later = element(like, new, index)
+            c = np.uint64(min(np.int64(15), max(np.int64(0), top - ((before >> shift) & mask))))
+            rank = seen[(row << FOUR) | c] + popcount(masks[(row << FOUR) | c] & ((ONE << bit) - ONE))
+            k = np.uint64(fill[c])
             before ^= -(before >> (width - 1)) & flip
             later ^= -(later >> (width - 1)) & flip
             gaps[c, k] = rank - after[c]
@@ -176,13 +163,13 @@ def _row_of(seen, c, rank):
 
 @kernel
 def scan_decode(
-    like, old, copy, n_words, first, shift, mask, top, flip, planes, seen, pending, state, gaps, diffs, positions, bits,
+    like, old, copy, n_words, first, shift, mask, top, flip, masks, seen, pending, state, gaps, diffs, positions, bits,
     start,
 ):  # fmt: skip
     """Turn gaps back into positions, in order, and differences into new bits; the number of changes from `start` on.
 
     `copy`: address of a writable array, which receives the old words and then the changes; 0 for none.
-    `planes`, `seen`: as for `scan_encode`; `pending`: int32[4096], scratch.
+    `masks`, `seen`: as for `scan_encode`; `pending`: int32[4096], scratch.
     `state`: int64[3, 16]: by class, the rank of the next change (`NEVER` after the last), changes done, and in all.
     `positions`: uint32[n + 2], `bits`: array of the element type, both from `start`.
     """
@@ -195,7 +182,7 @@ def scan_decode(
         rows = min(TILE_WORDS, n_words - tile)
         for row in range(rows):
             index = (tile + row) * 64
-            classify(row, planes, seen, like, old, index, shift, mask, top)
+            classify(row, masks, seen, like, old, index, shift, mask, top)
             if copy != 0:
                 copy_lanes(like, old, copy, index)
         _copy_row(seen, 16 * rows, limits)
@@ -204,9 +191,7 @@ def scan_decode(
             rank, k, end, limit = upcoming[c], np.uint64(done[c]), np.uint64(total[c]), limits[c]
             while rank < limit:
                 row = _row_of(seen, c, rank)
-                p0, p1, p2, p3 = _planes_at(planes, row)
-                members = class_mask(c, p0, p1, p2, p3)
-                bit = select_bit(members, np.uint64(rank - seen[(row << FOUR) | c]))
+                bit = select_bit(masks[(row << FOUR) | c], np.uint64(rank - seen[(row << FOUR) | c]))
                 hits[row] |= ONE << bit
                 pending[(row << SIX) | bit] = diffs[c, k]
                 k += ONE
