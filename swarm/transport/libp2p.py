@@ -195,6 +195,10 @@ class Libp2pTransport(Transport):
                 return multiaddr_text(address)
         return None
 
+    def congestion_control(self, peer: PeerKey) -> str:
+        """What paces our connections to `peer` ("bbr", "cubic"), or "" when that is not known."""
+        return next((connection.congestion_control for connection in self._connections(peer)), "")
+
     def peers(self) -> list[PeerKey]:
         return [peer for peer, edge in self._edges.items() if edge.connections]
 

@@ -70,6 +70,7 @@ class MuxedConnection(IMuxedConn):
         self.event_started = trio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None  # set by the library
         self.security = getattr(conn, "negotiated_security_protocol", "")
+        self.congestion_control: str = getattr(conn, "congestion_control", "")
         link = conn if isinstance(conn, TlsSession) else SecureLink(conn)
         self.yamux = Connection(link, client=conn.is_initiator, limits=limits)
         self._conn = conn
