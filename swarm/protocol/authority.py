@@ -14,7 +14,7 @@ from codec import ChunkKey, open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm.protocol.deal import Dealer
-from swarm.protocol.enrolment import Enrolment, open_record, record_of
+from swarm.protocol.enrolment import Enrolment, Enrolments, open_record, record_of
 from swarm.protocol.events import (
     Announce,
     Effect,
@@ -28,6 +28,7 @@ from swarm.protocol.events import (
     Persist,
     Persisted,
     PieceBad,
+    Probed,
     SendBlob,
     SendBlock,
     SendDone,
@@ -48,9 +49,10 @@ from swarm.protocol.lease import (
     open_report,
     seal,
 )
-from swarm.protocol.membership import share_news
+from swarm.protocol.membership import reach_out, share_news
 from swarm.protocol.peer import BAN_S, serve_chunk, serve_manifest
 from swarm.protocol.plan import AUTHORITY, Member, Roster, plan, seal_roster
+from swarm.protocol.reach import Place, Scope
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
 from swarm.protocol.tuning import Tuning
@@ -75,21 +77,7 @@ from swarm.protocol.wire import (
     Work,
 )
 
-__all__ = ["Authority", "observed_addresses"]
-
-
-def observed_addresses(addrs: tuple[str, ...], seen_at: str | None) -> tuple[str, ...]:
-    """Addresses as the world can dial them: a wildcard (`/ip4/0.0.0.0/...`) gets the host that we see the peer at."""
-    host = seen_at.split("/")[2] if seen_at is not None and seen_at.startswith(("/ip4/", "/ip6/")) else None
-    made: list[str] = []
-    for addr in addrs:
-        parts = addr.split("/")
-        if len(parts) > 2 and parts[2] in ("0.0.0.0", "::"):
-            if host is None:
-                continue
-            parts[1], parts[2] = "ip6" if ":" in host else "ip4", host
-        made.append("/".join(parts))
-    return tuple(dict.fromkeys(made))
+__all__ = ["Authority"]
 
 
 class Authority:
@@ -118,8 +106,7 @@ class Authority:
         self._clock = clock
         # Serials of this boot lie above all that any earlier one can have given, released ones too.
         self.book = LeaseBook(key.public, key, tuning, next_serial=boot << 32)
-        self._enrolled: dict[bytes, Enrolment] = {}
-        """By peer."""
+        self._enrolled = Enrolments(self.state.emit)
         self._restore(grants or [], now)
         self.dealer = Dealer(self.state.exchange, self.state.chunks, self._is_head)
         self._awaiting: dict[str, bytes] = {}
@@ -144,6 +131,7 @@ class Authority:
             PieceBad: lambda e, now: self.state.close(e.peer, e.what, BAN_S),
             SendDone: self.state.sent,
             Persisted: self._persisted,
+            Probed: self._probed,
             LocalChunk: self._local_chunk,
             LocalSeal: self._local_seal,
             Timer: self._tick,
@@ -257,6 +245,7 @@ class Authority:
         enrolment = self._enrolled[peer] = Enrolment(message, session.address)
         token = f"grant/{lease.grant.slot}/{lease.grant.serial}"
         self._awaiting[token] = peer
+        self._enrolled.probe(peer, now)
         self.state.emit(Persist(token, f"grant/{lease.grant.slot}", record_of(lease.sealed, enrolment)))
 
     def _persisted(self, event: Persisted, now: float) -> None:
@@ -292,6 +281,10 @@ class Authority:
             self.state.send(session.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
             return
         session.ready, session.slot = True, grant.slot
+        enrolment = self._enrolled[session.peer]
+        if session.address not in (None, enrolment.seen_at):
+            enrolment.seen_at = session.address
+            self._enrolled.probe(session.peer, now)
         head = self.state.held or VersionId(0, 0)
         state = self.state
         roster = state.roster.stamp if state.roster is not None else 0
@@ -383,11 +376,23 @@ class Authority:
     def _member(self, slot: int, now: float) -> Member:
         peer = self.book.leases[slot].grant.peer
         enrolment = self._enrolled[peer]
-        join = enrolment.join
-        addrs = observed_addresses(join.addrs, enrolment.seen_at)
         fresh = self.book.standing(slot, self._time(now)) is Standing.FRESH and slot not in self._lost
-        leaf = not fresh or not enrolment.held_once or join.up_mbit == 0
-        return Member(slot, peer, addrs, bool(addrs), join.name, join.region, join.up_mbit, leaf)
+        leaf = not fresh or not enrolment.held_once or enrolment.join.up_mbit == 0
+        return enrolment.member(slot, peer, leaf=leaf)
+
+    @property
+    def place(self) -> Place:
+        """Where we stand ourselves."""
+        return Place(self.addrs, Scope.HERE)
+
+    def _probed(self, event: Probed, now: float) -> None:
+        """A member was dialed back: durable, and everyone is told, when it answered elsewhere than before."""
+        slot = self.book.slot_of.get(event.peer)
+        if self._enrolled.probed(event) and slot is not None:
+            record = record_of(self.book.leases[slot].sealed, self._enrolled[event.peer])
+            self.state.emit(Persist(f"reach/{slot}", f"grant/{slot}", record))
+            self._stale_plan = True
+            self._plan_if_due(now)
 
     def _plan_if_due(self, now: float) -> None:
         if self._stale_plan and now - self._planned_at >= self.state.tuning.tick_s:
@@ -484,6 +489,8 @@ class Authority:
             del self._lost[slot]
             self._stale_plan = True
         self._plan_if_due(now)
+        self._enrolled.probe_due(now)
+        reach_out(state, AUTHORITY, self.place, now)
         if now >= self._next_beat:
             self._beat(now)
         state.emit(SetTimer("tick", now + state.tuning.tick_s))

@@ -38,6 +38,8 @@ __all__ = [
     "Persisted",
     "PieceBad",
     "PieceStored",
+    "Probe",
+    "Probed",
     "Run",
     "Send",
     "SendBlob",
@@ -88,6 +90,14 @@ class PeerDown(Event):
     peer: bytes
     dial_failed: bool = False
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed(Event):
+    """A `Probe` has ended: `peer` itself answered at `addrs` of those that were asked for."""
+
+    peer: bytes
+    addrs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +301,14 @@ class SendBlock(Effect):
 @dataclass(frozen=True, slots=True)
 class Dial(Effect):
     """Connect to `peer` and open its control session: `PeerUp`, or `PeerDown(dial_failed=True)`."""
+
+    peer: bytes
+    addrs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(Effect):
+    """Dial each of these addresses anew, whatever connections there are, and see whether `peer` answers: `Probed`."""
 
     peer: bytes
     addrs: tuple[str, ...]

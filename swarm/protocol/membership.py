@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from codec.errors import PeerError
 from swarm.protocol.events import VersionId
 from swarm.protocol.lease import Report, Standing, open_grant, open_report, seal
-from swarm.protocol.plan import AUTHORITY, Roster, open_roster
+from swarm.protocol.plan import AUTHORITY, Member, Roster, open_roster
+from swarm.protocol.reach import Located, direct, joins, to_dial
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
 from swarm.protocol.wire import (
@@ -28,7 +29,7 @@ from swarm.protocol.wire import (
     Welcome,
 )
 
-__all__ = ["Account", "Membership"]
+__all__ = ["Account", "Membership", "reach_out"]
 
 REPORTS_A_MESSAGE = 1024
 """Of about 300 bytes each; `Reports` takes at most 4096."""
@@ -76,6 +77,17 @@ def share_news(state: State, peer: bytes, hello: Hello) -> None:
         state.send(peer, HeartbeatNews(state.leases.sealed))
     if state.held is not None and state.held > (hello.epoch, hello.version):
         state.send(peer, ManifestNews(state.sealed_manifest))
+
+
+def reach_out(state: State, slot: int, place: Located, now: float) -> None:
+    """Dial those children of `slot` (ours; we stand at `place`) that cannot dial us: an edge needs one dialable end."""
+    roster = state.roster
+    if roster is None:
+        return
+    for child in sorted({child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}):
+        member = roster.member(child)
+        if member is not None and not direct(member, place):
+            state.sessions.reach(member.peer, direct(place, member), now, state.effects)
 
 
 class Membership:
@@ -244,7 +256,8 @@ class Membership:
             return
         for stripe in range(roster.stripes):
             self._rewire_stripe(roster, stripe, grant.slot, now)
-        self._reach_out(roster, grant.slot, now)
+        if (me := roster.member(grant.slot)) is not None:
+            reach_out(state, grant.slot, me, now)
 
     def _rewire_stripe(self, roster: Roster, stripe: int, slot: int, now: float) -> None:
         state = self._state
@@ -270,9 +283,19 @@ class Membership:
         member, me = roster.member(slot), roster.member_of(state.key.public)
         if member is None or slot in self._lost or state.sessions.failing(member.peer, now):
             return False
-        if state.sessions.get(member.peer) is None and not member.dialable and (me is None or not me.dialable):
+        # A backup does not know that we want it, so waiting to be dialed by it would be in vain.
+        if state.sessions.get(member.peer) is None and (me is None or not self._comes(roster, slot, me)):
             return False
         return state.leases.standing(slot, now) is not Standing.DEAD
+
+    @staticmethod
+    def _comes(roster: Roster, slot: int, me: Member) -> bool:
+        """We can dial the holder of `slot`, or it is to dial us: it finds us among its children."""
+        member = roster.member(slot)
+        if member is None:
+            return False
+        planned = any(roster.parent(k, me.slot) == slot for k in range(roster.stripes))
+        return bool(to_dial(me, member)) or (planned and joins(me, member))
 
     def _choose_backup(self, roster: Roster, stripe: int, slot: int, now: float) -> bytes:
         """The first backup that can be had; one that we are connected to already goes first. At last the authority."""
@@ -286,22 +309,10 @@ class Membership:
         state = self._state
         if peer == state.swarm:
             return state.sessions.reach(peer, roster.authority or self._authority, now, state.effects)
-        member = roster.member_of(peer)
-        if member is None:
+        member, me = roster.member_of(peer), roster.member_of(state.key.public)
+        if member is None or me is None:
             return state.sessions.get(peer) is not None
-        addrs = member.addrs if member.dialable else ()
-        return state.sessions.reach(peer, addrs, now, state.effects)
-
-    def _reach_out(self, roster: Roster, slot: int, now: float) -> None:
-        """Dial children that cannot be reached from where they are told to dial: an edge needs one dialable end."""
-        me = roster.member(slot)
-        if me is None or me.dialable:
-            return
-        for stripe in range(roster.stripes):
-            for child in roster.children(stripe, slot):
-                peer = self._state.peer_of(child)
-                if peer is not None:
-                    self._reach(roster, peer, now)
+        return state.sessions.reach(peer, to_dial(me, member), now, state.effects)
 
     # ------------------------------------------------------------ reports
 

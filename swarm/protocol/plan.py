@@ -14,6 +14,7 @@ import msgspec
 
 from codec.errors import PeerError
 from codec.sign import Key, open_sealed
+from swarm.protocol.reach import Scope
 
 __all__ = ["AUTHORITY", "Member", "Roster", "open_roster", "plan", "seal_roster"]
 
@@ -33,12 +34,16 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
     peer: Key32
     addrs: Addresses
+    """Direct ones that were confirmed by dialing back, then circuits; see `reach`."""
     dialable: bool
+    """It has a confirmed direct address."""
     name: Annotated[str, msgspec.Meta(max_length=64)]
     region: Annotated[str, msgspec.Meta(max_length=64)]
     up_mbit: Annotated[float, msgspec.Meta(ge=0, le=1e7)]
     leaf: bool
     """No interior place: newly joined, past soft expiry, or with nothing to give (`--up-mbit 0`)."""
+    scope: Annotated[int, msgspec.Meta(ge=0, le=2)] = Scope.WORLD
+    """Where the authority sees it (`reach.Scope`): what it can dial hangs on that."""
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):

@@ -22,6 +22,8 @@ class Limits:
     """Body of a PART frame."""
     dial_deadline_s: float = 15.0
     """Connecting and opening the control stream; three lost SYNs fit."""
+    probes: int = 16
+    """Peers dialed back at a time: a crowd that joins must not meet a crowd of handshakes of our own."""
     write_deadline_s: float = 30.0
     """`write_bytes` must leave within this: 70 kbit/s. A slower peer is of no use, and a frozen one is found so."""
     frame_deadline_s: float = 30.0

@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from codec.errors import PeerError
-from swarm.protocol.events import Event, PeerDown, PeerUp, PieceBad
+from swarm.protocol.events import Event, PeerDown, PeerUp, PieceBad, Probed
 from swarm.shell.counts import Counts
 from swarm.shell.inbound import Inbound
 from swarm.shell.limits import Limits
@@ -53,6 +53,7 @@ class Peers:
         self._dialing: set[bytes] = set()
         self._bulk_in: dict[bytes, trio.CancelScope] = {}
         self._arrival = trio.Event()
+        self._probing = trio.CapacityLimiter(limits.probes)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
@@ -92,6 +93,20 @@ class Peers:
             self._dialing.discard(peer)
         async with stream:
             await self._converse(peer, stream, dialed=True)
+
+    async def probe(self, peer: bytes, addrs: tuple[str, ...]) -> None:
+        """Dial it back at each of these addresses, and say where it answered itself."""
+        answered: set[str] = set()
+
+        async def ask(address: str) -> None:
+            with trio.move_on_after(self._limits.dial_deadline_s):
+                if await self._transport.probe(peer, address):
+                    answered.add(address)
+
+        async with self._probing, trio.open_nursery() as nursery:
+            for address in addrs:
+                nursery.start_soon(ask, address)
+        await self._post(Probed(peer, tuple(address for address in addrs if address in answered)))
 
     # ------------------------------------------------------------ one session
 

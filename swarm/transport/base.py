@@ -14,7 +14,7 @@ import trio
 
 from codec.errors import PeerError, SwarmError
 
-__all__ = ["Accept", "Lane", "PeerKey", "Traffic", "Transport", "Unreachable", "attend"]
+__all__ = ["Accept", "Lane", "PeerKey", "Traffic", "Transport", "Unreachable", "Way", "attend"]
 
 PeerKey = bytes
 """A peer's raw Ed25519 public key, 32 bytes."""
@@ -29,6 +29,18 @@ class Lane(Enum):
 
     CONTROL = "control"
     BULK = "bulk"
+
+
+class Way(Enum):
+    """How a peer is reached."""
+
+    DIALED = "direct"
+    """We dialed it."""
+    ACCEPTED = "dialed us"
+    PUNCHED = "punched"
+    """Both dialed at once, through what shields them."""
+    CIRCUIT = "circuit"
+    """Through a relay, which sees ciphertext only."""
 
 
 @dataclass
@@ -84,6 +96,17 @@ class Transport(ABC):
     @abstractmethod
     def remote_address(self, peer: PeerKey) -> str | None:
         """The address the peer is seen at (multiaddr text), or None when it is not connected."""
+
+    @abstractmethod
+    async def probe(self, peer: PeerKey, address: str) -> bool:
+        """Whether `peer` itself answers at `address`, dialed anew whatever connections there are. Never raises.
+
+        Where only a circuit leads to the peer so far, what was found takes its place.
+        """
+
+    @abstractmethod
+    def way(self, peer: PeerKey) -> Way | None:
+        """How the peer is reached; None when it is not connected."""
 
     @abstractmethod
     def peers(self) -> list[PeerKey]:

@@ -54,6 +54,8 @@ class Host(BasicHost):
     """Opens the library's own streams (identify, GossipSub) on the connection that `pick` names: the control lane's."""
 
     pick: Callable[[ID], MuxedConnection | None]
+    tcp: TcpTransport
+    upgrader: Upgrader
 
     async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
         wanted = self.pick(peer_id)
@@ -109,20 +111,23 @@ def build_host(
         inbound_upgrade_timeout=2 * handshake_s,
         outbound_upgrade_timeout=handshake_s,
     )
+    secure = upgrader(key_pair)
     swarm = Swarm(
         own_id,
         peerstore,
-        upgrader(key_pair),
+        secure,
         transports=[tcp],
         retry_config=RetryConfig(max_retries=0),
         connection_config=config,
     )
     swarm.auto_connector = _NoDialing(swarm)
-    return Host(
+    host = Host(
         swarm,
         announce_addrs=[Multiaddr(address) for address in announce],
         disable_identify_address_discovery=True,
     )
+    host.tcp, host.upgrader = tcp, secure
+    return host
 
 
 def security(key_pair: KeyPair) -> dict[str, ISecureTransport]:

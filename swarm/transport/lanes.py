@@ -4,7 +4,7 @@ from typing import Final
 
 import trio
 
-from swarm.transport.base import Lane
+from swarm.transport.base import Lane, Way
 from swarm.transport.multistream import HEADER, encode
 from swarm.transport.muxer import MuxedConnection
 from swarm.transport.yamux import Connection, YamuxStream
@@ -109,6 +109,12 @@ class Edge:
     def connections(self) -> list[MuxedConnection]:
         """Those that live."""
         return [connection for connection in self._lanes if not connection.is_closed]
+
+    @property
+    def way(self) -> Way | None:
+        """The best of those that live: who would go through a relay as long as there is anything else?"""
+        ways = {connection.way for connection in self.connections}
+        return next((way for way in Way if way in ways), None)
 
     @property
     def round_trip_s(self) -> float:

@@ -22,7 +22,7 @@ from multiaddr import Multiaddr
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm.transport.admission import Admission, AdmissionRules
-from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, attend
+from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, Way, attend
 from swarm.transport.dialer import Dialer, DialRules
 from swarm.transport.host import NEGOTIATION_S, Host, build_host, security
 from swarm.transport.identity import peer_id, peer_key
@@ -30,6 +30,7 @@ from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, WAYS_ID, Edge, LaneStrea
 from swarm.transport.multistream import answer
 from swarm.transport.muxer import MuxedConnection, MuxedStream
 from swarm.transport.parallel import WAYS, socket_window_bytes, ways
+from swarm.transport.probe import answers_as
 from swarm.transport.tcp import TcpTransport, bind, checked_announcements, multiaddr_text
 from swarm.transport.upgrade import Upgrader
 from swarm.transport.yamux import Limits
@@ -174,6 +175,14 @@ class Libp2pTransport(Transport):
         assert isinstance(conn, SwarmConn)
         assert isinstance(conn.muxed_conn, MuxedConnection)
         return conn.muxed_conn
+
+    async def probe(self, peer: PeerKey, address: str) -> bool:
+        await trio.lowlevel.checkpoint()
+        return self.host is not None and await answers_as(self.host, self.id_of(peer), address)
+
+    def way(self, peer: PeerKey) -> Way | None:
+        edge = self._edges.get(peer)
+        return edge.way if edge else None
 
     async def _sweep(self) -> None:
         """Close what lies idle, for ever."""

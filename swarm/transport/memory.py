@@ -1,10 +1,12 @@
 """Peers that meet in one process: for tests, on trio's mock clock if they like.
 
-A `MemoryNetwork` joins `MemoryTransport`s. Its links have a delay and a rate, can be cut, and a peer can be killed. No
-threads, no sockets, no randomness: the same program gives the same run. Buffers are bounded, so a reader that stops is
-felt by its writer, as on a real network.
+A `MemoryNetwork` joins `MemoryTransport`s. Its links have a delay and a rate, can be cut, and a peer can be killed, or
+shielded: then nobody can dial it, and it is reached through a relay or by what it dials itself. No threads, no sockets,
+no randomness: the same program gives the same run. Buffers are bounded, so a reader that stops is felt by its writer,
+as on a real network.
 """
 
+import contextlib
 import math
 import operator
 from collections import deque
@@ -16,7 +18,8 @@ from typing import Final
 import trio
 
 from codec.sign import Key
-from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, attend
+from swarm.protocol.reach import circuit, is_circuit, relay_of
+from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, Way, attend
 
 __all__ = ["Link", "MemoryNetwork", "MemoryStream", "MemoryTransport"]
 
@@ -34,6 +37,10 @@ class Link:
     """What one stream may have under way or unread before its writer waits; below rate x delay it caps the rate."""
 
 
+_PLACE_EVERY_S: Final = 0.5
+"""So often a peer looks whether it still has its places at relays."""
+
+
 class MemoryNetwork:
     """The wires. All methods take effect at once and never block."""
 
@@ -44,6 +51,9 @@ class MemoryNetwork:
         self._free_at_s: dict[tuple[PeerKey, PeerKey], float] = {}
         self._listening: dict[str, MemoryTransport] = {}
         self._streams: dict[frozenset[PeerKey], dict[MemoryStream, None]] = {}
+        self._shielded: set[PeerKey] = set()
+        self._circuits: set[frozenset[PeerKey]] = set()
+        self._dialed: set[tuple[PeerKey, PeerKey]] = set()  # (who dialed, whom)
         self._next_address = 1
         self.topics: dict[str, dict[PeerKey, Callable[[PeerKey, bytes], None]]] = {}
         """Who gossips on what: called with the neighbour that sends and its bytes."""
@@ -60,6 +70,13 @@ class MemoryNetwork:
 
     def heal(self, a: PeerKey, b: PeerKey) -> None:
         self._cut.discard(frozenset((a, b)))
+
+    def shield(self, peer: PeerKey) -> None:
+        """From now on a firewall lets no new connection in to `peer`; those that it makes itself go out."""
+        self._shielded.add(peer)
+
+    def unshield(self, peer: PeerKey) -> None:
+        self._shielded.discard(peer)
 
     def kill(self, peer: PeerKey) -> None:
         """`peer` is gone: its streams break at both ends and its addresses answer no more. Its tasks stay."""
@@ -78,6 +95,8 @@ class MemoryNetwork:
         return free_at_s + link.delay_s
 
     def _break(self, pair: frozenset[PeerKey]) -> None:
+        self._circuits.discard(pair)
+        self._dialed = {(a, b) for a, b in self._dialed if {a, b} != pair}
         for stream in self._streams.pop(pair, {}):
             stream.break_()
 
@@ -94,10 +113,22 @@ class MemoryNetwork:
     def unlisten(self, transport: "MemoryTransport") -> None:
         self._listening = {at: other for at, other in self._listening.items() if other is not transport}
 
+    def listening(self, address: str) -> "MemoryTransport | None":
+        """Whoever listens there and can be dialed."""
+        other = self._listening.get(address)
+        return None if other is None or other.key in self._shielded else other
+
     def find(self, caller: PeerKey, peer: PeerKey, address: str) -> "MemoryTransport | None":
         """The transport at `address`, if it is `peer` and can be reached."""
+        if is_circuit(address):
+            relay = self._listening.get(relay_of(address)[0])
+            there = relay and relay.key not in self._shielded and self.joined(relay.key, peer)
+            keeps_place = (other := self.serving(peer)) and address in other.circuits()
+            return other if there and keeps_place else None
         other = self._listening.get(address)
-        return other if other and other.key == peer and frozenset((caller, peer)) not in self._cut else None
+        if other is None or other.key != peer or peer in self._shielded or frozenset((caller, peer)) in self._cut:
+            return None
+        return other
 
     def serving(self, peer: PeerKey) -> "MemoryTransport | None":
         return next((other for other in self._listening.values() if other.key == peer), None)
@@ -108,8 +139,21 @@ class MemoryNetwork:
     def neighbours(self, peer: PeerKey) -> list[PeerKey]:
         return [other for pair in self._streams if peer in pair for other in pair if other != peer]
 
-    def join(self, a: PeerKey, b: PeerKey) -> None:
-        self._streams.setdefault(frozenset((a, b)), {})
+    def join(self, a: PeerKey, b: PeerKey, *, through_relay: bool = False) -> None:
+        """`a` has dialed `b`."""
+        pair = frozenset((a, b))
+        self._streams.setdefault(pair, {})
+        self._dialed.add((a, b))
+        (self._circuits.add if through_relay else self._circuits.discard)(pair)
+
+    def way(self, a: PeerKey, b: PeerKey) -> Way | None:
+        """How `a` reaches `b`."""
+        pair = frozenset((a, b))
+        if pair not in self._streams:
+            return None
+        if pair in self._circuits:
+            return Way.CIRCUIT
+        return Way.DIALED if (a, b) in self._dialed else Way.ACCEPTED
 
     def part(self, a: PeerKey, b: PeerKey) -> None:
         self._break(frozenset((a, b)))
@@ -280,7 +324,9 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 class MemoryTransport(Transport):
     """A peer on a `MemoryNetwork`. Connecting takes one round trip; opening a stream none."""
 
-    def __init__(self, network: MemoryNetwork, key: Key) -> None:
+    def __init__(self, network: MemoryNetwork, key: Key, via: Sequence[str] = ()) -> None:
+        """`via`: addresses of relays at which it keeps a place, so that it can be dialed through them."""
+        self.via = tuple(via)
         self.key = key.public
         self.traffic = Traffic()
         self.network = network
@@ -295,7 +341,8 @@ class MemoryTransport(Transport):
             self._accept, self._nursery = accept, nursery
             self.network.listen(self.address, self)
             try:
-                task_status.started([self.address])
+                task_status.started([self.address, *self.circuits()])
+                nursery.start_soon(self._keep_places)
                 await trio.sleep_forever()
             finally:
                 self._accept = self._nursery = None
@@ -303,16 +350,42 @@ class MemoryTransport(Transport):
                 for peer in self.peers():
                     self.network.part(self.key, peer)
 
+    def circuits(self) -> list[str]:
+        return [circuit(address) for address in self.via]
+
+    async def _keep_places(self) -> None:
+        """Stay connected to the relays, which is what a place there hangs on."""
+        while True:
+            for address in self.via:
+                relay = self.network.listening(address)
+                if relay is not None and not self.network.joined(self.key, relay.key):
+                    with contextlib.suppress(Unreachable):
+                        await self.connect(relay.key, [address])
+            await trio.sleep(_PLACE_EVERY_S)
+
     async def connect(self, peer: PeerKey, addrs: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
         if self.network.joined(self.key, peer):
             return
-        await trio.sleep(self.network.path(self.key, peer).delay_s + self.network.path(peer, self.key).delay_s)
-        for address in addrs:
+        await self._round_trip(peer)
+        for address in sorted(addrs, key=is_circuit):
             if self.network.find(self.key, peer, address):
-                self.network.join(self.key, peer)
+                self.network.join(self.key, peer, through_relay=is_circuit(address))
                 return
         raise Unreachable(f"{peer.hex()[:8]} does not answer at {', '.join(addrs) or 'no address'}")
+
+    async def _round_trip(self, peer: PeerKey) -> None:
+        await trio.sleep(self.network.path(self.key, peer).delay_s + self.network.path(peer, self.key).delay_s)
+
+    async def probe(self, peer: PeerKey, address: str) -> bool:
+        await self._round_trip(peer)
+        found = self.network.find(self.key, peer, address) is not None
+        if found and self.way(peer) is Way.CIRCUIT and not is_circuit(address):
+            self.network.join(self.key, peer)
+        return found
+
+    def way(self, peer: PeerKey) -> Way | None:
+        return self.network.way(self.key, peer)
 
     async def open_stream(self, peer: PeerKey, lane: Lane) -> MemoryStream:
         await trio.lowlevel.checkpoint()

@@ -17,7 +17,7 @@ from libp2p.stream_muxer.exceptions import (
 )
 from multiaddr import Multiaddr
 
-from swarm.transport.base import Lane, PeerKey, Unreachable
+from swarm.transport.base import Lane, PeerKey, Unreachable, Way
 from swarm.transport.tls import TlsSession
 from swarm.transport.yamux import Connection, Limits, YamuxStream
 
@@ -80,6 +80,11 @@ class MuxedConnection(IMuxedConn):
     @property
     def is_initiator(self) -> bool:
         return self._conn.is_initiator
+
+    @property
+    def way(self) -> Way:
+        """How it goes to the peer."""
+        return Way.DIALED if self.is_initiator else Way.ACCEPTED
 
     @property
     def is_established(self) -> bool:

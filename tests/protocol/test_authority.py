@@ -22,8 +22,8 @@ from protocol_kit import (
 )  # fmt: skip
 
 from codec.errors import PeerError
-from swarm.protocol.authority import Authority, observed_addresses
-from swarm.protocol.enrolment import Enrolment, open_record, record_of
+from swarm.protocol.authority import Authority
+from swarm.protocol.enrolment import Enrolment, observed_addresses, open_record, record_of
 from swarm.protocol.events import (
     Announce,
     Close,
@@ -36,6 +36,8 @@ from swarm.protocol.events import (
     PeerUp,
     Persist,
     Persisted,
+    Probe,
+    Probed,
     SendHeader,
     SendPiece,
     Timer,
@@ -94,6 +96,7 @@ def join(core: Authority, slot: int, now: float = 1.0, message: Join | None = No
     comes(core, slot, now)
     effects = say(core, slot, message or join_message(TICKET), now)
     effects += persisted(core, effects, now)
+    effects += [e for wish in only(effects, Probe) for e in core.apply(Probed(wish.peer, wish.addrs), now)]
     return effects + core.apply(Timer("tick"), now + TUNING.tick_s + 0.01)
 
 

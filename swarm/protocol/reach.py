@@ -1,0 +1,109 @@
+"""Who can dial whom, and who does: what an address tells, and what two peers can make of their addresses. Pure.
+
+An address is multiaddr text. A *direct* one (/ip4/203.0.113.7/tcp/4001) stands in the roster once another peer has
+dialed it and found its owner there: it is confirmed. A *circuit* (/ip4/198.51.100.9/tcp/4001/p2p-circuit, perhaps with
+the relay's /p2p/ID before the last part) leads to whoever keeps a place at that relay: the last way.
+
+Who dials is not who sends. An edge needs one end that the other can dial; where there is none it needs a circuit.
+"""
+
+import ipaddress
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
+
+__all__ = [
+    "CIRCUIT",
+    "Located",
+    "Place",
+    "Scope",
+    "circuit",
+    "direct",
+    "is_circuit",
+    "joins",
+    "relay_of",
+    "scope",
+    "to_dial",
+]
+
+CIRCUIT: Final = "/p2p-circuit"
+
+
+class Scope(IntEnum):
+    """From how far away an address can be dialed; of a peer: where the authority sees it.
+
+    Whoever the authority sees at a private address shares a private network with it, and with whoever else it sees so.
+    """
+
+    HERE = 0
+    """The authority's own machine."""
+    NEAR = 1
+    """Its private network."""
+    WORLD = 2
+
+
+class Located(Protocol):
+    """A peer of which it is known where it stands: a roster's member, or a `Place`."""
+
+    @property
+    def addrs(self) -> tuple[str, ...]: ...
+
+    @property
+    def scope(self) -> int: ...
+
+
+class Place(NamedTuple):
+    """Where a peer stands. The authority's own scope is `HERE`."""
+
+    addrs: tuple[str, ...]
+    scope: int = Scope.WORLD
+
+
+def is_circuit(address: str) -> bool:
+    return address.endswith(CIRCUIT)
+
+
+def circuit(relay: str, relay_id: str = "") -> str:
+    """The address of whoever keeps a place at the relay that listens at `relay`."""
+    return f"{relay}/p2p/{relay_id}{CIRCUIT}" if relay_id else relay + CIRCUIT
+
+
+def relay_of(address: str) -> tuple[str, str]:
+    """Of a circuit: the relay's own address and PeerId (empty: whoever answers there)."""
+    relay, _, id_ = address.removesuffix(CIRCUIT).partition("/p2p/")
+    return relay, id_
+
+
+def scope(address: str | None) -> Scope:
+    """From where `address` can be dialed; of a circuit: its relay's. Names and what is not known are the world's.
+
+    Private is every address that the internet does not route, among them those of carriers' NAT (RFC 6598).
+    """
+    _, kind, host, *_ = ((address or "") + "///").split("/")
+    if kind not in ("ip4", "ip6"):
+        return Scope.WORLD
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return Scope.WORLD
+    if ip.is_loopback:
+        return Scope.HERE
+    return Scope.WORLD if ip.is_global else Scope.NEAR
+
+
+def direct(source: Located, target: Located) -> tuple[str, ...]:
+    """The addresses of `target` that `source` can dial without a relay."""
+    return tuple(a for a in target.addrs if not is_circuit(a) and scope(a) >= source.scope)
+
+
+def joins(a: Located, b: Located) -> bool:
+    """Whether the two can have an edge without a relay between them: one can dial the other."""
+    return bool(direct(a, b) or direct(b, a))
+
+
+def to_dial(me: Located, other: Located) -> tuple[str, ...]:
+    """The addresses at which it is for me to dial `other`, the best first; none: it is for `other` to dial me, or
+    nobody can. A circuit only where neither end can be dialed."""
+    mine = direct(me, other)
+    if mine or direct(other, me):
+        return mine
+    return tuple(a for a in other.addrs if is_circuit(a) and scope(a) >= me.scope)

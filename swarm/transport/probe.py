@@ -1,0 +1,36 @@
+"""Dialing back: does this peer answer at that address? A handshake proves it, and then the connection is dropped."""
+
+from typing import Final
+
+import trio
+from libp2p.io.exceptions import IOException
+from libp2p.peer.id import ID
+from libp2p.transport.exceptions import OpenConnectionError, UpgradeFailure
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from swarm.transport.host import Host
+
+__all__ = ["answers_as"]
+
+_PROBE_S: Final = 10.0
+"""For TCP and security together; an address that takes longer is none to plan with."""
+
+
+async def answers_as(host: Host, peer: ID, address: str) -> bool:
+    """Whether `peer` itself answers at `address`, by a connection of its own. Never raises."""
+    with trio.move_on_after(_PROBE_S):
+        try:
+            target = Multiaddr(address)
+            raw = await host.tcp.dial(target)
+        except (OpenConnectionError, MultiaddrError, ValueError):
+            return False
+        try:
+            await host.upgrader.upgrade_security(raw, True, peer)
+        except (UpgradeFailure, IOException):
+            return False
+        finally:
+            with trio.CancelScope(shield=True):
+                await raw.close()
+        return True
+    return False
