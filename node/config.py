@@ -137,8 +137,10 @@ class PeerConfig:
 class SeedConfig(PeerConfig):
     """The trainer's own process: it holds the key, admits nodes, and deals each version."""
 
-    base: Path
+    base: Path | None = None
     """Checkpoint folder of version 0: config, tokenizer and safetensors weights."""
+    raw_mb: int = 0
+    """Carry files instead of a policy (publish --raw): the largest one, in MB."""
     key: Path | None = None
     """The swarm's key file; without it SWARM_HOME's own, made at the first start."""
     listen: tuple[str, ...] = (f"/ip4/0.0.0.0/tcp/{SEED_PORT}",)
@@ -154,6 +156,10 @@ class SeedConfig(PeerConfig):
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
+        if (self.base is None) == (self.raw_mb == 0):
+            raise UsageError("--base FOLDER: the checkpoint that training starts from; or --raw-mb, to carry files")
+        if not 0 <= self.raw_mb <= 1_000_000:
+            raise UsageError("--raw-mb: 1 to 1000000")
         if self.watch is not None:
             object.__setattr__(self, "watch", self.watch.expanduser().absolute())
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
@@ -193,9 +199,13 @@ class JoinConfig(MemberConfig):
     """Where the engine runs: auto, cpu, cuda or cuda:1."""
     threads: int | None = None
     """CPU threads of the engine; without it torch decides."""
+    raw_out: Path | None = None
+    """In a swarm that carries files: where to write each one that arrives. Needs --engine none."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
+        if self.raw_out is not None and self.engine != "none":
+            raise UsageError("--raw-out: a file is no policy; say --engine none")
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UsageError("--threads: 1 to 1024")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):

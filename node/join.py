@@ -6,6 +6,7 @@ swarm <-- Work messages <-- rollouts <--- engine
 
 import random
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -30,6 +31,7 @@ from swarm.transport.identity import peer_id
 
 if TYPE_CHECKING:
     from node.workplace import Workplace
+    from swarm.shell.model import Model
 
 __all__ = ["Member", "run"]
 
@@ -66,7 +68,24 @@ async def run(
                 workplace = Workplace(config, key, store, model, member.send_work)
                 member.employ(workplace)
                 nursery.start_soon(workplace.run)
+            if config.raw_out is not None:
+                nursery.start_soon(_keep_file, member, model, config.raw_out)
             await member.run(task_status)
+
+
+async def _keep_file(member: "Member", model: "Model", out: Path) -> None:
+    """Write each version of the file that the swarm carries to `out`. Raises `UsageError` when that cannot be."""
+    from node.raw import write_raw
+
+    while True:
+        news = member.committed_next
+        try:
+            nbytes = await in_thread(model.read, lambda replica: write_raw(replica, out))
+        except OSError as error:
+            raise UsageError(f"Cannot write {out}: {error.strerror}.") from error
+        if nbytes is not None:
+            _log.info("wrote", file=str(out), bytes=nbytes)
+        await news.wait()
 
 
 class Member:
@@ -102,6 +121,8 @@ class Member:
         self._over: SwarmError | None = None
         self._end = trio.Event()
         self._workplace: Workplace | None = None
+        self.committed_next = trio.Event()
+        """Set when the replica becomes another version; then another one stands here."""
         self.news = ""
         self._quiet_until = 0.0
 
@@ -160,6 +181,8 @@ class Member:
 
     def committed(self, version: VersionId, manifest: Manifest, changes: Any) -> None:
         _log.info("holds", version=str(version), root=manifest.root)
+        self.committed_next.set()
+        self.committed_next = trio.Event()
         if self._workplace is not None:
             self._workplace.committed(version, manifest.root, changes)
 

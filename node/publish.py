@@ -1,4 +1,4 @@
-"""`swarm-node publish FOLDER`: for trainers that only write checkpoints."""
+"""`swarm-node publish FOLDER`, for trainers that only write checkpoints; and `publish --raw FILE`, for any file."""
 
 import os
 from collections.abc import Iterator
@@ -9,11 +9,12 @@ from codec.bits import Bits
 from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import Layout
+from node.raw import raw_tensors
 from node.trainers.api import Swarm, SwarmDown
 from node.trainers.seedlink import ask_state
 from swarm.transport.base import Unreachable
 
-__all__ = ["Stamp", "publish_folder", "stamp"]
+__all__ = ["Stamp", "publish_file", "publish_folder", "stamp"]
 
 Stamp = tuple[tuple[str, int, int], ...]
 """What lies in a folder: (name, bytes, when it was written in ns) of each file, by name."""
@@ -43,13 +44,30 @@ def publish_folder(
     except OSError as error:
         raise UsageError(f"Cannot read {folder}: {error.strerror}.") from error
     checkpoint = Checkpoint.open(folder)
+    with _attached(home) as swarm:
+        _check_same_model(checkpoint, swarm.layout)
+        return _publish(swarm, _tensors(checkpoint, before), step, everywhere)
+
+
+def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = False) -> dict[str, Any]:
+    """Publish any file through the seed of `home`, which must have been started for files (`--raw-mb`); see `node.raw`.
+
+    Raises `Unreachable`, `UsageError`, and what the trainer's API raises.
+    """
+    with _attached(home) as swarm:
+        return _publish(swarm, raw_tensors(file, swarm.layout), step, everywhere)
+
+
+def _attached(home: Path) -> Swarm:
     try:
         ask_state(home)
     except SwarmDown as error:
         raise Unreachable(str(error)) from error
-    with Swarm.attach(home=home, start=False) as swarm:
-        _check_same_model(checkpoint, swarm.layout)
-        publication = swarm.publish(_tensors(checkpoint, before), step=step).wait(quorum=1.0 if everywhere else 0.0)
+    return Swarm.attach(home=home, start=False)
+
+
+def _publish(swarm: Swarm, tensors: Iterator[tuple[str, Bits]], step: int, everywhere: bool) -> dict[str, Any]:
+    publication = swarm.publish(tensors, step=step).wait(quorum=1.0 if everywhere else 0.0)
     assert publication.root is not None
     return {
         "epoch": publication.epoch,
@@ -58,7 +76,7 @@ def publish_folder(
         "changed": publication.changed,
         "density": publication.density,
         "delta_bytes": publication.bytes,
-        "full_bytes": checkpoint.layout.full_bytes,
+        "full_bytes": swarm.layout.full_bytes,
         "seconds": publication.seconds,
     }
 

@@ -26,6 +26,7 @@ from node.endpoint import Endpoint, open_store
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.state import Head, Settings
+from node.raw import write_raw_base
 from node.status import query
 from node.track import Track
 from node.trainers.seedlink import SOCKET_NAME
@@ -55,9 +56,10 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     logs.configure()
     config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = keyfile.load(config.key) if config.key is not None else _own_key(config)
-    checkpoint = await in_thread(Checkpoint.open, config.base)
+    base = config.base or await in_thread(write_raw_base, config.home / "raw", config.raw_mb * 10**6)
+    checkpoint = await in_thread(Checkpoint.open, base)
     with open_store(config.home, key.public) as store:
-        model = Model(store, base=config.base)
+        model = Model(store, base=base)
         head = await in_thread(_open_truth, store, model, checkpoint, key)
         boot = max(int(store.records.get("boot") or 0) + 1, int(time.time()) - _BOOTS_BEGAN)
         store.records.put([("boot", str(boot).encode())])

@@ -42,7 +42,7 @@ def keygen(*, out: Path | None = None, home: Path | None = None, as_json: AsJson
         print(f"The key is in {path}; nobody but you may read it.", file=sys.stderr)
 
 
-async def seed(*, config: Annotated[SeedConfig, Parameter(name="*")]) -> None:
+async def seed(*, config: Annotated[SeedConfig | None, Parameter(name="*")] = None) -> None:
     """Run the swarm's seed beside the trainer, until interrupted.
 
     It holds the key, admits nodes by their tickets, and deals each version that is published to it.
@@ -52,7 +52,7 @@ async def seed(*, config: Annotated[SeedConfig, Parameter(name="*")]) -> None:
     from node.seed import run
 
     configure()
-    await until_signalled(partial(run, config))
+    await until_signalled(partial(run, config or SeedConfig()))
 
 
 def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfig(), as_json: AsJson = False) -> None:
@@ -90,7 +90,14 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
 
 
 def publish(
-    folder: Path, /, *, home: Path | None = None, step: int = 0, wait: bool = False, as_json: AsJson = False
+    folder: Path,
+    /,
+    *,
+    home: Path | None = None,
+    step: int = 0,
+    wait: bool = False,
+    raw: bool = False,
+    as_json: AsJson = False,
 ) -> None:
     """Publish a checkpoint folder as the next version, through the seed that runs on this machine.
 
@@ -104,13 +111,16 @@ def publish(
         Your own count, for people.
     wait
         Wait until every live node holds it, and not only until it is sealed.
+    raw
+        It is any file, and the seed was started with --raw-mb.
     """
-    from node.publish import publish_folder
+    from node.publish import publish_file, publish_folder
     from node.status.progress import Progress
     from node.status.terminal import size
 
     with Progress(f"Publishing {folder.name}"):
-        report = publish_folder(home or default_home(), folder, step=step, everywhere=wait)
+        carry = publish_file if raw else publish_folder
+        report = carry(home or default_home(), folder, step=step, everywhere=wait)
     if as_json:
         print_json(report)
         return
@@ -131,6 +141,7 @@ def register(app: App) -> None:
             "swarm-node seed --base ~/models/Qwen3-8B",
             "swarm-node seed --base . --listen 4001 --announce 203.0.113.7:31001 --up-mbit 900",
             "swarm-node seed --base runs/step_0 --watch runs --watch-marker STABLE",
+            "swarm-node seed --raw-mb 512",
         ),
     )
     app.command(
@@ -141,5 +152,9 @@ def register(app: App) -> None:
     app.command(
         publish,
         group=TRAIN,
-        help_epilogue=examples("swarm-node publish runs/step_17", "swarm-node publish runs/step_17 --wait --json"),
+        help_epilogue=examples(
+            "swarm-node publish runs/step_17",
+            "swarm-node publish runs/step_17 --wait --json",
+            "swarm-node publish --raw data.tar.zst --wait",
+        ),
     )

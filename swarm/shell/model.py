@@ -6,10 +6,11 @@ own sequence numbers keep readers from a mix. What the bits are is said by `vers
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -35,6 +36,7 @@ from swarm.store import Anchor, Seal, Store, StoredChunk
 __all__ = ["Mismatch", "Model"]
 
 Hashes = NDArray[np.uint8]
+T = TypeVar("T")
 
 
 class Mismatch(SwarmError):
@@ -281,6 +283,14 @@ class Model:
             if self._edits == before:
                 return version, data
         return None
+
+    def read(self, use: Callable[[Replica], T]) -> T | None:
+        """What `use` makes of the replica's bits, all of one version; None while they are of none.
+
+        No version is written meanwhile, so it must end soon.
+        """
+        with self._bits:
+            return use(self._whole()) if self.version is not None else None
 
     def write_anchor(self) -> VersionId | None:
         """Write a checkpoint of the version that stands, which stands still meanwhile. Raises `DiskFull`."""

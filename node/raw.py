@@ -1,0 +1,94 @@
+"""Any file through a swarm of its own: the file is the "model", one tensor of bytes and its length.
+
+    swarm-node seed --raw-mb 512               an empty file of at most 512 MB is version 0
+    swarm-node publish --raw FILE              the file is the next version; what did not change is not sent again
+    swarm-node join TICKET --raw-out FILE      each version that arrives is written there, whole
+
+Everything else is as with a policy: signed chunks, trees, catch-up, and a root that proves the bits.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from codec.bits import Bits
+from codec.errors import UsageError
+from codec.layout import Layout
+from codec.replica import Replica
+
+__all__ = ["check_raw", "raw_tensors", "write_raw", "write_raw_base"]
+
+CONTENT: Final = "file.bytes"
+LENGTH: Final = "file.length"
+
+
+def write_raw_base(folder: Path, capacity_bytes: int) -> Path:
+    """A checkpoint folder of an empty file that can grow to `capacity_bytes`; a sparse one, so it takes no disk.
+
+    One that is there already is left as it is. Raises `UsageError` when it is of another size, or cannot be written.
+    """
+    path = folder / "model.safetensors"
+    table = {
+        LENGTH: {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
+        CONTENT: {"dtype": "U8", "shape": [capacity_bytes], "data_offsets": [8, 8 + capacity_bytes]},
+    }
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    size = 8 + len(header) + 8 + capacity_bytes
+    try:
+        if path.is_file():
+            if path.stat().st_size != size:
+                raise UsageError(f"{folder.parent} was started with another --raw-mb. Keep that, or use another home.")
+            return folder
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        with fresh.open("wb") as stream:
+            stream.write(len(header).to_bytes(8, "little") + header)
+            stream.truncate(size)
+        fresh.rename(path)
+    except OSError as error:
+        raise UsageError(f"Cannot write {folder}: {error.strerror}.") from error
+    return folder
+
+
+def check_raw(layout: Layout) -> int:
+    """How many bytes a file may have in the swarm of this layout. Raises `UsageError` when it carries a policy."""
+    specs = {spec.name: spec for spec in layout.tensors}
+    if specs.keys() != {CONTENT, LENGTH} or specs[CONTENT].dtype != "U8" or specs[LENGTH].dtype != "I64":
+        raise UsageError("This swarm carries a policy, not files. For files, begin one: swarm-node seed --raw-mb 512")
+    return specs[CONTENT].elements
+
+
+def raw_tensors(file: Path, layout: Layout) -> Iterator[tuple[str, Bits]]:
+    """`file` as the tensors of a raw swarm. Raises `UsageError` when it is too large, or cannot be read."""
+    capacity = check_raw(layout)
+    try:
+        size = file.stat().st_size
+        if size > capacity:
+            raise UsageError(f"{file} has {size:,} bytes; this swarm takes files of at most {capacity:,} (--raw-mb).")
+        content = np.zeros(capacity, np.uint8)
+        with file.open("rb") as stream:
+            read = stream.readinto(content[:size].data)
+    except OSError as error:
+        raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
+    yield LENGTH, np.array(read, np.uint64)
+    yield CONTENT, content
+
+
+def write_raw(replica: Replica, out: Path) -> int:
+    """Write the file that `replica` holds to `out`, whole or not at all; its bytes. Raises `OSError`, `UsageError`."""
+    check_raw(replica.layout)
+    content = replica.bits(CONTENT)
+    length = min(int(replica.bits(LENGTH)[0]), len(content))
+    fresh = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
+        with fresh.open("wb") as stream:
+            stream.write(content[:length].data)
+        fresh.replace(out)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return length
