@@ -145,8 +145,8 @@ class Desk:
         allowed = 0
         while True:
             news = session.news
-            if session.impossible is not None:
-                raise PeerError(f"No node can do this work: {session.impossible}")
+            if session.impossible:
+                raise PeerError(f"No node can do this work: {next(iter(session.impossible.values()))}")
             while session.groups:
                 await self._send_group(channel, session.groups.popleft())
             if session.allowed != allowed:

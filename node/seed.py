@@ -25,7 +25,8 @@ from node.desk import Desk
 from node.endpoint import Endpoint, open_store
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
-from node.ledger.state import Head, Settings
+from node.ledger.settings import Settings
+from node.ledger.state import Head
 from node.raw import write_raw_base
 from node.status import query
 from node.track import Track
@@ -153,9 +154,8 @@ class _Seat:
         manifest = self.core.state.manifest
         assert manifest is not None
         at = Head(manifest.epoch, manifest.version, manifest.root)
-        self.ledger = LedgerService(
-            book.restore(Settings(), at, start), book, self._send_work, is_member=self._is_member
-        )
+        ledger = book.restore(Settings(), at, start, random.Random(secrets.randbits(64)))
+        self.ledger = LedgerService(ledger, book, self._send_work, is_member=self._is_member)
         self._superseded = trio.Event()
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:

@@ -8,48 +8,52 @@ of anything before: so
   taken for ever (ids only grow, also when everything else was pruned);
 - an accepted rollout survives from before its verdict is sent: a node that heard "accepted" may forget it;
 - `taken` survives before the group is forgotten; a crash in between hands the group over once more, under its old id;
+- a quarantine survives, with its reason, and so does its end; one with a term begins that anew after a restart;
 - not durable, on purpose: rates (measured anew), deadlines (a lease found open gets its first duration again, because
-  no clock outlives a restart), who is a member, what was handed over but not taken, refusals.
+  no clock outlives a restart), who is a member, what was handed over but not taken, refusals, checks that are open,
+  which node has which session's prefix.
 
 A crash inside `write` leaves none of its facts: then nobody was told of them either.
 """
 
 import contextlib
+import math
+import random
 import sqlite3
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from codec.errors import UsageError
 from codec.sign import SIGNATURE_BYTES
 from node.engines.base import SamplingParams
-from node.ledger.judge import oldest_version
-from node.ledger.messages import Rollout
-from node.ledger.rules import Ledger
-from node.ledger.state import (
+from node.ledger.facts import (
     Accepted,
     Advanced,
     Discarded,
-    Done,
     Dropped,
     Fact,
-    Group,
-    Head,
-    Lease,
     Leased,
     Offered,
+    Quarantined,
+    Released,
     Requeued,
-    Settings,
     Taken,
 )
+from node.ledger.judge import oldest_version
+from node.ledger.messages import Rollout
+from node.ledger.rules import Ledger
+from node.ledger.settings import Settings
+from node.ledger.state import Done, Group, Head, Lease
 
 __all__ = ["Book"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 KEEP_TAKEN: Final = 20_000
 """Groups kept after the trainer took them, as a record, and to be handed over again if it dies before using them."""
 KEEP_HEADS: Final = 64
@@ -59,7 +63,8 @@ create table if not exists numbers (name text primary key, value integer not nul
 create table if not exists heads (epoch integer, version integer, root blob not null, primary key (epoch, version))
     without rowid;
 create table if not exists groups (id blob primary key, session text not null, ord integer not null,
-    prompt blob not null, n integer not null, sampling blob not null, taken integer not null default 0);
+    prompt blob not null, n integer not null, sampling blob not null, taken integer not null default 0,
+    max_lag integer not null default 1, affinity blob not null default x'');
 create index if not exists groups_taken on groups (taken, ord);
 create table if not exists leases (id integer primary key, token integer not null, node blob not null,
     grp blob not null, samples blob not null, duration_s real not null, epoch integer not null,
@@ -68,10 +73,18 @@ create table if not exists slots (grp blob, sample integer, lease integer not nu
     without rowid;
 create table if not exists rollouts (grp blob, sample integer, lease integer not null, token integer not null,
     node blob not null, sealed blob not null, primary key (grp, sample));
+create table if not exists conduct (id integer primary key, node blob not null, at integer not null,
+    what text not null, why text not null, seconds real, times integer);
 create table if not exists requeues (id integer primary key, lease integer, grp blob not null, samples blob not null,
     why text not null);
 """
-"""`slots`: leased samples. A sample is free, or in `slots`, or in `rollouts`; the primary keys see to it."""
+"""`conduct`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free, or
+in `slots`, or in `rollouts`; the primary keys see to it."""
+
+_FROM_1: Final = """
+alter table groups add column max_lag integer not null default 1;
+alter table groups add column affinity blob not null default x'';
+"""
 
 
 class Book:
@@ -89,6 +102,8 @@ class Book:
             if found > FORMAT:
                 raise UsageError(f"{path} was written by a later version of swarm-node. Update, or use another folder.")
             self._db.executescript(_TABLES)
+            if found == 1:
+                self._db.executescript(_FROM_1)
             self._db.execute(f"pragma user_version = {FORMAT}")
         except sqlite3.Error as error:
             raise UsageError(f"Cannot open the ledger {path}: {error}. Move it away to start a new one.") from error
@@ -124,7 +139,9 @@ class Book:
         match fact:
             case Offered(group):
                 fields = (group.id, group.session, group.order, group.prompt, group.n, _pack(group.sampling))
-                run("insert into groups (id, session, ord, prompt, n, sampling) values (?, ?, ?, ?, ?, ?)", fields)
+                columns = "id, session, ord, prompt, n, sampling, max_lag, affinity"
+                values = (*fields, group.max_lag, group.affinity)
+                run(f"insert into groups ({columns}) values (?, ?, ?, ?, ?, ?, ?, ?)", values)
             case Leased(lease):
                 self._note_lease(lease)
             case Requeued(lease, group, samples, why):
@@ -136,9 +153,9 @@ class Book:
                 run("delete from slots where grp = ? and sample = ?", (group, sample))
                 fields = (group, sample, done.lease, done.token, done.node, done.sealed)
                 run("insert into rollouts values (?, ?, ?, ?, ?, ?)", fields)
-            case Discarded(group, sample):
+            case Discarded(group, sample, why):
                 run("delete from rollouts where grp = ? and sample = ?", (group, sample))
-                fields = (group, _pack((sample,)), "too old before it was handed over")
+                fields = (group, _pack((sample,)), why)
                 run("insert into requeues (grp, samples, why) values (?, ?, ?)", fields)
             case Taken(group):
                 run("update groups set taken = 1 where id = ?", (group,))
@@ -147,6 +164,14 @@ class Book:
                     run(f"delete from {table} where {column} = ?", (group,))
             case Advanced(head):
                 run("insert or replace into heads values (?, ?, ?)", head)
+            case Quarantined(node, why, seconds, times):
+                self._note_conduct(node, "quarantined", why, seconds, times)
+            case Released(node, why):
+                self._note_conduct(node, "released", why, None, None)
+
+    def _note_conduct(self, node: bytes, what: str, why: str, seconds: float | None, times: int | None) -> None:
+        fields = (node, int(time.time()), what, why, seconds, times)
+        self._db.execute("insert into conduct (node, at, what, why, seconds, times) values (?, ?, ?, ?, ?, ?)", fields)
 
     def _note_lease(self, lease: Lease) -> None:
         epoch, version = lease.minimum
@@ -157,22 +182,36 @@ class Book:
         self._db.executemany("insert into slots values (?, ?, ?)", slots)
         self._db.execute("insert or replace into numbers values ('next_id', ?)", (lease.id + 1,))
 
-    def restore(self, settings: Settings, head: Head, now: float) -> Ledger:
+    def restore(self, settings: Settings, head: Head, now: float, rng: random.Random | None = None) -> Ledger:
         """The ledger as its last facts left it. `head`: the swarm's, which may be newer than what is written here."""
-        ledger = Ledger(settings, head)
+        ledger = Ledger(settings, head, rng)
         heads = self._db.execute("select epoch, version, root from heads").fetchall()
         known = {(epoch, version): root for epoch, version, root in heads if (epoch, version) <= head.name}
         ledger.roots = OrderedDict(sorted((known | ledger.roots).items()))
         for (group,) in self._db.execute("select id from groups where taken = 0 order by ord").fetchall():
             ledger.adopt(self._group(group))
         for lease in self._open_leases(now):
-            ledger.adopt_lease(lease)
+            ledger.adopt_lease(lease, now)
         row = self._db.execute("select value from numbers where name = 'next_id'").fetchone()
-        ledger.next_id = max(ledger.next_id, row[0] if row else 1)
+        ledger.table.next_id = max(ledger.table.next_id, row[0] if row else 1)
         (order,) = self._db.execute("select coalesce(max(ord) + 1, 0) from groups").fetchone()
-        ledger.next_order = max(ledger.next_order, order)
+        ledger.pool.next_order = max(ledger.pool.next_order, order)
+        for entry in self.conduct():  # oldest first
+            if entry["what"] == "quarantined":
+                ledger.resume_quarantine(entry["node"], entry["why"], entry["seconds"], entry["times"], now)
+            else:
+                ledger.resume_quarantine(entry["node"], None, None, None, now)
         ledger.discard_old()
         return ledger
+
+    def conduct(self, node: bytes | None = None) -> list[dict[str, Any]]:
+        """Quarantines and releases, oldest first: `node`, `at` (Unix time, s), `what`, `why`, `seconds`, `times`."""
+        where = "" if node is None else "where node = ? "
+        query = f"select node, at, what, why, seconds, times from conduct {where}order by id"
+        names = ("node", "at", "what", "why", "seconds", "times")
+        with self._lock:
+            rows = self._db.execute(query, () if node is None else (node,)).fetchall()
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def recall(self, group: bytes) -> Group | None:
         """A group that was taken and is wanted again: whole, and untaken from now on. None if it is not kept here."""
@@ -211,9 +250,10 @@ class Book:
         return {name: self._db.execute(query).fetchone()[0] for name, query in count.items()}
 
     def _group(self, group: bytes) -> Group:
-        query = "select session, ord, prompt, n, sampling from groups where id = ?"
-        session, order, prompt, n, sampling = self._db.execute(query, (group,)).fetchone()
-        found = Group(group, session, order, prompt, n, msgspec.msgpack.decode(sampling, type=SamplingParams))
+        query = "select session, ord, prompt, n, sampling, max_lag, affinity from groups where id = ?"
+        session, order, prompt, n, sampling, max_lag, affinity = self._db.execute(query, (group,)).fetchone()
+        params = msgspec.msgpack.decode(sampling, type=SamplingParams)
+        found = Group(group, session, order, prompt, n, params, max_lag, affinity)
         for sample, lease in self._db.execute("select sample, lease from slots where grp = ?", (group,)):
             found.leased[sample] = lease
         rows = self._db.execute("select sample, lease, token, node, sealed from rollouts where grp = ?", (group,))
@@ -234,7 +274,7 @@ class Book:
                 node=node,
                 group=group,
                 samples=msgspec.msgpack.decode(samples, type=tuple[int, ...]),
-                granted=now,
+                granted=-math.inf,
                 deadline=now + duration_s,
                 duration_s=duration_s,
                 minimum=(epoch, version),

@@ -5,27 +5,46 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from blake3 import blake3
+
 from codec.errors import PeerError
 from node.engines.base import Version
 from node.ledger.messages import Reason, Rollout, VersionSpan, unpack_floats, unpack_tokens, work_hash
+from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
 
-__all__ = ["judge", "lag_reason", "oldest_version"]
+__all__ = ["fingerprint", "judge", "lag_reason", "oldest_version", "too_fast"]
 
 LOGPROB_SLACK: Final = 1e-3
 """A log-probability may exceed 0 by rounding, no more."""
 
 
-def judge(rollout: Rollout, group: Group, head: Head, roots: Mapping[Version, bytes], max_lag: int) -> Reason | None:
+def judge(rollout: Rollout, group: Group, head: Head, roots: Mapping[Version, bytes]) -> Reason | None:
     """None when `rollout` may count for its sample of `group`; otherwise why not."""
     if rollout.work != work_hash(group.id, rollout.sample, group.prompt, group.sampling):
         return Reason.WRONG_WORK
     if not _well_formed(rollout, group):
         return Reason.MALFORMED
     for span in rollout.spans:
-        if reason := _span_reason(span, head, roots, max_lag):
+        if reason := _span_reason(span, head, roots, group.max_lag):
             return reason
     return None
+
+
+def too_fast(rollout: Rollout, seconds: float, settings: Settings) -> bool:
+    """No engine draws so many tokens, one after another, in the time since they were asked for."""
+    tokens = len(rollout.token_ids) // 4
+    return tokens >= settings.fast_needs and tokens > seconds * settings.fastest_sequence
+
+
+def fingerprint(rollout: Rollout, group: Group, settings: Settings) -> bytes | None:
+    """What another sample has only by copying: prompt and tokens, where these were improbable. None: they were not.
+
+    Goes by what the node says of their probability; who claims that everything was certain is found out by a check.
+    """
+    if group.sampling.temperature == 0.0 or -sum(unpack_floats(rollout.logprobs)) < settings.copy_surprise:
+        return None
+    return blake3(len(group.prompt).to_bytes(4, "little") + group.prompt + rollout.token_ids).digest(16)
 
 
 def lag_reason(version: Version, head: Head, max_lag: int) -> Reason | None:

@@ -11,6 +11,9 @@
       Cannot       ------------------------->  my engine refuses it
       <--------------------------------- Withdraw  nobody wants this any more
       <------------------------------------ Unfit  not with that engine
+      <-------------------------------------- Ask  how likely are these tokens, of another's sample?
+      Answer       ------------------------->
+      Timesheet    ------------------------->  where my time went
 
 Any of these may be lost, repeated or late: requests name what the node holds, so that a lost lease is sent again, and a
 result is safe to repeat. A message is a byte of protocol version and a MessagePack array `[tag, field...]`. A rollout
@@ -32,13 +35,17 @@ __all__ = [
     "MAX_CAPACITY",
     "MAX_TOKENS",
     "ROLLOUT_DOMAIN",
+    "Answer",
+    "Ask",
     "Cannot",
+    "Commits",
     "GiveBack",
     "Reason",
     "Renew",
     "Renewed",
     "Rollout",
     "SignedRollout",
+    "Timesheet",
     "Unfit",
     "Verdict",
     "VersionSpan",
@@ -96,7 +103,12 @@ class Reason(StrEnum):
     WITHDRAWN = "work was withdrawn"
     IMPOSSIBLE = "the engine refuses this work"
     GIVEN_BACK = "given back"
+    COPIED = "the same tokens as another sample"
+    TOO_FAST = "faster than any engine draws"
+    QUARANTINED = "the node is in quarantine"
+    LIED = "the node was proven to lie"
     NO_WORK = "no work at the moment"
+    LATE = "too late for this version: the next is due"
 
 
 class WorkMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -120,7 +132,11 @@ class WorkRequest(WorkMessage, frozen=True, tag=1):
 
 
 class WorkLease(WorkMessage, frozen=True, tag=2):
-    """The right to generate these samples of a group until `deadline_s` from receipt, at (epoch, version) or later."""
+    """The right to generate these samples of a group until `deadline_s` from receipt, at (epoch, version) or later.
+
+    What was begun at a version may go on over the commit of later ones, as long as its oldest token is at most
+    `max_lag` versions behind the newest.
+    """
 
     lease: U63
     token: U63
@@ -131,6 +147,7 @@ class WorkLease(WorkMessage, frozen=True, tag=2):
     deadline_s: Seconds
     epoch: U32
     version: U63
+    max_lag: U32
 
 
 class Renew(WorkMessage, frozen=True, tag=3):
@@ -189,6 +206,60 @@ class Cannot(WorkMessage, frozen=True, tag=10):
     why: Annotated[str, msgspec.Meta(max_length=512)]
 
 
+class Ask(WorkMessage, frozen=True, tag=11):
+    """How likely are tokens [start, end) of `token_ids` after `prompt` and those before them, at this very version?"""
+
+    check: U63
+    prompt: Packed32
+    token_ids: Packed32
+    sampling: SamplingParams
+    epoch: U32
+    version: U63
+    start: U32
+    end: U32
+
+
+class Answer(WorkMessage, frozen=True, tag=12):
+    """Log-probabilities (f32, packed) of the tokens asked for; none: this engine cannot say. `version`: who says so."""
+
+    check: U63
+    epoch: U32
+    version: U63
+    logprobs: Packed32
+
+
+class Commits(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one version took on a node: from its replica's commit to its engine's (`wait_s`), of which `stage_s` in the
+    background; `pause_s` while nothing was generated; `resume_s` until what ran before had its next token."""
+
+    epoch: U32
+    version: U63
+    wait_s: Seconds
+    stage_s: Seconds
+    pause_s: Seconds
+    resume_s: Seconds
+
+
+class Timesheet(WorkMessage, frozen=True, tag=13):
+    """Where the node's time went since it started, s; the sum is all of it. `commits`: the last versions, newest last.
+
+    `generate`: at least one sequence was being drawn. `wait_version`: idle, because the engine's version is too old.
+    `commit`: nothing was drawn because a version was being taken, or the engine was being filled anew.
+    """
+
+    generate_s: Seconds
+    wait_work_s: Seconds
+    wait_version_s: Seconds
+    commit_s: Seconds
+    commits: Annotated[tuple[Commits, ...], msgspec.Meta(max_length=16)] = ()
+
+    @property
+    def useful(self) -> float:
+        """Share of its time in which it generated."""
+        total = self.generate_s + self.wait_work_s + self.wait_version_s + self.commit_s
+        return self.generate_s / total if total else 0.0
+
+
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens up to `end` (exclusive; from the previous span's end) were sampled from this version with this root."""
 
@@ -214,7 +285,21 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     spans: Annotated[tuple[VersionSpan, ...], msgspec.Meta(min_length=1, max_length=64)]
 
 
-_ALL = WorkRequest | WorkLease | Renew | Renewed | SignedRollout | Verdict | GiveBack | Withdraw | Unfit | Cannot
+_ALL = (
+    WorkRequest
+    | WorkLease
+    | Renew
+    | Renewed
+    | SignedRollout
+    | Verdict
+    | GiveBack
+    | Withdraw
+    | Unfit
+    | Cannot
+    | Ask
+    | Answer
+    | Timesheet
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)
 _rollout_decoder = msgspec.msgpack.Decoder(Rollout)

@@ -4,68 +4,75 @@
                   ^                |                    |
                   +-- expired, refused, node lost,      |
                   |   given back -------+               |
-                  +-- too old before its group left ----+
+                  +-- too old, or its node lied --------+
 
 A sample is in exactly one place. What changes is also noted as facts; whoever calls must make `take_facts()` durable
 before it tells anybody of the outcome, so that after a crash the ledger goes on where the world believes it stands.
 """
 
-import heapq
 import math
-from collections import OrderedDict, deque
+import random
+from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import replace
 
 from blake3 import blake3
 
 from node.engines.base import SamplingParams, Version
-from node.ledger.judge import judge, lag_reason, oldest_version
-from node.ledger.messages import MAX_CAPACITY, MAX_TOKENS, Reason, Rollout, WorkRequest
-from node.ledger.rate import Rate
-from node.ledger.state import (
+from node.ledger.checks import Check, Checks
+from node.ledger.conduct import Sentence
+from node.ledger.dealer import Dealer
+from node.ledger.facts import (
     Accepted,
     Advanced,
     Discarded,
-    Done,
     Dropped,
     Fact,
-    Group,
-    Head,
-    Lease,
     Leased,
-    Node,
     Offered,
+    Quarantined,
+    Released,
     Requeued,
-    Settings,
     Taken,
 )
+from node.ledger.judge import fingerprint, judge, lag_reason, oldest_version, too_fast
+from node.ledger.leases import LeaseTable, remember
+from node.ledger.messages import Reason, Rollout, WorkRequest
+from node.ledger.pool import Pool, check_offer
+from node.ledger.settings import Settings
+from node.ledger.state import Done, Group, Head, Lease, Node
 
-__all__ = ["Ledger", "check_offer"]
+__all__ = ["Ledger"]
 
 
 class Ledger:
-    """All the state of work. Every method may add facts; none does IO. `now`: any clock that only moves forward, s."""
+    """All the state of work. Every method may add facts; none does IO. `now`: any clock that only moves forward, s.
 
-    def __init__(self, settings: Settings, head: Head) -> None:
+    `rng` picks the samples that are checked: nobody else may foresee it.
+    """
+
+    def __init__(self, settings: Settings, head: Head, rng: random.Random | None = None) -> None:
         self.settings = settings
         self.head = head
         self.roots: OrderedDict[Version, bytes] = OrderedDict({head.name: head.root})
-        self.groups: dict[bytes, Group] = {}
-        self.leases: dict[int, Lease] = {}
+        self.pool = Pool()
+        self.table = LeaseTable(settings.remembered)
         self.nodes: dict[bytes, Node] = {}
         self.members: set[bytes] = set()
-        self.next_id = 1
-        """Of leases and fencing tokens: rises for ever, over restarts too."""
-        self.next_order = 0
-        """Of the next group offered."""
-        self._open: list[tuple[int, bytes]] = []
-        """Heap of (order, group) that may have free samples; entries that have none are skipped."""
-        self._ready: dict[str, deque[bytes]] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        """Heap of (deadline, lease); entries of leases that ended or were renewed are skipped."""
-        self._ended: OrderedDict[int, Reason] = OrderedDict()
+        self.checks = Checks(settings)
+        self.dealer = Dealer(settings, self.pool, self.table, self.nodes, self.members)
+        self._rng = rng or random.Random(0)
         self._judged: OrderedDict[tuple[int, int], tuple[bytes, Reason | None]] = OrderedDict()
+        self._prints: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
+        """Tokens that were accepted -> for which sample."""
         self._facts: list[Fact] = [Advanced(head)]
+
+    @property
+    def groups(self) -> dict[bytes, Group]:
+        return self.pool.groups
+
+    @property
+    def leases(self) -> dict[int, Lease]:
+        return self.table.leases
 
     def take_facts(self) -> list[Fact]:
         """What happened since the last call, in order; the caller writes it down."""
@@ -78,50 +85,56 @@ class Ledger:
 
     # ------------------------------------------------------------ the trainer's side
 
-    def offer(self, group: bytes, session: str, prompt: bytes, n: int, sampling: SamplingParams) -> bool:
+    def offer(
+        self,
+        group: bytes,
+        session: str,
+        prompt: bytes,
+        n: int,
+        sampling: SamplingParams,
+        *,
+        max_lag: int | None = None,
+        affinity: bytes = b"",
+        now: float = 0.0,
+    ) -> bool:
         """Ask for `n` samples of `prompt` (packed tokens). False when a group of this id is known: it simply goes on.
 
-        Raises `ValueError` for what no node could do; see `check_offer`.
+        `max_lag` and `affinity`: see `Group`. Raises `ValueError` for what no node could do; see `check_offer`.
         """
         check_offer(prompt, n, sampling)
         if group in self.groups:
             return False
-        found = Group(group, session, self.next_order, prompt, n, sampling, free=set(range(n)))
-        self.adopt(found)
+        lag = self.settings.max_lag if max_lag is None else max_lag
+        found = Group(group, session, self.pool.next_order, prompt, n, sampling, lag, affinity, now, free=set(range(n)))
+        self.pool.add(found)
         self._facts.append(Offered(found))
         return True
 
     def adopt(self, group: Group) -> None:
-        """Take in a group as it is: a new one, or one that the book kept."""
-        self.groups[group.id] = group
-        self.next_order = max(self.next_order, group.order + 1)
+        """Take in a group that the book kept."""
+        self.pool.add(group)
         for sample, done in group.done.items():  # its node may not have heard, and will say it again
-            self._remember(self._judged, (done.lease, sample), (blake3(done.sealed).digest(16), None))
-        if group.free:
-            heapq.heappush(self._open, (group.order, group.id))
-        if group.complete:
-            self._ready.setdefault(group.session, deque()).append(group.id)
+            digest = blake3(done.sealed).digest(16)
+            remember(self._judged, (done.lease, sample), (digest, None), self.settings.remembered)
 
-    def adopt_lease(self, lease: Lease) -> None:
+    def adopt_lease(self, lease: Lease, now: float) -> None:
         """Take in a lease that the book kept; its samples must be marked in its group already."""
-        self._watch(lease)
+        self.table.add(lease)
         node = self._node(lease.node)
         node.leases.add(lease.id)
         node.outstanding += len(lease.open)
-        node.busy_since = lease.granted
-        self.next_id = max(self.next_id, lease.id + 1, lease.token + 1)
+        node.busy_since = now
 
     def drop(self, group: bytes) -> list[Lease]:
         """The trainer no longer wants `group`. Gives the leases that are void now, for their nodes to be told."""
-        found = self.groups.pop(group, None)
+        found = self.pool.remove(group)
         if found is None:
             return []
         leases = [self.leases[lease] for lease in sorted(set(found.leased.values()))]
-        for lease in leases:
-            self._end(lease, Reason.WITHDRAWN)
-        ready = self._ready.get(found.session)
-        if ready is not None and group in ready:
-            ready.remove(group)
+        for lease in leases:  # nothing goes back to a group that is gone
+            self.nodes[lease.node].outstanding -= len(lease.open)
+            lease.open.clear()
+            self._forget(lease, Reason.WITHDRAWN)
         self._facts.append(Dropped(group))
         return leases
 
@@ -132,71 +145,60 @@ class Ledger:
 
     def reopen(self, session: str) -> None:
         """The trainer of `session` came back: what was on its way to it, and not taken, is handed over again."""
-        ready = self._ready.setdefault(session, deque())
-        for group in sorted(self.groups.values(), key=lambda g: g.order):
-            if group.session == session and group.handed_over:
-                group.handed_over = False
-                ready.append(group.id)
+        self.pool.reopen(session)
         self.discard_old()
 
     def hand_over(self, session: str) -> Group | None:
         """The next complete group of `session`, or None. It stays known until `taken`."""
-        ready = self._ready.get(session)
-        if not ready:
-            return None
-        group = self.groups[ready.popleft()]
-        group.handed_over = True
-        return group
+        return self.pool.hand_over(session)
 
     def taken(self, group: bytes) -> None:
         """The trainer has `group` and has made it its own: the ledger may forget it."""
         found = self.groups.get(group)
-        if found is None or not found.complete:
-            return
-        if not found.handed_over:  # we were restarted in between, and do not remember
-            self._ready[found.session].remove(group)
-        del self.groups[group]
-        self._facts.append(Taken(group))
+        if found is not None and found.complete:
+            self.pool.remove(group)
+            self._facts.append(Taken(group))
 
     def room(self, session: str, n: int) -> int:
         """Groups of `n` samples that the trainer should offer now: enough to keep the nodes busy, no more.
 
         Complete groups count until they are taken, so a trainer that is slow to take them is not drowned in them.
         """
-        open_samples = sum(g.n for g in self.groups.values() if g.session == session or not g.complete)
-        capacity = sum(self.nodes[key].capacity for key in self.members if key in self.nodes)
+        capacity = self.capacity
         wanted = self.settings.ahead * capacity if capacity else self.settings.cold_groups * n
-        return max(0, math.ceil((min(wanted, self.settings.max_open_samples) - open_samples) / n))
+        return max(0, math.ceil((min(wanted, self.settings.max_open_samples) - self.pool.samples(session)) / n))
 
-    def advance(self, head: Head) -> None:
+    @property
+    def capacity(self) -> int:
+        """Sequences that the members can hold in all."""
+        return sum(self.nodes[key].capacity for key in self.members if key in self.nodes)
+
+    def advance(self, head: Head, now: float | None = None) -> None:
         """A version was sealed: the staleness bound moves, and what fell out of it must be drawn anew."""
         if head.name < self.head.name:
             raise ValueError(f"head: {head.name} after {self.head.name}")
+        if now is not None and head.name > self.head.name:
+            self.dealer.timetable.sealed(head.name, now)
         self.head = head
         self.roots[head.name] = head.root
-        while len(self.roots) > self.settings.max_lag + 16:
+        while len(self.roots) > self._longest_lag() + 16:
             self.roots.popitem(last=False)
         self._facts.append(Advanced(head))
         self.discard_old()
 
-    def allow_lag(self, max_lag: int) -> None:
-        """Set the staleness bound, which holds for all work: who asked last says."""
-        self.settings = replace(self.settings, max_lag=max_lag)
-        self.discard_old()
-
     def discard_old(self) -> None:
-        """Free the samples of groups not yet handed over that fell out of the staleness bound."""
+        """Free the samples of groups not yet handed over that fell out of their staleness bound."""
         for group in self.groups.values():
-            if group.handed_over:
-                continue
-            was_complete = group.complete
             for sample, done in list(group.done.items()):
-                if lag_reason(done.oldest, self.head, self.settings.max_lag):
-                    del group.done[sample]
-                    self._facts.append(Discarded(group.id, sample))
-                    self._free(group, (sample,))
-            if was_complete and not group.complete:
-                self._ready[group.session].remove(group.id)
+                if (reason := lag_reason(done.oldest, self.head, group.max_lag)) and not group.handed_over:
+                    self._discard(group, sample, reason)
+
+    def _discard(self, group: Group, sample: int, why: Reason) -> None:
+        self.pool.undo(group, sample)
+        self._facts.append(Discarded(group.id, sample, str(why)))
+
+    def _longest_lag(self) -> int:
+        return max((group.max_lag for group in self.groups.values()), default=self.settings.max_lag)
 
     # ------------------------------------------------------------ the nodes' side
 
@@ -211,8 +213,9 @@ class Ledger:
         found = self.nodes.get(node)
         if found is None:
             return
-        found.capacity = 0
-        found.asked = float("-inf")
+        found.capacity, found.asked = 0, float("-inf")
+        self.checks.refuse(node)
+        self.dealer.timetable.forget(node)
         for lease in sorted(found.leases):
             self._requeue(self.leases[lease], Reason.NOT_A_MEMBER, now)
 
@@ -228,25 +231,29 @@ class Ledger:
             return Reason.NOT_A_MEMBER
         self.tick(now)
         found = self._node(node)
+        if found.conduct.sentence is not None:
+            return Reason.QUARANTINED
         if request.serial < found.serial:
             return Reason.NO_WORK  # an older request that was overtaken
-        found.serial = request.serial
-        found.asked = received
+        found.serial, found.asked = request.serial, received
         found.rate.claimed = request.tokens_per_s
         found.capacity = request.capacity + found.outstanding
         version = (request.epoch, request.version)
-        if reason := lag_reason(version, self.head, self.settings.max_lag):
+        if reason := lag_reason(version, self.head, max(self._longest_lag(), self.settings.max_lag)):
             return reason
         if self.roots.get(version) != request.root:
             return Reason.WRONG_ROOT
+        found.version = version
+        self.dealer.timetable.arrived(node, version, received)
         lost = [
             self.leases[lease]
             for lease in sorted(found.leases - set(request.holding))
             if received - self.leases[lease].granted >= self.settings.resend_after_s
         ]
         capacity = request.capacity - sum(len(lease.open) for lease in lost)
-        leases = lost + self._grant(found, min(capacity, self._share(found, now)), now)
-        return leases or Reason.NO_WORK
+        granted, why = self.dealer.deal(found, version, self.head, capacity, now)
+        self._facts.extend(Leased(lease) for lease in granted)
+        return lost + granted or why
 
     def renew(self, node: bytes, lease: int, token: int, tokens: int, now: float) -> float | None:
         """Tokens flow: the lease's new seconds to live, or None when it is not (or no longer) this node's."""
@@ -257,8 +264,7 @@ class Ledger:
         group = self.groups[found.group]
         if found.progress < tokens <= group.sampling.max_tokens * len(found.samples):
             found.progress = tokens
-            found.deadline = max(found.deadline, now + found.duration_s)
-            self._watch(found)
+            self.table.renew(found, now + found.duration_s)
         return found.deadline - now
 
     def submit(self, node: bytes, rollout: Rollout, sealed: bytes, now: float) -> Reason | None:
@@ -271,13 +277,13 @@ class Ledger:
         reason = self._lease_reason(node, rollout)
         if reason is None:
             lease = self.leases[rollout.lease]
-            reason = judge(rollout, self.groups[lease.group], self.head, self.roots, self.settings.max_lag)
+            reason = self._judge(lease, rollout, now)
             if reason is None:
                 self._accept(lease, rollout, sealed, now)
             else:
                 self._requeue(lease, reason, now, (rollout.sample,))
-            self._remember(self._judged, key, (digest, reason))
-        return reason if reason is None else self._refused(node, reason)
+            remember(self._judged, key, (digest, reason), self.settings.remembered)
+        return self._note(node, reason, now)
 
     def give_back(self, node: bytes, leases: Iterable[int], now: float) -> None:
         """`node` will not finish these: they go to others at once."""
@@ -296,93 +302,113 @@ class Ledger:
         self._requeue(found, Reason.IMPOSSIBLE, now)
         return group if len(group.refusers) >= min(self.settings.refusers, len(self.members)) else None
 
-    def refuse(self, node: bytes, reason: Reason) -> None:
+    def refuse(self, node: bytes, reason: Reason, now: float) -> None:
         """Count what was refused before it reached these rules (a bad signature, say)."""
-        self._refused(node, reason)
+        if node in self.nodes:
+            self._note(node, reason, now)
 
     def tick(self, now: float) -> None:
-        """End leases whose deadline has passed."""
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
-            self._requeue(self.leases[self._deadlines[0][1]], Reason.EXPIRED, now)
+        """End leases whose deadline has passed, checks that nobody can make, quarantines that are over."""
+        while (lease := self.table.expired(now)) is not None:
+            node = self.nodes[lease.node]
+            lapsed = len(lease.open) == len(lease.samples) and not lease.progress
+            self._requeue(lease, Reason.EXPIRED, now)
+            self._sentence_if(node, node.conduct.note_lease(lapsed, self.settings), now)
+        for check in self.checks.expire(now):
+            self._node(check.author).conduct.disputed += 1
+        for node in self.nodes.values():
+            sentence = node.conduct.sentence
+            if sentence is not None and sentence.until is not None and sentence.until <= now:
+                self.release(node.key, "its time is over")
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called at the latest."""
-        while self._deadlines:
-            deadline, lease = self._deadlines[0]
-            if lease in self.leases and self.leases[lease].deadline == deadline:
-                return deadline
-            heapq.heappop(self._deadlines)
-        return None
+        sentences = (node.conduct.sentence for node in self.nodes.values())
+        ends = [sentence.until for sentence in sentences if sentence is not None and sentence.until is not None]
+        lease = self.table.next_deadline()
+        return min(ends if lease is None else [lease, *ends], default=None)
 
-    # ------------------------------------------------------------ shares and leases
+    # ------------------------------------------------------------ bad workers
 
-    def _share(self, node: Node, now: float) -> int:
-        """How many more samples `node` should get: b_i = B * rate_i / sum of rates (SparrowRL), less what it has.
+    def quarantine(self, node: bytes, why: str, seconds: float | None, now: float) -> None:
+        """`node` gets no work and no say for so long (None: until it is released); what it had goes to others."""
+        found = self._node(node)
+        found.conduct.times += 1
+        found.conduct.sentence = Sentence(why, None if seconds is None else now + seconds)
+        found.capacity = 0
+        self._facts.append(Quarantined(node, why, seconds, found.conduct.times))
+        self.checks.refuse(node)
+        for lease in sorted(found.leases):
+            self._requeue(self.leases[lease], Reason.QUARANTINED, now)
 
-        An idle node always gets one, or it could never be measured.
-        """
-        asking = [
-            other
-            for key, other in self.nodes.items()
-            if key in self.members and (other.outstanding or now - other.asked <= self.settings.asking_ttl_s)
-        ]
-        rates = _comparable([other.rate for other in asking])
-        work = sum(len(group.free) + len(group.leased) for group in self.groups.values())
-        share = math.ceil(work * rates[asking.index(node)] / sum(rates)) - node.outstanding
-        return max(share, 0 if node.outstanding else 1)
+    def release(self, node: bytes, why: str) -> bool:
+        """`node` may work again. False: it was free."""
+        found = self.nodes.get(node)
+        if found is None or found.conduct.sentence is None:
+            return False
+        found.conduct.sentence = None
+        found.conduct.clear()
+        self._facts.append(Released(node, why))
+        return True
 
-    def _grant(self, node: Node, count: int, now: float) -> list[Lease]:
-        leases: list[Lease] = []
-        skipped: list[tuple[int, bytes]] = []
-        while count > 0 and self._open:
-            group = self.groups.get(self._open[0][1])
-            if group is None or not group.free:
-                heapq.heappop(self._open)
-                continue
-            if node.key in group.refusers:
-                skipped.append(heapq.heappop(self._open))
-                continue
-            samples = tuple(sorted(group.free)[:count])
-            count -= len(samples)
-            leases.append(self._lease(node, group, samples, now))
-        for entry in skipped:
-            heapq.heappush(self._open, entry)
-        return leases
+    def resume_quarantine(
+        self, node: bytes, why: str | None, seconds: float | None, times: int | None, now: float
+    ) -> None:
+        """Take in what the book kept: a quarantine, or (no `why`) its end. No fact, nothing else changes."""
+        conduct = self._node(node).conduct
+        until = None if seconds is None else now + seconds
+        conduct.sentence = None if why is None else Sentence(why, until)
+        conduct.times = times or conduct.times
 
-    def _lease(self, node: Node, group: Group, samples: tuple[int, ...], now: float) -> Lease:
-        if not node.outstanding:
-            node.busy_since, node.busy_tokens = now, 0
-        node.outstanding += len(samples)
-        settings = self.settings
-        duration = settings.max_deadline_s
-        if node.rate.low > 0:
-            ahead = settings.deadline_slack * node.outstanding * group.sampling.max_tokens / node.rate.low
-            duration = min(max(ahead, settings.min_deadline_s), settings.max_deadline_s)
-        minimum = (self.head.epoch, max(0, self.head.version - settings.max_lag))
-        lease = Lease(
-            id=self.next_id,
-            token=self.next_id,
-            node=node.key,
-            group=group.id,
-            samples=samples,
-            granted=now,
-            deadline=now + duration,
-            duration_s=duration,
-            minimum=minimum,
-            open=set(samples),
-        )
-        self.next_id += 1
-        self._watch(lease)
-        node.leases.add(lease.id)
-        group.free.difference_update(samples)
-        group.leased.update(dict.fromkeys(samples, lease.id))
-        self._facts.append(Leased(lease))
-        return lease
+    def next_check(self, node: bytes, now: float) -> Check | None:
+        """A sample of another that `node` should score now."""
+        found = self._node(node)
+        if node not in self.members or not found.scores or found.version is None or found.conduct.sentence:
+            return None
+        return self.checks.ask(node, found.version, now)
+
+    def answer_check(self, node: bytes, check: int, version: Version, logprobs: tuple[float, ...], now: float) -> None:
+        """What `node` computed; nothing at all: its engine cannot."""
+        if not logprobs:
+            self._node(node).scores = False
+            self.checks.refuse(node)
+            return
+        ruling = self.checks.answer(node, check, version, logprobs)
+        if ruling is None:
+            return
+        if ruling.liar is None or ruling.liar != ruling.check.author:
+            self._node(ruling.check.author).conduct.checked += 1
+        if ruling.liar is not None:
+            self._convict(ruling.liar, ruling.why, now)
+
+    def _convict(self, node: bytes, why: str, now: float) -> None:
+        """Proven: nothing of it that is still here counts, and a person must let it back in."""
+        self.quarantine(node, why, None, now)
+        for group in self.groups.values():
+            for sample, done in list(group.done.items()):
+                if done.node == node and not group.handed_over:
+                    self._discard(group, sample, Reason.LIED)
+
+    def _note(self, key: bytes, outcome: Reason | None, now: float) -> Reason | None:
+        """A result of `key` was judged: count it, and see whether that is enough."""
+        node = self._node(key)
+        if outcome is not None:
+            node.refused[outcome] = node.refused.get(outcome, 0) + 1
+        self._sentence_if(node, node.conduct.note(outcome, self.settings), now)
+        return outcome
+
+    def _sentence_if(self, node: Node, why: str | None, now: float) -> None:
+        if why is not None and node.conduct.sentence is None:
+            self.quarantine(node.key, why, node.conduct.term_s(self.settings), now)
+
+    # ------------------------------------------------------------ results
 
     def _lease_reason(self, node: bytes, rollout: Rollout) -> Reason | None:
+        if self._node(node).conduct.sentence is not None:
+            return Reason.QUARANTINED
         lease = self.leases.get(rollout.lease)
         if lease is None:
-            return self._ended.get(rollout.lease, Reason.UNKNOWN_LEASE)
+            return self.table.ended(rollout.lease)
         if lease.node != node:
             return Reason.WRONG_NODE
         if lease.token != rollout.token:
@@ -393,17 +419,35 @@ class Ledger:
             return Reason.WRONG_WORK
         return None if rollout.sample in lease.open else Reason.DUPLICATE
 
+    def _judge(self, lease: Lease, rollout: Rollout, now: float) -> Reason | None:
+        group = self.groups[lease.group]
+        if reason := judge(rollout, group, self.head, self.roots):
+            return reason
+        if too_fast(rollout, now - lease.granted, self.settings):
+            return Reason.TOO_FAST
+        found = fingerprint(rollout, group, self.settings)
+        if found is not None and self._prints.get(found, (group.id, rollout.sample)) != (group.id, rollout.sample):
+            return Reason.COPIED
+        return None
+
     def _accept(self, lease: Lease, rollout: Rollout, sealed: bytes, now: float) -> None:
         group, node = self.groups[lease.group], self.nodes[lease.node]
         done = Done(lease.node, lease.id, lease.token, oldest_version(rollout), rollout, sealed)
         self._close_samples(lease, (rollout.sample,), Reason.DUPLICATE)
         group.done[rollout.sample] = done
+        tokens = len(rollout.token_ids) // 4
         node.accepted += 1
-        node.busy_tokens += len(rollout.token_ids) // 4
+        node.tokens += tokens
+        node.busy_tokens += tokens
+        self.dealer.length.observe(tokens)
         self._measure(node, now)
+        if (found := fingerprint(rollout, group, self.settings)) is not None:
+            remember(self._prints, found, (group.id, rollout.sample), self.settings.remembered)
+        if self._rng.random() < self.settings.check_share:
+            self.checks.begin(node.key, group.id, group.prompt, group.sampling, rollout, now)
         self._facts.append(Accepted(group.id, rollout.sample, done))
         if group.complete:
-            self._ready.setdefault(group.session, deque()).append(group.id)
+            self.pool.completed(group)
 
     def _requeue(self, lease: Lease, why: Reason, now: float, samples: tuple[int, ...] | None = None) -> None:
         samples = tuple(sorted(lease.open)) if samples is None else samples
@@ -411,7 +455,7 @@ class Ledger:
         self._close_samples(lease, samples, why)
         self._measure(self.nodes[lease.node], now)
         self._facts.append(Requeued(lease.id, group.id, samples, str(why)))
-        self._free(group, samples)
+        self.pool.free(group, samples)
 
     def _close_samples(self, lease: Lease, samples: tuple[int, ...], why: Reason) -> None:
         group, node = self.groups[lease.group], self.nodes[lease.node]
@@ -422,21 +466,11 @@ class Ledger:
         if not lease.open:
             self._forget(lease, why)
 
-    def _end(self, lease: Lease, why: Reason) -> None:
-        """Of a group that is gone: nothing goes back to it."""
-        self.nodes[lease.node].outstanding -= len(lease.open)
-        lease.open.clear()
-        self._forget(lease, why)
-
     def _forget(self, lease: Lease, why: Reason) -> None:
-        del self.leases[lease.id]
+        self.table.end(lease, why)
         self.nodes[lease.node].leases.discard(lease.id)
-        self._remember(self._ended, lease.id, why)
-
-    def _free(self, group: Group, samples: tuple[int, ...]) -> None:
-        if not group.free:
-            heapq.heappush(self._open, (group.order, group.id))
-        group.free.update(samples)
+        if why is Reason.DUPLICATE:  # all of it was delivered
+            self.nodes[lease.node].conduct.note_lease(False, self.settings)
 
     def _measure(self, node: Node, now: float) -> None:
         """Tokens by the time in which the node had work, at the end of each such time, or every few seconds of it."""
@@ -445,41 +479,5 @@ class Ledger:
             node.rate.observe(node.busy_tokens, busy_s)
             node.busy_since, node.busy_tokens = now, 0
 
-    def _watch(self, lease: Lease) -> None:
-        self.leases[lease.id] = lease
-        heapq.heappush(self._deadlines, (lease.deadline, lease.id))
-
     def _node(self, key: bytes) -> Node:
         return self.nodes.setdefault(key, Node(key))
-
-    def _refused(self, node: bytes, reason: Reason) -> Reason:
-        found = self.nodes.get(node)
-        if found is not None:
-            found.refused[reason] = found.refused.get(reason, 0) + 1
-        return reason
-
-    def _remember(self, memory: OrderedDict, key: object, value: object) -> None:
-        memory[key] = value
-        while len(memory) > self.settings.remembered:
-            memory.popitem(last=False)
-
-
-def check_offer(prompt: bytes, n: int, sampling: SamplingParams) -> None:
-    """Raises `ValueError` for work that no node could do."""
-    if not 1 <= n <= MAX_CAPACITY:
-        raise ValueError(f"n: {n} samples of one prompt; 1 to {MAX_CAPACITY} can be asked for")
-    if not 4 <= len(prompt) <= 4 * MAX_TOKENS or sampling.max_tokens > MAX_TOKENS:
-        raise ValueError(f"a prompt needs at least 1 token; prompt and completion have at most {MAX_TOKENS} each")
-
-
-def _comparable(rates: list[Rate]) -> list[float]:
-    """Rates to share by. Who is not measured yet counts as claimed, but no faster than the fastest that was measured;
-    who claims nothing counts as an average one. So a boast is worth little, and not for long."""
-    measured = [rate.mean for rate in rates if rate.observed_s]
-    fastest = max(measured, default=math.inf)
-    known = [rate.mean if rate.observed_s else min(rate.claimed, fastest) for rate in rates]
-    positive = [value for value in known if value > 0]
-    usual = sum(positive) / len(positive) if positive else 1.0
-    floor = usual / 1000.0  # a stalled node keeps a crumb, or its rate could never rise again
-    guessed = [value if rate.observed_s else value or usual for value, rate in zip(known, rates, strict=True)]
-    return [max(value, floor) for value in guessed]

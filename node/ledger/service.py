@@ -17,13 +17,17 @@ from msgspec.structs import replace
 from codec.errors import PeerError
 from node.engines.base import SamplingParams
 from node.ledger.book import Book
+from node.ledger.checks import Check
 from node.ledger.messages import (
+    Answer,
+    Ask,
     Cannot,
     GiveBack,
     Reason,
     Renew,
     Renewed,
     SignedRollout,
+    Timesheet,
     Unfit,
     Verdict,
     Withdraw,
@@ -33,11 +37,14 @@ from node.ledger.messages import (
     decode,
     encode,
     open_rollout,
+    unpack_floats,
 )
-from node.ledger.rules import Ledger, check_offer
+from node.ledger.pool import check_offer
+from node.ledger.report import report
+from node.ledger.rules import Ledger
 from node.ledger.state import Group, Head, Lease
 
-__all__ = ["LedgerService", "Session"]
+__all__ = ["VOLATILE", "LedgerService", "Session"]
 
 Send = Callable[[bytes, bytes], Awaitable[None]]
 """`send(peer, body)`: hand a `Work` body to the swarm. May lose it, must not wait for a slow peer, never raises."""
@@ -48,6 +55,10 @@ OffLoop = Callable[..., Awaitable[Any]]
 ORPHAN_TTL_S: Final = 3600.0
 """A session that is kept waits this long for its trainer to come back."""
 PRUNE_EVERY_S: Final = 600.0
+VOLATILE: Final = "volatile/"
+"""Sessions whose name begins so end with this process: nobody can come back for them."""
+NOT_YET: Final = frozenset({Reason.NO_WORK, Reason.TOO_NEW})
+"""A request waits for work then. TOO_NEW: the node heard of the seal before we did, which is a matter of moments."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,20 +70,31 @@ class Session:
     name: str
     n: int
     sampling: SamplingParams
+    max_lag: int
     keep: bool
     """Its work outlives the connection."""
     news: trio.Event = field(default_factory=trio.Event)
     offered: int = 0
     allowed: int = 0
     """Groups that may be offered since the session was opened: a total, so that news in flight cannot be misread."""
-    impossible: str | None = None
-    """Why one of its groups cannot be done by any node."""
+    impossible: dict[bytes, str] = field(default_factory=dict)
+    """Groups that no node can do, and why."""
     groups: deque[Group] = field(default_factory=deque)
     """Complete and durable, not yet fetched."""
 
     def wake(self) -> None:
         self.news.set()
         self.news = trio.Event()
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    session: Session
+    group: bytes
+    prompt: bytes
+    n: int
+    sampling: SamplingParams
+    affinity: bytes
 
 
 class LedgerService:
@@ -98,11 +120,14 @@ class LedgerService:
         self._off_loop = off_loop
         self._due = trio.Event()
         self._out: list[tuple[bytes, WorkMessage]] = []
-        self._offers: list[tuple[Session, bytes, bytes]] = []
+        self._offers: list[_Offer] = []
         self._waiting: dict[bytes, tuple[WorkRequest, float]] = {}
         """Requests that could not be filled yet, and when they came."""
         self._sessions: dict[str, Session] = {}
-        self._orphans = dict.fromkeys({group.session for group in ledger.groups.values()}, clock() + ORPHAN_TTL_S)
+        sessions = {group.session for group in ledger.groups.values()}
+        self._orphans = {
+            name: clock() + (0.0 if name.startswith(VOLATILE) else ORPHAN_TTL_S) for name in sorted(sessions)
+        }
         self._prune_at = clock() + PRUNE_EVERY_S
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -148,15 +173,25 @@ class LedgerService:
     def _take_offers(self) -> None:
         """Just after a write. A group that was taken before is had from the book, once that knows of it."""
         offers, self._offers = self._offers, []
-        for session, group, prompt in offers:
+        for offer in offers:
+            session, group = offer.session, offer.group
             if self._sessions.get(session.name) is not session:
                 continue
             if self._ledger.just_taken(group):
-                self._offers.append((session, group, prompt))
+                self._offers.append(offer)
                 continue
-            if group not in self._ledger.groups and (kept := self._book.recall(group)) is not None:
+            if session.keep and group not in self._ledger.groups and (kept := self._book.recall(group)) is not None:
                 self._ledger.adopt(kept)
-            self._ledger.offer(group, session.name, prompt, session.n, session.sampling)
+            self._ledger.offer(
+                group,
+                session.name,
+                offer.prompt,
+                offer.n,
+                offer.sampling,
+                max_lag=session.max_lag,
+                affinity=offer.affinity,
+                now=self._clock(),
+            )
         if offers:
             self._ledger.discard_old()
             self._due.set()
@@ -189,7 +224,7 @@ class LedgerService:
 
     def sealed(self, head: Head) -> None:
         """A version was sealed."""
-        self._ledger.advance(head)
+        self._ledger.advance(head, self._clock())
         self._due.set()
 
     def hear(self, node: bytes, body: bytes) -> None:
@@ -199,7 +234,7 @@ class LedgerService:
         try:
             self._hear(node, decode(body))
         except PeerError as error:
-            self._ledger.refuse(node, Reason.MALFORMED)
+            self._ledger.refuse(node, Reason.MALFORMED, self._clock())
             _log.warning("work message from %s dropped: %s", node.hex()[:8], error)
         self._due.set()
 
@@ -215,7 +250,7 @@ class LedgerService:
                 try:
                     rollout = open_rollout(node, sealed)
                 except PeerError:
-                    self._ledger.refuse(node, Reason.BAD_SIGNATURE)
+                    self._ledger.refuse(node, Reason.BAD_SIGNATURE, now)
                     return
                 reason = self._ledger.submit(node, rollout, sealed, now)
                 self._out.append((node, Verdict(rollout.lease, rollout.sample, reason)))
@@ -226,13 +261,18 @@ class LedgerService:
                 group = self._ledger.cannot(node, lease, token, now)
                 if group is not None:
                     self._give_up(group, why)
+            case Answer(check, epoch, version, logprobs):
+                self._ledger.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
+            case Timesheet():
+                if (found := self._ledger.nodes.get(node)) is not None:
+                    found.timesheet = message
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for the ledger")
 
     def _give_up(self, group: Group, why: str) -> None:
         self._withdraw(self._ledger.drop(group.id))
         if (session := self._sessions.get(group.session)) is not None:
-            session.impossible = why
+            session.impossible[group.id] = why
             session.wake()
 
     def _serve(self, node: bytes, request: WorkRequest, received: float) -> None:
@@ -241,11 +281,12 @@ class LedgerService:
         found = self._ledger.request_work(node, request, now, received)
         leases = found if isinstance(found, list) else []
         self._out.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
+        if (check := self._ledger.next_check(node, now)) is not None:
+            self._out.append((node, _ask_message(check)))
         left = request.capacity - sum(len(lease.open) for lease in leases)
-        if isinstance(found, Reason) and found not in (Reason.NO_WORK, Reason.TOO_NEW):
+        if isinstance(found, Reason) and found not in NOT_YET:
             self._out.append((node, Unfit(request.serial, found)))
         elif left > 0 and request.serial >= self._ledger.nodes[node].serial:
-            # TOO_NEW: it heard of the seal before we did, which is a matter of moments
             holding = tuple(self._ledger.nodes[node].leases)
             self._waiting[node] = (replace(request, capacity=left, holding=holding), received)
 
@@ -270,22 +311,45 @@ class LedgerService:
         if name in self._sessions:
             raise PeerError(f"rollouts.session: {name!r} is open already")
         self._orphans.pop(name, None)
-        self._ledger.allow_lag(max_lag)
         self._ledger.reopen(name)
-        session = Session(name, n, sampling, keep)
+        session = Session(name, n, sampling, max_lag, keep)
         self._sessions[name] = session
         self._due.set()
         return session
 
-    def offer(self, session: Session, group: bytes, prompt: bytes) -> None:
-        """Want `session.n` samples of `prompt`. Raises `PeerError` for what no node could do."""
+    def offer(
+        self,
+        session: Session,
+        group: bytes,
+        prompt: bytes,
+        *,
+        n: int | None = None,
+        sampling: SamplingParams | None = None,
+        affinity: bytes = b"",
+    ) -> None:
+        """Want samples of `prompt`: as many, and sampled, as the session said unless said otherwise here. Groups of one
+        `affinity` go to one node where they can. Raises `PeerError` for what no node could do."""
         session.offered += 1
+        offer = _Offer(
+            session,
+            group,
+            prompt,
+            session.n if n is None else n,
+            session.sampling if sampling is None else sampling,
+            affinity,
+        )
         try:
-            check_offer(prompt, session.n, session.sampling)
+            check_offer(prompt, offer.n, offer.sampling)
         except ValueError as error:
             raise PeerError(f"rollouts.offer: {error}") from error
-        self._offers.append((session, group, prompt))
+        self._offers.append(offer)
         self._due.set()
+
+    def withdraw(self, session: Session, group: bytes) -> None:
+        """Nobody waits for this group any more."""
+        self._offers = [offer for offer in self._offers if offer.group != group]
+        self._withdraw(self._ledger.drop(group))
+        session.impossible.pop(group, None)
 
     def taken(self, group: bytes) -> None:
         """The trainer has it."""
@@ -303,38 +367,29 @@ class LedgerService:
 
     # ------------------------------------------------------------ for people
 
+    @property
+    def capacity(self) -> int:
+        """Sequences that the nodes can hold in all; 0: there are no nodes that generate."""
+        return self._ledger.capacity
+
+    def quarantine(self, node: bytes, why: str) -> None:
+        """By a person's word: no work for `node` until it is released."""
+        self._ledger.quarantine(node, why, None, self._clock())
+        self._due.set()
+
+    def release(self, node: bytes, why: str) -> bool:
+        """By a person's word. False: it was free."""
+        released = self._ledger.release(node, why)
+        self._due.set()
+        return released
+
+    def conduct(self) -> list[dict[str, Any]]:
+        """The record of quarantines and releases; see `Book.conduct`."""
+        return self._book.conduct()
+
     def state(self) -> dict[str, Any]:
-        """Plain values: groups, samples, nodes with their rates, refusals by reason."""
-        ledger = self._ledger
-        groups = ledger.groups.values()
-        return {
-            "groups_open": sum(not group.complete for group in groups),
-            "groups_ready": sum(group.complete for group in groups),
-            "samples_free": sum(len(group.free) for group in groups),
-            "samples_leased": sum(len(group.leased) for group in groups),
-            "tokens_per_s": sum(ledger.nodes[key].rate.value for key in ledger.members),
-            "nodes": {
-                key.hex(): {
-                    "member": key in ledger.members,
-                    "tokens_per_s": round(node.rate.value, 3),
-                    "outstanding": node.outstanding,
-                    "capacity": node.capacity,
-                    "accepted": node.accepted,
-                    "refused": {str(reason): count for reason, count in node.refused.items()},
-                }
-                for key, node in ledger.nodes.items()
-            },
-            "accepted": sum(node.accepted for node in ledger.nodes.values()),
-            "refused": _total_refused(ledger),
-        }
-
-
-def _total_refused(ledger: Ledger) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for node in ledger.nodes.values():
-        for reason, count in node.refused.items():
-            total[str(reason)] = total.get(str(reason), 0) + count
-    return total
+        """Plain values; see `node.ledger.report`."""
+        return report(self._ledger, self._clock())
 
 
 def _lease_message(lease: Lease, group: Group, now: float) -> WorkLease:
@@ -349,4 +404,19 @@ def _lease_message(lease: Lease, group: Group, now: float) -> WorkLease:
         deadline_s=max(lease.deadline - now, 0.0),
         epoch=epoch,
         version=version,
+        max_lag=group.max_lag,
+    )
+
+
+def _ask_message(check: Check) -> Ask:
+    epoch, version = check.version
+    return Ask(
+        check=check.id,
+        prompt=check.prompt,
+        token_ids=check.rollout.token_ids[: 4 * check.end],
+        sampling=check.sampling,
+        epoch=epoch,
+        version=version,
+        start=check.start,
+        end=check.end,
     )

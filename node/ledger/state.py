@@ -1,60 +1,14 @@
-"""What the ledger knows: groups, leases, nodes; and the facts that must outlive a crash. Values only, no rules."""
+"""What the ledger knows: groups, leases, nodes. Values only, no rules."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from node.engines.base import SamplingParams, Version
-from node.ledger.messages import Reason, Rollout
+from node.ledger.conduct import Conduct
+from node.ledger.messages import Reason, Rollout, Timesheet
 from node.ledger.rate import Rate
 
-__all__ = [
-    "Accepted",
-    "Advanced",
-    "Discarded",
-    "Done",
-    "Dropped",
-    "Fact",
-    "Group",
-    "Head",
-    "Lease",
-    "Leased",
-    "Node",
-    "Offered",
-    "Requeued",
-    "Settings",
-    "Taken",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Every number that the ledger runs by."""
-
-    max_lag: int = 1
-    """A token may be this many versions older than the head when its group is handed over. 0: synchronous."""
-    ahead: float = 2.0
-    """Samples open (queued or leased) for each sequence that the nodes can hold: 1 would leave nodes idle while a
-    result travels, more makes rollouts older than they need be."""
-    cold_groups: int = 16
-    """Groups taken from the trainer before any node has asked for work."""
-    max_open_samples: int = 1 << 16
-    """The pool's bound, whatever the nodes hold."""
-    deadline_slack: float = 3.0
-    """A lease runs this many times as long as its node should need at its own low rate, at full length."""
-    min_deadline_s: float = 10.0
-    """Covers two round trips and a commit's wait, however short the work."""
-    max_deadline_s: float = 600.0
-    """Also the deadline for a node of which nothing is known."""
-    busy_window_s: float = 10.0
-    """A node that always has work is measured this often."""
-    asking_ttl_s: float = 60.0
-    """A node that asked for work this lately counts when shares are worked out."""
-    resend_after_s: float = 5.0
-    """A lease that a request made this long after it does not name was lost on the way, and is sent again."""
-    refusers: int = 3
-    """A group that the engines of this many nodes refuse (or of all, where there are fewer) is impossible."""
-    remembered: int = 1 << 16
-    """Ended leases and judged samples remembered, to answer repeated results as the first time."""
+__all__ = ["Done", "Group", "Head", "Lease", "Node"]
 
 
 class Head(NamedTuple):
@@ -92,6 +46,12 @@ class Group:
     prompt: bytes
     n: int
     sampling: SamplingParams
+    max_lag: int = 1
+    """A token may be this many versions older than the head when the group is handed over."""
+    affinity: bytes = b""
+    """Groups of one affinity go to one node where they can, for its prefix cache. Empty: to any."""
+    since: float = 0.0
+    """When it was offered."""
     free: set[int] = field(default_factory=set)
     leased: dict[int, int] = field(default_factory=dict)
     """sample -> lease"""
@@ -116,6 +76,7 @@ class Lease:
     group: bytes
     samples: tuple[int, ...]
     granted: float
+    """-inf for one that was found in the book: nobody knows when."""
     deadline: float
     duration_s: float
     """As first given: what a renewal adds."""
@@ -131,6 +92,7 @@ class Node:
 
     key: bytes
     rate: Rate = field(default_factory=Rate)
+    conduct: Conduct = field(default_factory=Conduct)
     leases: set[int] = field(default_factory=set)
     outstanding: int = 0
     """Samples leased to it and still to come."""
@@ -138,65 +100,15 @@ class Node:
     """Sequences that it can hold in all: outstanding + what it last asked for."""
     asked: float = float("-inf")
     serial: int = -1
+    version: Version | None = None
+    """What its engine held when it last asked."""
     busy_since: float = 0.0
     busy_tokens: int = 0
     accepted: int = 0
+    tokens: int = 0
+    """Of accepted samples."""
     refused: dict[Reason, int] = field(default_factory=dict)
-
-
-class Offered(NamedTuple):
-    """The trainer wants this group."""
-
-    group: Group
-
-
-class Dropped(NamedTuple):
-    """The trainer no longer wants this group."""
-
-    group: bytes
-
-
-class Leased(NamedTuple):
-    """A lease was given."""
-
-    lease: Lease
-
-
-class Requeued(NamedTuple):
-    """These samples of a lease are free again; if they were all that was open, the lease is over."""
-
-    lease: int
-    group: bytes
-    samples: tuple[int, ...]
-    why: str
-
-
-class Accepted(NamedTuple):
-    """A sample is done."""
-
-    group: bytes
-    sample: int
-    done: Done
-
-
-class Discarded(NamedTuple):
-    """An accepted sample became too old before its group was handed over, and is free again."""
-
-    group: bytes
-    sample: int
-
-
-class Taken(NamedTuple):
-    """The trainer has this group."""
-
-    group: bytes
-
-
-class Advanced(NamedTuple):
-    """A version was sealed."""
-
-    head: Head
-
-
-Fact = Offered | Dropped | Leased | Requeued | Accepted | Discarded | Taken | Advanced
-"""What must be durable before anybody is told of it; `node.ledger.book` writes a list of facts as one transaction."""
+    scores: bool = True
+    """Its engine can score tokens, as far as is known."""
+    timesheet: Timesheet | None = None
+    """Where its time went, as it says."""

@@ -12,7 +12,8 @@ from node.ledger.messages import (
     work_hash,
 )
 from node.ledger.rules import Ledger
-from node.ledger.state import Head, Lease, Settings
+from node.ledger.settings import Settings
+from node.ledger.state import Head, Lease
 
 KEYS = [Key(bytes([i]) * 32) for i in range(1, 5)]
 ALICE, BOB, CAROL, DAVE = (key.public for key in KEYS)

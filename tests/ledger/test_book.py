@@ -8,9 +8,10 @@ from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, 
 
 from codec.errors import UsageError
 from node.ledger.book import Book
+from node.ledger.facts import Dropped
 from node.ledger.messages import Reason
 from node.ledger.rules import Ledger
-from node.ledger.state import Dropped, Settings
+from node.ledger.settings import Settings
 
 
 def same(a: Ledger, b: Ledger) -> None:
@@ -21,7 +22,7 @@ def same(a: Ledger, b: Ledger) -> None:
     assert {x.id: (x.token, x.node, x.group, x.samples, x.minimum, x.open) for x in a.leases.values()} == {
         x.id: (x.token, x.node, x.group, x.samples, x.minimum, x.open) for x in b.leases.values()
     }
-    assert a.next_id == b.next_id
+    assert a.table.next_id == b.table.next_id
     assert a.roots == b.roots
 
 
@@ -79,7 +80,7 @@ def test_tokens_are_never_given_twice(tmp_path: Path):
     book.write(ledger.take_facts())
     book.prune()
     assert book.counts()["leases"] == 0
-    assert book.restore(ledger.settings, ledger.head, 0.0).next_id > lease.token
+    assert book.restore(ledger.settings, ledger.head, 0.0).table.next_id > lease.token
 
 
 def test_the_swarms_head_may_be_newer_than_the_book(tmp_path: Path):

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, places, sealed
 
 from node.ledger.book import Book
-from node.ledger.state import Lease, Settings
+from node.ledger.settings import Settings
+from node.ledger.state import Lease
 
 NODES = st.sampled_from([ALICE, BOB])
 CRASH = st.sampled_from(["no", "no", "no", "before the write", "after the write"])

@@ -21,8 +21,8 @@ from ledger_kit import (
 from msgspec.structs import replace
 
 from node.engines.base import SamplingParams
+from node.ledger.facts import Accepted, Advanced, Discarded, Dropped, Leased, Offered, Requeued, Taken
 from node.ledger.messages import Reason, VersionSpan, pack_floats, pack_tokens
-from node.ledger.state import Accepted, Advanced, Discarded, Dropped, Leased, Offered, Requeued, Taken
 
 
 def one_lease(ledger, node=ALICE, capacity=4, now=0.0, **request):
@@ -249,7 +249,9 @@ def test_accepted_samples_that_become_too_old_are_drawn_anew():
     group = ledger.hand_over("s")
     ledger.advance(head(9))
     assert group.complete, "what is on its way to the trainer is the trainer's"
-    assert [fact for fact in ledger.take_facts() if isinstance(fact, Discarded)] == [Discarded(group_id(0), 0)]
+    assert [fact for fact in ledger.take_facts() if isinstance(fact, Discarded)] == [
+        Discarded(group_id(0), 0, "version too old")
+    ]
 
 
 def test_a_rollback_makes_the_old_epoch_worthless():

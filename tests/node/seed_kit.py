@@ -31,7 +31,8 @@ from node.ledger.messages import (
     work_hash,
 )
 from node.ledger.service import LedgerService
-from node.ledger.state import Head, Settings
+from node.ledger.settings import Settings
+from node.ledger.state import Head
 from node.publisher import Attempt
 from node.trainers.seedlink import SOCKET_NAME
 

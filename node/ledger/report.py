@@ -1,0 +1,98 @@
+"""The ledger as people and programs see it: plain values, read and never changed.
+
+`groups_open`, `groups_ready`, `samples_free`, `samples_leased`, `tokens_per_s` (all members), `useful` (the share of
+the nodes' time in which they generated), `accepted`, `refused` (by reason), `next_version_s` (until the next seal is
+expected, or None), `checks`, and `nodes` by public key in hex:
+
+- `member`, `tokens_per_s`, `spread`, `outstanding`, `capacity`, `accepted`, `tokens`, `refused`
+- `quarantine`: None, or `why` and `left_s` (None: until it is released); `quarantines`: how often; `checked`,
+  `disputed`: of its samples
+- `arrival_s`: until its engine is expected to hold the head
+- `seconds`: where its time went (`generate`, `wait_work`, `wait_version`, `commit`), and `useful`; None: not said yet
+- `commits`: of its last versions, `version`, `wait_s`, `stage_s`, `pause_s`, `resume_s`
+"""
+
+import math
+from collections import Counter
+from typing import Any
+
+from node.ledger.rules import Ledger
+from node.ledger.state import Node
+
+__all__ = ["report"]
+
+
+def report(ledger: Ledger, now: float) -> dict[str, Any]:
+    """How `ledger` stands."""
+    groups = ledger.groups.values()
+    nodes = ledger.nodes.values()
+    due_s = ledger.dealer.timetable.due_s(now)
+    return {
+        "groups_open": sum(not group.complete for group in groups),
+        "groups_ready": sum(group.complete for group in groups),
+        "samples_free": sum(len(group.free) for group in groups),
+        "samples_leased": sum(len(group.leased) for group in groups),
+        "tokens_per_s": sum(ledger.nodes[key].rate.value for key in ledger.members),
+        "useful": _useful([ledger.nodes[key] for key in sorted(ledger.members)]),
+        "next_version_s": None if math.isinf(due_s) else round(due_s, 3),
+        "accepted": sum(node.accepted for node in nodes),
+        "refused": dict(sum((Counter({str(r): n for r, n in node.refused.items()}) for node in nodes), Counter())),
+        "checks": {
+            "begun": ledger.checks.begun,
+            "confirmed": ledger.checks.confirmed,
+            "open": len(ledger.checks.open),
+            "given_up": ledger.checks.given_up,
+        },
+        "nodes": {node.key.hex(): _node(ledger, node, now) for node in nodes},
+    }
+
+
+def _node(ledger: Ledger, node: Node, now: float) -> dict[str, Any]:
+    conduct, sheet = node.conduct, node.timesheet
+    sentence = conduct.sentence
+    arrival_s = ledger.dealer.timetable.arrival_s(node.key, ledger.head.name, now)
+    return {
+        "member": node.key in ledger.members,
+        "tokens_per_s": round(node.rate.value, 3),
+        "spread": round(node.rate.spread, 3),
+        "outstanding": node.outstanding,
+        "capacity": node.capacity,
+        "accepted": node.accepted,
+        "tokens": node.tokens,
+        "refused": {str(reason): count for reason, count in node.refused.items()},
+        "quarantine": None
+        if sentence is None
+        else {"why": sentence.why, "left_s": None if sentence.until is None else max(0.0, sentence.until - now)},
+        "quarantines": conduct.times,
+        "checked": conduct.checked,
+        "disputed": conduct.disputed,
+        "arrival_s": None if arrival_s is None else round(arrival_s, 3),
+        "seconds": None
+        if sheet is None
+        else {
+            "generate": sheet.generate_s,
+            "wait_work": sheet.wait_work_s,
+            "wait_version": sheet.wait_version_s,
+            "commit": sheet.commit_s,
+        },
+        "useful": None if sheet is None else round(sheet.useful, 4),
+        "commits": []
+        if sheet is None
+        else [
+            {
+                "version": [commit.epoch, commit.version],
+                "wait_s": commit.wait_s,
+                "stage_s": commit.stage_s,
+                "pause_s": commit.pause_s,
+                "resume_s": commit.resume_s,
+            }
+            for commit in sheet.commits
+        ],
+    }
+
+
+def _useful(nodes: list[Node]) -> float | None:
+    """Generating seconds of all by all their seconds; None while nobody has said."""
+    sheets = [node.timesheet for node in nodes if node.timesheet is not None]
+    total = sum(s.generate_s + s.wait_work_s + s.wait_version_s + s.commit_s for s in sheets)
+    return round(sum(s.generate_s for s in sheets) / total, 4) if total else None

@@ -1,0 +1,52 @@
+"""Who gets how much, and for how long: arithmetic over nodes' rates. Pure."""
+
+import math
+from collections.abc import Sequence
+
+from node.ledger.rate import Rate
+from node.ledger.settings import Settings
+from node.ledger.state import Node
+
+__all__ = ["duration_s", "finishable", "share"]
+
+
+def share(node: Node, asking: Sequence[Node], work: int) -> int:
+    """How many more of `work` samples (open in all) `node` should get: b_i = B * rate_i / sum of rates (SparrowRL),
+    less what it has. An idle node always gets one, or it could never be measured. `asking` includes `node`."""
+    rates = comparable([other.rate for other in asking])
+    found = math.ceil(work * rates[asking.index(node)] / sum(rates)) - node.outstanding
+    return max(found, 0 if node.outstanding else 1)
+
+
+def finishable(node: Node, seconds: float, tokens: float) -> int:
+    """How many more samples of about `tokens` tokens `node` should finish within `seconds`, besides what it has.
+
+    Of a node that was never measured nothing can be said: one, if it has none.
+    """
+    if math.isinf(seconds):
+        return 1 << 30
+    if not node.rate.value:
+        return 0 if node.outstanding else 1
+    return math.floor(seconds * node.rate.value / max(tokens, 1.0)) - node.outstanding
+
+
+def duration_s(node: Node, max_tokens: int, settings: Settings) -> float:
+    """How long a lease runs: what the node holds, at full length, at a rate that it will hardly fall below (its own
+    average less twice its own spread), and then some."""
+    if node.rate.low <= 0:
+        return settings.max_deadline_s
+    ahead = settings.deadline_slack * node.outstanding * max_tokens / node.rate.low
+    return min(max(ahead, settings.min_deadline_s), settings.max_deadline_s)
+
+
+def comparable(rates: Sequence[Rate]) -> list[float]:
+    """Rates to share by. Who is not measured yet counts as claimed, but no faster than the fastest that was measured;
+    who claims nothing counts as an average one. So a boast is worth little, and not for long."""
+    measured = [rate.mean for rate in rates if rate.observed_s]
+    fastest = max(measured, default=math.inf)
+    known = [rate.mean if rate.observed_s else min(rate.claimed, fastest) for rate in rates]
+    positive = [value for value in known if value > 0]
+    usual = sum(positive) / len(positive) if positive else 1.0
+    floor = usual / 1000.0  # a stalled node keeps a crumb, or its rate could never rise again
+    guessed = [value if rate.observed_s else value or usual for value, rate in zip(known, rates, strict=True)]
+    return [max(value, floor) for value in guessed]
