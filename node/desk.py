@@ -6,12 +6,13 @@ byte: what it was publishing is abandoned, the work that only it wanted is withd
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
+from node.crew import Crews
 from node.ledger.service import LedgerService, Session
 from node.ledger.state import Group
 from node.local import ChannelClosed, close_fds
@@ -23,13 +24,12 @@ from node.trainers.messages import (
     Attach,
     Attached,
     FromTrainer,
+    GoBack,
     Offer,
     OpenRollouts,
     PublishBegin,
     PublishBlocks,
     PublishEnd,
-    PublishOpened,
-    PublishSealed,
     Refusal,
     Room,
     Sample,
@@ -39,6 +39,9 @@ from node.trainers.messages import (
 
 __all__ = ["Desk"]
 
+LEAVE_WITHIN_S: Final = 10.0
+"""To drop what an open version left, and tell the other ranks."""
+
 
 class Desk:
     """Serves trainers. `head`: (epoch, version) of the replica, asked when a publisher attaches."""
@@ -47,7 +50,7 @@ class Desk:
         self._seed = seed
         self._head = head
         self._ledger = ledger
-        self._publisher = Publisher(seed)
+        self._crews = Crews(Publisher(seed))
 
     async def run(self, path: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve `path` until cancelled; see `node.local_async.serve`."""
@@ -58,8 +61,8 @@ class Desk:
         close_fds(fds)
         try:
             match message:
-                case Attach(protocol):
-                    await self._publishing(channel, protocol)
+                case Attach():
+                    await self._publishing(channel, message)
                 case OpenRollouts():
                     await self._rollouts(channel, message)
                 case AskState():
@@ -76,34 +79,38 @@ class Desk:
 
     # ------------------------------------------------------------ publishing
 
-    async def _publishing(self, channel: AsyncChannel, protocol: int) -> None:
-        if protocol != PROTOCOL:
+    async def _publishing(self, channel: AsyncChannel, attach: Attach) -> None:
+        if attach.protocol != PROTOCOL:
             raise UsageError(
-                f"The trainer speaks protocol {protocol}, this seed {PROTOCOL}: install the same version of swarm-node."
+                f"The trainer speaks protocol {attach.protocol}, this seed {PROTOCOL}: "
+                "install the same version of swarm-node."
             )
         await self._hand_replica(channel)
-        opened = False  # by this connection: another's version is not ours to abandon
+        crew = self._crews.join(attach, channel)
+        why: SwarmError | None = None
         try:
             while True:
                 message, fds = await channel.recv()
                 close_fds(fds)
                 match message:
-                    case PublishBegin():
-                        attempt = await self._publisher.begin()
-                        opened = True
-                        await channel.send(PublishOpened(attempt.epoch, attempt.version, attempt.attempt))
-                    case PublishBlocks(deltas) if opened:
-                        await self._publisher.add([delta.unwrap() for delta in deltas])
-                    case PublishEnd(changed, root) if opened:
-                        sealed = await self._publisher.end(changed, root)
-                        opened = False
-                        await channel.send(PublishSealed(*sealed))
+                    case PublishBegin() if attach.rank == 0 and not crew.open:
+                        await crew.begin(message)
+                    case PublishBlocks(deltas) if crew.open and crew.has(attach.rank, channel):
+                        await crew.add(deltas)
+                    case PublishEnd() if crew.open and crew.has(attach.rank, channel):
+                        await crew.end(attach.rank, message)
+                    case GoBack() if attach.rank == 0 and not crew.open:
+                        await crew.go_back(message)
                     case _:
                         raise PeerError(f"publish: {type(message).__name__} out of turn")
+        except ChannelClosed:
+            raise
+        except SwarmError as error:
+            why = error
+            raise
         finally:
-            if opened:
-                with trio.CancelScope(shield=True), trio.move_on_after(10.0):
-                    await self._publisher.abandon()
+            with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_WITHIN_S):
+                await self._crews.leave(crew, attach, channel, why)
 
     async def _hand_replica(self, channel: AsyncChannel) -> None:
         replica = self._seed.replica

@@ -4,10 +4,13 @@ Trusted bytes only: the trainer is on this host and runs as the same user. Yet i
 open is abandoned, and the next attempt names itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import trio
+from numpy.typing import NDArray
 
 from codec import (
     BlockDelta,
@@ -22,10 +25,12 @@ from codec import (
     seal_chunk,
     state_root,
 )
-from codec.errors import PeerError, SwarmError
+from codec.errors import PeerError, SwarmError, UsageError
+from node.trainers.messages import Wanted
 from swarm.shell.seed import Attempt
+from swarm.store import Seal
 
-__all__ = ["Attempt", "Busy", "Publisher", "Sealed", "Seed"]
+__all__ = ["Attempt", "Busy", "Publisher", "Sealed", "Seed", "Went"]
 
 
 class Busy(SwarmError):
@@ -40,8 +45,22 @@ class Sealed(NamedTuple):
     chunks: int
 
 
+class Went(NamedTuple):
+    """The head after a way back. `payload_bytes`: of what it took; 0 when it was the head anyway."""
+
+    epoch: int
+    version: int
+    root: bytes
+    payload_bytes: int
+
+
 class Seed(Protocol):
     """What the publisher asks of the swarm."""
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """(epoch, version) of the replica."""
+        ...
 
     @property
     def replica(self) -> Replica:
@@ -53,8 +72,19 @@ class Seed(Protocol):
         """The authority."""
         ...
 
-    async def open_attempt(self) -> Attempt:
-        """Durably begin the next version (again)."""
+    async def find(self, wanted: Wanted) -> Seal:
+        """A sealed version. Raises `UsageError` when there is none such."""
+        ...
+
+    async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
+        """Durably begin the next version (again); or the way back to an older one, in a new epoch."""
+        ...
+
+    def rewind(self, to: Seal) -> AsyncIterator[list[tuple[BlockDelta, int]]]:
+        """What turns the replica into an older version, from what is kept: (delta, elements changed), some at a time.
+
+        Raises `UsageError` when not enough of it is kept.
+        """
         ...
 
     async def add_chunk(self, chunk: Chunk) -> None:
@@ -86,13 +116,47 @@ class Publisher:
         """A version is open."""
         return self._open is not None
 
-    async def begin(self) -> Attempt:
-        """Open the next version. Raises `Busy` when one is open."""
+    @property
+    def hashes(self) -> NDArray[np.uint8]:
+        """uint8 (n_blocks, 32): of the open version, as far as it is known. Raises `PeerError` when none is open."""
+        return self._current().hashes
+
+    async def begin(self, again: Wanted | None = None) -> Attempt:
+        """Open the next version, or (`again`) the way back to an older one, whose very bits will come.
+
+        Raises `Busy` when one is open; `UsageError` when there is no such older one.
+        """
+        target = None if again is None else await self.seed.find(again)
+        return await self._begin(target)
+
+    async def _begin(self, target: Seal | None) -> Attempt:
         if self._open is not None:
             raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
-        attempt = await self.seed.open_attempt()
-        self._open = _Version(attempt, self.seed)
+        attempt = await self.seed.open_attempt(target)
+        self._open = _Version(attempt, self.seed, target)
         return attempt
+
+    async def go_back(self, wanted: Wanted) -> Went:
+        """Make an older version the head again, in a new epoch, from what the seed keeps; nothing if it is the head.
+
+        Raises `UsageError` when there is no such version, or too little of it is kept; `Busy`.
+        """
+        target = await self.seed.find(wanted)
+        if target.root == self.seed.replica.root:
+            return Went(*self.seed.head, target.root, 0)
+        attempt = await self._begin(target)
+        try:
+            changed = 0
+            async with aclosing(self.seed.rewind(target)) as parts:
+                async for part in parts:
+                    await self.add([delta for delta, _ in part])
+                    changed += sum(count for _, count in part)
+            sealed = await self.end(changed, target.root)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.abandon()
+            raise
+        return Went(attempt.epoch, attempt.version, sealed.root, sealed.payload_bytes)
 
     async def add(self, deltas: Sequence[BlockDelta]) -> None:
         """Take changed blocks, in any order, each once. Raises `PeerError` for a block that cannot be."""
@@ -107,6 +171,11 @@ class Publisher:
         version = self._current()
         if version.root() != root:
             raise PeerError("publish.root: the blocks received do not add up to the trainer's weights")
+        if version.target is not None and root != version.target.root:
+            raise UsageError(
+                f"These weights are not those of version {version.target.id}, which were to come back: load the "
+                "checkpoint that was published as that version."
+            )
         for rest in version.packer.flush():
             await version.send(rest)
         await self.seed.seal(version.manifest(changed))
@@ -128,8 +197,9 @@ class Publisher:
 class _Version:
     """What is known of the open version so far."""
 
-    def __init__(self, attempt: Attempt, seed: Seed) -> None:
+    def __init__(self, attempt: Attempt, seed: Seed, target: Seal | None) -> None:
         self.attempt = attempt
+        self.target = target
         self.seed = seed
         self.packer = Packer(chunk_target(attempt.last_payload_bytes))
         self.hashes = seed.replica.hashes.copy()

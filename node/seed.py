@@ -9,13 +9,14 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final
 
 import structlog
 import trio
 
-from codec import Checkpoint, Manifest, Replica, Staged, open_manifest
+from codec import BlockDelta, Checkpoint, Manifest, Replica, Staged, open_manifest
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import kernels, keyfile, logs
@@ -30,6 +31,7 @@ from node.ledger.state import Head
 from node.raw import write_raw_base
 from node.status import query
 from node.track import Track
+from node.trainers.messages import Wanted
 from node.trainers.seedlink import SOCKET_NAME
 from swarm.protocol.authority import Authority
 from swarm.protocol.events import VersionId
@@ -38,7 +40,7 @@ from swarm.protocol.tuning import Tuning
 from swarm.shell import in_thread
 from swarm.shell.model import Model
 from swarm.shell.seed import Attempt, Seed, genesis
-from swarm.store import Store
+from swarm.store import Seal, Store
 from swarm.transport.identity import peer_id
 
 __all__ = ["run"]
@@ -188,9 +190,19 @@ class _Seat:
     def key(self) -> Key:
         return self._key
 
-    async def open_attempt(self) -> Attempt:
+    @property
+    def head(self) -> tuple[int, int]:
+        return self._head()
+
+    async def find(self, wanted: Wanted) -> Seal:
+        return await self._seed.find(wanted.root, wanted.version)
+
+    async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
         self.track.begin()
-        return await self._seed.open_attempt()
+        return await self._seed.open_attempt(back_to)
+
+    def rewind(self, to: Seal) -> AsyncIterator[list[tuple[BlockDelta, int]]]:
+        return self._seed.rewind(to)
 
     async def add_chunk(self, chunk: Any) -> None:
         await self._seed.add_chunk(chunk)
@@ -284,5 +296,6 @@ class _Seat:
             "received_bytes": 0 if report is None else report.received_bytes,
             "tokens_s": done.get("tokens_per_s", 0.0),
             "accepted": done.get("accepted", 0),
+            "refused": done.get("refused", {}),
             "outstanding": done.get("outstanding", 0),
         }

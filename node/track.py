@@ -96,8 +96,9 @@ class Track:
 
     def steps(self) -> list[dict[str, Any]]:
         """Oldest first: `version`, `density`, `bits_per_change`, `delta_bytes` (F), `trainer_sent_bytes` (at the
-        sockets), `trainer_control_bytes`, `trainer_copies` (payload sent / F), `publish_to_all_s`, `held` and `waiting`
-        (numbers of members)."""
+        sockets), `trainer_control_bytes`, `trainer_copies` (payload sent / F), `publish_to_all_s`, `age_s` (since its
+        publish began), `held` and `waiting` (numbers of members)."""
+        now = self._clock()
         return [
             {
                 "version": list(step.version),
@@ -108,6 +109,7 @@ class Track:
                 "trainer_control_bytes": step.after.control - step.before.control,
                 "trainer_copies": (step.after.payload - step.before.payload) / max(1, step.payload_bytes),
                 "publish_to_all_s": step.to_all_s,
+                "age_s": now - step.at,
                 "held": step.held,
                 "waiting": len(step.waiting),
             }

@@ -6,7 +6,8 @@
 
 Synchronous, typed, and never in the way: whatever waits has a deadline, whatever the swarm does ends in a typed error
 or in `swarm.state`, and `publish` returns as soon as the weights are copied. Needs codec, numpy, and torch where
-tensors are torch's; not libp2p, not trio: the seed is a process of its own, found by its Unix socket.
+tensors are torch's; not libp2p, not trio: the seed is a process of its own, found by its Unix socket. A model that is
+sharded by FSDP2 is attached and published by every rank, with the same calls in the same order.
 """
 
 import os
@@ -14,15 +15,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from codec import Layout, TensorSpec
+from codec import Layout
 from codec.errors import SwarmError, UsageError
 from node.engines.base import SamplingParams
+from node.trainers.attach import attach, default_threads
 from node.trainers.errors import SwarmBusy, SwarmDown, SwarmTimeout
-from node.trainers.messages import OpenRollouts
-from node.trainers.publishing import OnBusy, Publication, PublishLine
+from node.trainers.messages import OpenRollouts, Wanted
+from node.trainers.publication import Publication
+from node.trainers.publishing import OnBusy, PublishLine
 from node.trainers.rollouts import Rollout, RolloutGroup, rollouts
 from node.trainers.seedlink import SeedProcess, ask_state, home_folder
-from node.trainers.weights import named_tensors
+from node.trainers.standing import held_share, standing
 
 __all__ = [
     "Publication",
@@ -62,33 +65,21 @@ class Swarm:
     ) -> "Swarm":
         """Find the seed of `home` (default: SWARM_HOME), or start one on the checkpoint folder `base`.
 
-        `model`, if given, is compared with the base's tensors now rather than at the first `publish`. `max_lag`: how
-        many versions older than the newest sealed one a rollout's tokens may be when you get them (0: synchronous).
-        `threads`: encoders (default: half the cores, at most 4). A seed started here ends with `close`, or with this
-        process. Raises `UsageError` when there is no seed and none can be started, or the model is another;
-        `SwarmTimeout`.
+        `model`, if given, is compared with the base's tensors now rather than at the first `publish`. A model that is
+        sharded by `fully_shard` must be given, and every rank must attach (a collective). `max_lag`: how many versions
+        older than the newest sealed one a rollout's tokens may be when you get them (0: synchronous). `threads`:
+        encoders of each rank (default: half the cores, shared by the ranks, at most 4). A seed started here ends with
+        `close`, or with this process. Raises `UsageError` when there is no seed and none can be started, the model is
+        another, or its ranks are on several hosts; `SwarmTimeout`.
         """
-        folder, seed = home_folder(home), None
+        folder = home_folder(home)
         base = None if base is None else Path(base).expanduser().absolute()
-        try:
-            line = PublishLine(folder, threads, lambda publication: _held(folder, publication))
-        except SwarmDown:
-            if not start or base is None:
-                raise UsageError(
-                    f"No seed serves {folder}. Start one (swarm-node seed --base FOLDER), "
-                    "or give Swarm.attach the base folder, and it will."
-                ) from None
-            seed = SeedProcess(folder, base)
-            seed.wait_until_serving()
-            line = PublishLine(folder, threads, lambda publication: _held(folder, publication))
-        swarm = cls(folder, line, base, seed, max_lag)
-        if model is not None:
-            try:
-                _check_names(line.layout, model)
-            except UsageError:
-                swarm.close()
-                raise
-        return swarm
+        found = attach(model, folder, base if start else None)
+        line = PublishLine(
+            found.seat, found.link, found.copies, found.shares, threads or default_threads(found.seat.world),
+            lambda publication: held_share(folder, publication),
+        )  # fmt: skip
+        return cls(folder, line, base, found.seed, max_lag)
 
     def publish(self, model: Any, *, step: int, on_busy: OnBusy = "wait", timeout_s: float = 600.0) -> Publication:
         """Publish these weights as the next version. Returns when they are copied; the rest happens in the background.
@@ -97,8 +88,33 @@ class Swarm:
         not sealed at a time. With a third, "wait" waits for the oldest, at most `timeout_s` (then `SwarmBusy`);
         "coalesce" drops the one that has not begun, which this one replaces. Raises `UsageError` when the tensors are
         not the base's. What goes wrong later is in the publication's `error`, and in `state`.
+
+        LoRA adapters are published merged, and the model is not touched for it. Nothing here runs by itself: with
+        gradient accumulation, call it after the steps that should become versions.
         """
         return self._line.publish(model, step, on_busy, timeout_s)
+
+    def resume(self, root: bytes, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
+        """The trainer begins again from the checkpoint that was published with this root: bring the swarm there.
+
+        If that is the head, nothing happens. Else the version becomes the head again, under its number in a new epoch:
+        every node goes back to it, and rollouts of versions that came after it are refused. Without `model` from what
+        the seed keeps (eight versions at least); with `model`, whose bits must have this root, from any. Gives
+        (epoch, version) of the head. Raises `UsageError` when no version has this root, or its bits cannot be had;
+        what `publish` raises.
+        """
+        return self._back(Wanted(root=root), model, timeout_s)
+
+    def rollback(self, version: int, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
+        """As `resume`, by the number of a version in the history of the head."""
+        return self._back(Wanted(version=version), model, timeout_s)
+
+    def _back(self, wanted: Wanted, model: Any, timeout_s: float) -> tuple[int, int]:
+        if model is None:
+            self._line.go_back(wanted, timeout_s)
+        elif wanted.root != self._line.settle(timeout_s):
+            self._line.publish(model, 0, "wait", timeout_s, again=wanted).wait(timeout_s=timeout_s)
+        return self._line.head
 
     def rollouts(
         self,
@@ -121,13 +137,17 @@ class Swarm:
 
     @property
     def state(self) -> dict[str, Any]:
-        """How things stand, as plain values: `head` (epoch, version), `swarm`, `work`, and `error` where there is one.
+        """How things stand, as plain values; see `docs/trainers.md` for each.
 
-        Never raises for a seed that is down: then `swarm` is missing and `error` says so.
+        Never raises, and answers within seconds: for a seed that is down or does not answer, what only it knows is
+        missing, and `error` says why.
         """
-        state: dict[str, Any] = {"head": self._line.head}
+        state: dict[str, Any] = {
+            "head": self._line.head,
+            "unsealed": [publication.step for publication in self._line.unsealed()],
+        }
         try:
-            state |= ask_state(self._home)
+            state |= standing(ask_state(self._home))
         except SwarmError as error:
             state["error"] = str(error)
         if self._line.last_error is not None:
@@ -166,28 +186,3 @@ class Swarm:
 
             self._tokenizer = AutoTokenizer.from_pretrained(self._base, local_files_only=True)
         return self._tokenizer(prompt)["input_ids"]
-
-
-def _held(home: Path, publication: Publication) -> float:
-    """The share of live nodes that hold `publication`, verified, or something newer. No nodes: nobody holds it."""
-    wanted = [publication.epoch, publication.version]
-    nodes = ask_state(home)["swarm"].get("nodes", [])
-    held = [node["held"] for node in nodes if node.get("held") is not None]
-    return sum(list(version) >= wanted for version in held) / len(nodes) if nodes else 0.0
-
-
-def _check_names(layout: Layout, model: Any) -> None:
-    """Names and shapes only: cheap, whatever the size of the model."""
-    known: dict[str, TensorSpec] = {name: spec for spec in layout.tensors for name in (spec.name, *spec.aliases)}
-    seen: set[str] = set()
-    for name, tensor in named_tensors(model):
-        spec = known.get(name)
-        if spec is None or tuple(tensor.shape) != spec.shape:
-            raise UsageError(
-                f"{name} of the model is not in the base checkpoint in this shape: give the folder that training "
-                "started from."
-            )
-        seen.add(spec.name)
-    missing = next((spec.name for spec in layout.tensors if spec.name not in seen), None)
-    if missing is not None:
-        raise UsageError(f"The model lacks {missing}, which the base checkpoint has: give its own base folder.")

@@ -2,15 +2,17 @@
 
 Each connection has one purpose, which its first message names, and the trainer speaks first:
 
-    Attach ---> Attached (replica, block hashes as descriptors)        a publisher; then, for each version:
-        PublishBegin ---> PublishOpened
-        PublishBlocks... PublishEnd ---> PublishSealed
+    Attach ---> Attached (replica, block hashes as descriptors)        a publisher's rank; then, for each version:
+        PublishBegin (rank 0) ---> PublishOpened (to each rank)
+        PublishBlocks... PublishEnd (each rank) ---> PublishSealed (to each rank)
+    or, in the place of a version:
+        GoBack (rank 0) ---> WentBack (to each rank)
     OpenRollouts ---> Room                                             one batch of prompts; then, in any order:
         Offer..., Taken...              Room..., Sample...
     AskState ---> State
 
-Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. A publisher that
-hangs up in the middle of a version abandons it.
+Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. A publisher of
+which a rank hangs up in the middle of a version abandons it.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -28,6 +30,7 @@ __all__ = [
     "Delta",
     "FromSeed",
     "FromTrainer",
+    "GoBack",
     "Offer",
     "OpenRollouts",
     "PublishBegin",
@@ -40,21 +43,29 @@ __all__ = [
     "Sample",
     "State",
     "Taken",
+    "Wanted",
+    "WentBack",
 ]
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
+MAX_RANKS: Final = 1024
 
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
 GroupId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Packed32 = Annotated[bytes, msgspec.Meta(max_length=4 << 16)]
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """I shall publish. `protocol`: ours; the seed refuses another."""
+    """I shall publish. `protocol`: ours; the seed refuses another. `session`: one trainer, whose ranks are `world`."""
 
     protocol: int
+    session: SessionId
+    rank: Rank = 0
+    world: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
@@ -66,18 +77,36 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
     layout: bytes
 
 
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """A sealed version, by its root, or by its number in the history of the head."""
+
+    root: Hash | None = None
+    version: U63 | None = None
+
+
 class PublishBegin(msgspec.Struct, frozen=True, tag="begin"):
-    """A new version comes. `step`: the trainer's own count, for people."""
+    """A new version comes. `step`: the trainer's own count, for people. `number`: of the publish, alike on all ranks.
+
+    `again`: no new one; these are the very bits of this older version, and the swarm goes back to it, in a new epoch.
+    """
 
     step: U63
+    number: U63
+    again: Wanted | None = None
 
 
 class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
-    """Durable: this is what the version will be called."""
+    """Durable: this is what the version will be called. `parent`: the root that the replica has, to be compared with.
 
+    `batch_bytes`: blocks are to be sent when they are so many, so that chunks leave as they fill.
+    """
+
+    number: U63
     epoch: U32
     version: U63
     attempt: U32
+    parent: Hash
+    batch_bytes: U63
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -99,18 +128,38 @@ class PublishBlocks(msgspec.Struct, frozen=True, tag="blocks"):
 
 
 class PublishEnd(msgspec.Struct, frozen=True, tag="end"):
-    """That was all. `changed`: elements whose bits differ; `root`: what the trainer's own bits add up to."""
+    """That was all from this rank. `changed`: elements whose bits differ; `blocks`: those that it encoded, changed or
+    not, as (first, number); `root`: what the hashes of just these add up to (`codec.state_root`)."""
 
     changed: U63
+    blocks: tuple[tuple[U63, U63], ...]
     root: Hash
 
 
 class PublishSealed(msgspec.Struct, frozen=True, tag="sealed"):
-    """The version is durable, signed and on its way, and the replica holds it."""
+    """The version is durable, signed and on its way, and the replica holds it. `changed`: of all ranks together."""
 
     root: Hash
     payload_bytes: U63
     chunks: U63
+    changed: U63
+
+
+class GoBack(msgspec.Struct, frozen=True, tag="back"):
+    """Make this version the head again, in a new epoch, from what you keep."""
+
+    number: U63
+    wanted: Wanted
+
+
+class WentBack(msgspec.Struct, frozen=True, tag="went"):
+    """That is the head now. The replica has changed: attach again. `payload_bytes`: 0 where it was the head anyway."""
+
+    number: U63
+    epoch: U32
+    version: U63
+    root: Hash
+    payload_bytes: U63
 
 
 class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
@@ -179,5 +228,5 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     usage: bool = False
 
 
-FromTrainer = Attach | PublishBegin | PublishBlocks | PublishEnd | OpenRollouts | Offer | Taken | AskState
-FromSeed = Attached | PublishOpened | PublishSealed | Room | Sample | State | Refusal
+FromTrainer = Attach | PublishBegin | PublishBlocks | PublishEnd | GoBack | OpenRollouts | Offer | Taken | AskState
+FromSeed = Attached | PublishOpened | PublishSealed | WentBack | Room | Sample | State | Refusal

@@ -3,142 +3,112 @@
 The thread compares the copy with the truth replica, which the seed shares as memory, block by block, and sends what
 changed as it finds it: the first chunk leaves while later tensors are still being compared. The replica holds the
 parent until the seed says "sealed", so one version is encoded at a time; a second may wait as a copy.
+
+Of a trainer with several ranks each runs all of this for its own share. Publishes are counted alike on all of them;
+rank 0 decides into which copy each goes and begins it, the others follow.
 """
 
-import os
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from codec import BlockDelta, Layout, Replica, state_root
 from codec.errors import SwarmError
-from codec.shared import map_readonly
-from node.local import Channel, close_fds
+from node.local import ChannelTimeout
+from node.trainers.attempt import Attempt
+from node.trainers.copies import BUSY, LOOK_S, SLOTS, Copies, Decision, await_true
+from node.trainers.encoding import deltas
 from node.trainers.errors import PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
+from node.trainers.link import Link, Seat
 from node.trainers.messages import (
-    PROTOCOL,
-    Attach,
-    Attached,
     Delta,
+    GoBack,
     PublishBegin,
     PublishBlocks,
     PublishEnd,
     PublishOpened,
     PublishSealed,
+    Wanted,
+    WentBack,
 )
-from node.trainers.seedlink import dial, expect, speaking
-from node.trainers.weights import HostCopy
+from node.trainers.publication import Publication
+from node.trainers.seedlink import expect, speaking
+from node.trainers.shares import Shares
+from node.trainers.weights import Copier
 
-__all__ = ["OnBusy", "Publication", "PublishLine"]
+__all__ = ["OnBusy", "PublishLine"]
 
 OnBusy = Literal["wait", "coalesce"]
 
-BATCH_BYTES: Final = 256 << 10
-"""Payload sent to the seed at once: a quarter of the largest chunk, so that filling one never waits long for blocks."""
 SEALED_WITHIN_S: Final = 600.0
 """A seal waits for the disk and a scatter of the trainer's replica, never for a peer."""
+OPENED_WITHIN_S: Final = 180.0
+"""The seed waits for the last rank to attach, rank 0 for a seed that is restarted."""
 TAKEN_WITHIN_S: Final = 300.0
 """The seed takes blocks as fast as its store does; one that takes none for this long is stuck."""
 RECONNECT_S: Final = 60.0
 """A seed that is restarted within this costs nothing but the time."""
+TRIES: Final = 4
+"""Times that a version is begun anew: more than a seed is restarted, or another trainer publishes, in its time."""
+FOLLOW_S: Final = 0.2
+"""How often a rank that waits for rank 0 looks whether it still should."""
 
 
 @dataclass(eq=False)
-class Publication:
-    """One version on its way. Fields are None (or empty) until they are known; `wait` waits for them all.
+class _Entry:
+    """A publish in the line. `slot`: where its copy is. `begun`: too late for a newer one to take its place."""
 
-    `bytes`: payload of its chunks. `changed`: elements whose bits differ, `density` the share of all. `seconds` by
-    stage: wait (for a free copy) and copy, both in `publish`; queue (until the version before was sealed), encode
-    (diff, code, hash, stream) and seal, in the background. `error`: why it was not published. `superseded`: a newer one
-    took its place before it began (`on_busy="coalesce"`).
-    """
+    number: int
+    publication: Publication
+    slot: int
+    again: Wanted | None = None
+    copied_at: float = 0.0
+    begun: bool = False
+    told: bool = False
+    """Its copy failed here, and the caller knows why."""
 
-    step: int
-    epoch: int | None = None
-    version: int | None = None
-    root: bytes | None = None
-    bytes: int | None = None
-    changed: int | None = None
-    density: float | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+
+@dataclass(eq=False)
+class _Return:
+    """A way back to an older version, in its turn."""
+
+    number: int
+    wanted: Wanted
+    done: threading.Event = field(default_factory=threading.Event)
     error: SwarmError | None = None
-    superseded: bool = False
-    _done: threading.Event = field(default_factory=threading.Event)
-    _holders: Callable[["Publication"], float] = lambda publication: 0.0
-
-    @property
-    def sealed(self) -> bool:
-        """It is durable and on its way to every node."""
-        return self._done.is_set() and self.error is None and not self.superseded
-
-    def wait(self, quorum: float = 0.0, timeout_s: float = 600.0) -> "Publication":
-        """Wait until it is sealed and held, verified, by this share of the live nodes (0: sealed is enough).
-
-        Raises its `error`, or `SwarmTimeout`. A superseded one returns at once: the newer holds all it would have.
-        """
-        deadline = time.monotonic() + timeout_s
-        if not self._done.wait(timeout_s):
-            raise SwarmTimeout(f"Step {self.step} was not sealed within {timeout_s:.0f} s.")
-        if self.error is not None:
-            raise self.error
-        while quorum > 0.0 and not self.superseded:
-            held = self._holders(self)
-            if held >= quorum:
-                break
-            if time.monotonic() >= deadline:
-                raise SwarmTimeout(f"Step {self.step}: {held:.0%} of the nodes hold it after {timeout_s:.0f} s.")
-            time.sleep(0.1)
-        return self
 
 
-class _Link:
-    """One attached connection: the seed's replica as it stands, and the hash of each of its blocks."""
-
-    def __init__(self, home: Path) -> None:
-        with speaking("this trainer attached"):
-            self.channel: Channel = dial(home)
-            try:
-                self.channel.send(Attach(PROTOCOL))
-                attached, fds = expect(self.channel, Attached)
-            except BaseException:
-                self.channel.close()
-                raise
-            replica_fd, hashes_fd = fds
-            try:
-                layout = Layout.from_bytes(attached.layout)
-                table = np.frombuffer(map_readonly(hashes_fd), np.uint8)[: 32 * layout.n_blocks]
-                self.hashes: NDArray[np.uint8] = table.reshape(-1, 32).copy()
-            except BaseException:
-                close_fds([replica_fd])
-                raise
-            finally:
-                close_fds([hashes_fd])
-        self.replica = Replica.attach(replica_fd, layout, self.hashes)  # owns the descriptor from here on
-        self.epoch, self.version, self.root = attached.epoch, attached.version, attached.root
+class _Stale(SwarmDown):
+    """Somebody else has published since we attached: what we know of the replica is old."""
 
 
 class PublishLine:
     """At most two versions that are not sealed: one being encoded, one waiting as a copy. Called from one thread."""
 
-    def __init__(self, home: Path, threads: int | None, holders: Callable[[Publication], float]) -> None:
-        """Attach to the seed. `threads`: encoders. Raises `SwarmDown`, `UsageError`."""
-        self._home = home
+    def __init__(
+        self,
+        seat: Seat,
+        link: Link,
+        copies: Copies,
+        shares: Shares,
+        threads: int,
+        holders: Callable[[Publication], float],
+    ) -> None:
+        """`threads`: encoders of this rank. `holders`: the share of the nodes that hold a publication."""
+        self.layout = link.replica.layout
+        self._seat, self._link, self._copies, self._shares = seat, link, copies, shares
         self._holders = holders
-        self._link = _Link(home)
-        self.layout = self._link.replica.layout
-        self._pool = ThreadPoolExecutor(threads or max(1, min(4, (os.cpu_count() or 2) // 2)), "swarm-encode")
-        self._spare = [HostCopy(self.layout), HostCopy(self.layout)]
-        self._line: queue.Queue[tuple[Publication, HostCopy, float] | None] = queue.Queue()
-        self._lock = threading.Condition()
+        self._copier = Copier(self.layout, copies, shares, seat.rank)
+        self._blocks = shares.blocks_of(seat.rank)
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(self._threads, "swarm-encode")
+        self._number = 0
+        self._spare = set(range(SLOTS))
+        self._line: deque[_Entry | _Return] = deque()
+        self._news = threading.Condition()
         self._closed = False
         self.last_error: SwarmError | None = None
         self._thread = threading.Thread(target=self._work, name="swarm-publish", daemon=True)
@@ -149,151 +119,276 @@ class PublishLine:
         """(epoch, version) that was sealed last, as far as this process knows."""
         return self._link.epoch, self._link.version
 
-    def publish(self, source: Any, step: int, on_busy: OnBusy, timeout_s: float) -> Publication:
-        """Copy `source`; see `Swarm.publish`."""
-        if self._closed:
-            raise SwarmDown("This swarm was closed.")
+    def unsealed(self) -> list[Publication]:
+        """What is on its way, oldest first."""
+        with self._news:
+            return [entry.publication for entry in self._line if isinstance(entry, _Entry)]
+
+    # ------------------------------------------------------------ the trainer's thread
+
+    def publish(
+        self, source: Any, step: int, on_busy: OnBusy, timeout_s: float, again: Wanted | None = None
+    ) -> Publication:
+        """Copy `source`; see `Swarm.publish`. `again`: its bits are those of this sealed version."""
+        self._check_open()
+        self._number += 1
         started = time.perf_counter()
         publication = Publication(step, _holders=self._holders)
-        copy = self._take_copy(on_busy, timeout_s)
+        slot = self._room(self._number, on_busy, timeout_s)
+        entry = _Entry(self._number, publication, slot, again)
         waited = time.perf_counter()
+        self._enter(entry)
         try:
-            copy.fill(source)
+            self._copier.fill(slot, entry.number, source)
         except BaseException:
-            self._give_copy(copy)
+            entry.told = True
+            self._copies.finish(slot, self._seat.rank, entry.number, failed=True)
             raise
-        publication.seconds["wait"] = waited - started
-        publication.seconds["copy"] = time.perf_counter() - waited
-        self._line.put((publication, copy, time.perf_counter()))
+        entry.copied_at = time.perf_counter()
+        publication.seconds |= {"wait": waited - started, "copy": entry.copied_at - waited}
         return publication
 
-    def _take_copy(self, on_busy: OnBusy, timeout_s: float) -> HostCopy:
-        with self._lock:
-            if not self._spare and on_busy == "coalesce":
-                try:
-                    entry = self._line.get_nowait()
-                except queue.Empty:
-                    entry = None  # its turn has just come
-                if entry is not None:
-                    entry[0].superseded = True
-                    entry[0]._done.set()
-                    return entry[1]
-            if not self._lock.wait_for(lambda: bool(self._spare), timeout_s):
-                raise SwarmBusy(f"Two versions are not sealed yet, after waiting {timeout_s:.0f} s for one of them.")
-            return self._spare.pop()
+    def go_back(self, wanted: Wanted, timeout_s: float) -> None:
+        """Make a sealed version the head again, after what is on its way. Raises what the seed says, `SwarmTimeout`."""
+        self._check_open()
+        self._number += 1
+        back = _Return(self._number, wanted)
+        self._enter(back)
+        if not back.done.wait(timeout_s):
+            raise SwarmTimeout(f"The swarm was not back at an older version within {timeout_s:.0f} s.")
+        if back.error is not None:
+            raise back.error
 
-    def _give_copy(self, copy: HostCopy) -> None:
-        with self._lock:
-            self._spare.append(copy)
-            self._lock.notify()
+    def settle(self, timeout_s: float) -> bytes:
+        """Wait until nothing is on its way; the root of the head then. Raises `SwarmTimeout`."""
+        with self._news:
+            if not self._news.wait_for(lambda: not self._line, timeout_s):
+                raise SwarmTimeout(f"What was published was not sealed within {timeout_s:.0f} s.")
+            return self._link.root
 
     def close(self, timeout_s: float) -> None:
         """Let what was published go out, then hang up. What is not sealed by then is abandoned. Safe to call twice."""
-        if not self._closed:
+        with self._news:
             self._closed = True
-            self._line.put(None)
+            self._news.notify_all()
         self._thread.join(timeout_s)
         self._link.channel.close()
         self._thread.join(5.0)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # ------------------------------------------------------------ the thread
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SwarmDown("This swarm was closed.")
+
+    def _enter(self, entry: _Entry | _Return) -> None:
+        with self._news:
+            self._line.append(entry)
+            self._news.notify_all()
+
+    def _room(self, number: int, on_busy: OnBusy, timeout_s: float) -> int:
+        """The copy that this publish may use."""
+        if self._seat.leads:
+            return self._decide(number, on_busy, timeout_s)
+        decision = Decision(BUSY, 0)
+
+        def decided() -> bool:
+            nonlocal decision
+            decision = self._copies.decision(number) or decision
+            return decision.slot != BUSY or self._copies.decision(number) is not None
+
+        await_true(decided, time.monotonic() + timeout_s + RECONNECT_S, "Rank 0 did not publish this step in time.")
+        if decision.slot != BUSY:
+            with self._news:
+                self._withdraw(decision.instead)
+                if self._news.wait_for(lambda: decision.slot in self._spare, timeout_s):
+                    self._spare.remove(decision.slot)
+                    return decision.slot
+            self._copies.finish(decision.slot, self._seat.rank, number, failed=True)
+        raise _busy(timeout_s)
+
+    def _decide(self, number: int, on_busy: OnBusy, timeout_s: float) -> int:
+        with self._news:
+            older = self._newest_waiting() if on_busy == "coalesce" and not self._spare else None
+            if older is not None:
+                self._withdraw(older.number)
+            elif not self._news.wait_for(lambda: bool(self._spare), timeout_s):
+                self._copies.decide(number, Decision(BUSY, 0))
+                raise _busy(timeout_s)
+            slot = min(self._spare)
+            self._spare.remove(slot)
+        self._copies.decide(number, Decision(slot, older.number if older is not None else 0))
+        return slot
+
+    def _newest_waiting(self) -> _Entry | None:
+        """The publish that a newer one may take the place of: not begun, and no way back. With the lock held."""
+        last = self._line[-1] if self._line else None
+        return last if isinstance(last, _Entry) and not last.begun and last.again is None else None
+
+    def _withdraw(self, number: int) -> None:
+        """A newer publish takes the place of this one (0: of none). With the lock held."""
+        for entry in [entry for entry in self._line if isinstance(entry, _Entry) and entry.number == number]:
+            entry.publication.superseded = True
+            self._line.remove(entry)
+            self._spare.add(entry.slot)
+            entry.publication.end()
+
+    # ------------------------------------------------------------ the line's own thread
 
     def _work(self) -> None:
-        while (entry := self._line.get()) is not None:
-            publication, copy, queued = entry
-            publication.seconds["queue"] = time.perf_counter() - queued
+        while (entry := self._next()) is not None:
+            error: SwarmError | None = None
             try:
-                self._publish_through(publication, copy)
-            except SwarmError as error:
-                publication.error = self.last_error = error
-            except Exception as error:  # our bug: whoever waits must hear of it, not wait for ever
-                publication.error = self.last_error = PublishFailed(f"Publishing failed: {error!r}")
-                publication.error.__cause__ = error
-            finally:
-                if publication.error is not None:
-                    self._link.channel.close()  # in the middle of a conversation: the next version opens a new one
-                self._give_copy(copy)
-                publication._done.set()
+                self._run(entry)
+            except SwarmError as failure:
+                error = failure
+            except Exception as failure:  # our bug: whoever waits must hear of it, not wait for ever
+                error = PublishFailed(f"Publishing failed: {failure!r}")
+                error.__cause__ = failure
+            self._ended(entry, error)
 
-    def _publish_through(self, publication: Publication, copy: HostCopy) -> None:
-        """Publish, over a new connection if the seed was restarted meanwhile."""
-        deadline = time.monotonic() + RECONNECT_S
-        while True:
+    def _next(self) -> _Entry | _Return | None:
+        """The oldest, which stays in the line until it has ended. None: closed, and all of them have."""
+        with self._news:
+            self._news.wait_for(lambda: bool(self._line) or self._closed)
+            return self._line[0] if self._line else None
+
+    def _ended(self, entry: _Entry | _Return, error: SwarmError | None) -> None:
+        if error is not None:
+            self._link.channel.close()  # in the middle of a conversation: the next one opens a new one
+        with self._news:
+            if entry not in self._line:
+                return  # another took its place
+            self._line.remove(entry)
+            if isinstance(entry, _Return):
+                entry.error = error
+                entry.done.set()
+            else:
+                self._spare.add(entry.slot)
+                self.last_error = self.last_error if entry.told else error or self.last_error
+                entry.publication.end(error)
+            self._news.notify_all()
+
+    def _run(self, entry: _Entry | _Return) -> None:
+        """Do it, over a new connection if the seed was restarted meanwhile."""
+        attempt = Attempt(self._blocks)
+        for tries_left in range(TRIES, 0, -1):
             try:
-                with speaking(f"step {publication.step} was published"):
-                    self._publish(publication, copy)
-                return
+                if isinstance(entry, _Return):
+                    with speaking("it was asked to go back"):
+                        return self._go_back(entry)
+                with speaking(f"step {entry.publication.step} was published"):
+                    return self._publish(entry, attempt)
             except SwarmDown:
-                expected, publication.root = publication.root, None
-                self._reconnect(deadline)
-                if expected is not None and self._link.root == expected:  # sealed; only the answer was lost
-                    publication.root = expected
-                    publication.epoch, publication.version = self._link.epoch, self._link.version
-                    return
+                if tries_left == 1:
+                    raise
+                self._reconnect(time.monotonic() + RECONNECT_S)
+                if isinstance(entry, _Entry) and attempt.stands_in(self._link):  # only the answer was lost
+                    entry.publication.root = self._link.root
+                    return None
+        return None
 
     def _reconnect(self, deadline: float) -> None:
         self._link.channel.close()
         while True:
             try:
-                link = _Link(self._home)
+                link = Link(self._seat)
                 break
             except SwarmDown:
                 if self._closed or time.monotonic() > deadline:
                     raise
-                time.sleep(0.2)
+                time.sleep(FOLLOW_S)
         if link.replica.layout.hash != self.layout.hash:
             raise PublishFailed("The seed was restarted with another model. Attach again.")
         self._link = link
 
-    def _publish(self, publication: Publication, copy: HostCopy) -> None:
-        link = self._link
-        started = time.perf_counter()
-        link.channel.send(PublishBegin(publication.step))
-        opened, _ = expect(link.channel, PublishOpened)
+    # ------------------------------------------------------------ one version
+
+    def _publish(self, entry: _Entry, attempt: Attempt) -> None:
+        publication = entry.publication
+        opened = self._open(entry)
+        if opened is None:
+            return
+        began = time.perf_counter()
+        if opened.parent != self._link.root:
+            raise _Stale("Another trainer has published.")
         publication.epoch, publication.version = opened.epoch, opened.version
-        hashes, changed = link.hashes.copy(), 0
-        batch: list[Delta] = []
-        for delta, count in self._deltas(link.replica, copy):
-            hashes[delta.block] = np.frombuffer(delta.new_hash, np.uint8)
-            changed += count
+        attempt.begin(opened, self._link)
+        self._stream(entry, opened.batch_bytes, attempt)
+        encoded = time.perf_counter()
+        sealed, _ = expect(self._link.channel, PublishSealed, SEALED_WITHIN_S)
+        if self._seat.world == 1 and sealed.root != attempt.root:
+            raise PublishFailed("The seed sealed another root than this trainer's.")
+        self._link.hashes[:] = attempt.hashes
+        self._link.epoch, self._link.version, self._link.root = opened.epoch, opened.version, sealed.root
+        publication.seconds |= {
+            "queue": max(0.0, began - entry.copied_at) if entry.copied_at else 0.0,
+            "encode": encoded - began,
+            "seal": time.perf_counter() - encoded,
+        }
+        publication.root, publication.bytes, publication.changed = sealed.root, sealed.payload_bytes, sealed.changed
+        publication.density = sealed.changed / max(1, sum(tensor.elements for tensor in self.layout.tensors))
+
+    def _open(self, entry: _Entry) -> PublishOpened | None:
+        """Begin the version (rank 0), or hear that it has begun. None: it was withdrawn meanwhile."""
+        if self._seat.leads:
+            while not self._copies.begun(entry.slot, entry.number, self._seat.rank):
+                if entry.publication.superseded:
+                    return None
+                time.sleep(LOOK_S)
+            with self._news:
+                if entry.publication.superseded:
+                    return None
+                entry.begun = True
+            message = PublishBegin(entry.publication.step, entry.number, entry.again)
+            self._link.channel.send(message)
+            return expect(self._link.channel, PublishOpened, OPENED_WITHIN_S)[0]
+        return self._follow(PublishOpened, entry)
+
+    def _follow(self, kind: Any, entry: _Entry | _Return) -> Any:
+        """What the seed says to all ranks when rank 0 has begun. None: a newer publish takes the place of this one."""
+        deadline = time.monotonic() + OPENED_WITHIN_S
+        while True:
+            if isinstance(entry, _Entry):
+                if entry.publication.superseded:
+                    return None
+                self._copies.check(entry.slot, entry.number)
+            try:
+                message, _ = expect(self._link.channel, kind, FOLLOW_S)
+            except ChannelTimeout:
+                if self._closed or time.monotonic() > deadline:
+                    raise
+                continue
+            if message.number != entry.number:
+                raise PublishFailed("The ranks of this trainer do not publish the same steps.")
+            return message
+
+    def _stream(self, entry: _Entry, batch_bytes: int, attempt: Attempt) -> None:
+        """Diff, encode and send what is ours; then say so."""
+        link, batch, size = self._link, [], 0
+        found = deltas(
+            link.replica, self._copies, self._shares, self._blocks, entry.slot, entry.number,
+            self._pool, 2 * self._threads,
+        )  # fmt: skip
+        for delta, changed in found:
+            attempt.note(delta, changed)
             batch.append(Delta(delta.block, delta.coder, delta.new_hash, delta.payload))
-            if sum(len(one.payload) for one in batch) >= BATCH_BYTES:
+            size += len(delta.payload)
+            if size >= batch_bytes:
                 link.channel.send(PublishBlocks(tuple(batch)), timeout_s=TAKEN_WITHIN_S)
-                batch = []
+                batch, size = [], 0
         if batch:
             link.channel.send(PublishBlocks(tuple(batch)), timeout_s=TAKEN_WITHIN_S)
-        encoded = time.perf_counter()
-        publication.root = root = state_root(self.layout.hash, hashes)
-        link.channel.send(PublishEnd(changed, root))
-        sealed, _ = expect(link.channel, PublishSealed, SEALED_WITHIN_S)
-        if sealed.root != root:
-            raise PublishFailed("The seed sealed another root than this trainer's.")
-        link.hashes[:] = hashes
-        link.epoch, link.version, link.root = opened.epoch, opened.version, root
-        publication.seconds |= {"encode": encoded - started, "seal": time.perf_counter() - encoded}
-        publication.bytes, publication.changed = sealed.payload_bytes, changed
-        publication.density = changed / max(1, sum(tensor.elements for tensor in self.layout.tensors))
+        link.channel.send(PublishEnd(attempt.changed, attempt.runs, attempt.root))
+        attempt.ended = True
 
-    def _deltas(self, replica: Replica, copy: HostCopy) -> Iterator[tuple[BlockDelta, int]]:
-        """(delta, elements changed) of each block that differs, encoded by several threads, in order."""
+    def _go_back(self, back: _Return) -> None:
+        if self._seat.leads:
+            self._link.channel.send(GoBack(back.number, back.wanted))
+            expect(self._link.channel, WentBack, SEALED_WITHIN_S)
+        else:
+            self._follow(WentBack, back)
+        self._reconnect(time.monotonic() + RECONNECT_S)  # the replica is another: so are the hashes
 
-        def encode(block: int) -> tuple[BlockDelta, int] | None:
-            new = copy.block(block)
-            delta = replica.encode_block(block, new)
-            return None if delta is None else (delta, int(np.count_nonzero(replica.block(block) != new)))
 
-        running: deque[Future[tuple[BlockDelta, int] | None]] = deque()
-        blocks = iter(range(self.layout.n_blocks))
-        ahead = 2 * self._pool._max_workers
-        try:
-            while True:
-                while len(running) < ahead and (block := next(blocks, None)) is not None:
-                    running.append(self._pool.submit(encode, block))
-                if not running:
-                    return
-                if (found := running.popleft().result()) is not None:
-                    yield found
-        finally:
-            for future in running:
-                future.cancel()
+def _busy(timeout_s: float) -> SwarmBusy:
+    return SwarmBusy(f"Two versions are not sealed yet, after waiting {timeout_s:.0f} s for one of them.")

@@ -48,7 +48,7 @@ class Model:
 
     def __init__(self, store: Store, *, base: Path | None = None, stage_bytes: int = 2 << 30) -> None:
         self._store = store
-        self._base = base
+        self.base = base
         self._stage_bytes = stage_bytes
         self._bits = threading.Lock()
         """Held by whoever writes bits, and by whoever needs them to stand still for long."""
@@ -90,7 +90,7 @@ class Model:
         """As `restore`, with these bits in the place of an anchor: None when the store has no seal of them."""
         seals = self._store.records.seals()
         seal = next((seal for seal in reversed(seals) if seal.root == replica.root), None)
-        return None if seal is None else self._advance(replica, seal, self._store.chain(seal.root))
+        return None if seal is None else self._advance(replica, seal, self._store.chain(seal.root, seal.id))
 
     def _advance(self, replica: Replica, seal: Seal | None, chain: tuple[Seal, ...]) -> Seal | None:
         """Bring a replica that is at `seal` along `chain` as far as its chunks prove; it is ours then."""
@@ -140,7 +140,7 @@ class Model:
     @property
     def empty(self) -> bool:
         """Nothing of the replica came from anywhere yet."""
-        return self._base is None and not self._started
+        return self.base is None and not self._started
 
     def adopt(self, replica: Replica, version: VersionId) -> None:
         """The trainer's own replica, or a ready one: all its bits are this version."""
@@ -149,7 +149,7 @@ class Model:
     def needs(self, layout: Layout) -> tuple[bytes, ...]:
         """The hashes of the layout's files that the store lacks, after taking what the user's folder has."""
         lacking = [spec for spec in layout.files if self._store.file(spec.hash) is None]
-        base = self._base
+        base = self.base
         for spec in lacking if base is not None and base.is_dir() else ():
             assert base is not None
             path = base / spec.name  # a plain file name: the layout was checked
@@ -325,9 +325,9 @@ class Model:
         return (replica or self._whole()).stage(chunk.header, body)
 
     def _from_base(self, layout: Layout) -> Replica:
-        if self._base is None:
+        if self.base is None:
             return Replica.create(layout)
-        return self._hashed(Checkpoint.open(self._base), layout)
+        return self._hashed(Checkpoint.open(self.base), layout)
 
     def _hashed(self, checkpoint: Checkpoint, layout: Layout) -> Replica:
         """The checkpoint's bits, copied and hashed by as many threads as there are cores."""

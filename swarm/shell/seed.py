@@ -1,6 +1,7 @@
 """The authority's way to publish: attempts, chunks, seals, each durable before anyone hears of it.
 
-    open_attempt   the attempt's number is on disk before its first chunk is signed, so no two attempts share a number
+    open_attempt   the attempt's number is on disk before its first chunk is signed, so no two attempts share a number;
+                   a way back to an older version is an attempt at that version in the next epoch
     add_chunk      stored, dealt, decoded into scratch
     seal           roots compared; chunks synced, then the seal recorded; then told to the swarm; then the bits written
 
@@ -9,16 +10,18 @@ version that the next start replays from the store. The database refuses a secon
 happens.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from codec import Chunk, Key, Manifest, Replica, open_header
+from codec import BlockDelta, Chunk, Key, Manifest, Replica, open_header
 from codec.errors import UsageError
 from swarm.protocol.events import Commit, Drop, LocalChunk, LocalSeal, VersionId
 from swarm.shell.inbound import header_stored
 from swarm.shell.jobs import Jobs
 from swarm.shell.manifests import Manifests
 from swarm.shell.model import Model
+from swarm.shell.rewind import Rewind
 from swarm.shell.runtime import Shell
 from swarm.shell.threads import RunSync, in_thread
 from swarm.store import Seal, Store
@@ -26,6 +29,8 @@ from swarm.store import Seal, Store
 __all__ = ["Attempt", "Seed", "genesis"]
 
 _ATTEMPTS: Final = "attempts/{}.{}"
+_BLOCKS_AT_A_TIME: Final = 16
+"""Of a rewind: what one worker thread does before the loop has its turn."""
 
 
 class Attempt(NamedTuple):
@@ -86,10 +91,21 @@ class Seed:
         assert replica is not None, "a seed starts with a replica"
         return replica
 
-    async def open_attempt(self) -> Attempt:
-        """Durably begin the next version (again); what an earlier attempt at it left is dropped."""
+    async def find(self, root: bytes | None = None, version: int | None = None) -> Seal:
+        """The newest sealed version with this root, or of this number in the history of the head.
+
+        Raises `UsageError` when there is none.
+        """
+        return await self._run_sync(self._find, root, version)
+
+    async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
+        """Durably begin the next version (again); what an earlier attempt at it left is dropped.
+
+        `back_to`: not the next one, but this older one once more, under its own number in a new epoch: every node then
+        goes on from it, and what was made with the versions in between is refused.
+        """
         await self.abandon()
-        attempt = await self._run_sync(self._next_attempt)
+        attempt = await self._run_sync(self._next_attempt, back_to)
         self._open = attempt
         return attempt
 
@@ -144,13 +160,41 @@ class Seed:
             raise RuntimeError("no attempt is open")
         return self._open
 
-    def _next_attempt(self) -> Attempt:
+    async def rewind(self, to: Seal) -> AsyncIterator[list[tuple[BlockDelta, int]]]:
+        """What turns the replica into an older version: (delta, elements changed), some blocks at a time.
+
+        Raises `UsageError` when what the store keeps does not lead to it.
+        """
+        blocks = Rewind(self._store, self.replica, self._jobs.model.base).deltas(to)
+        while part := await self._run_sync(_some, blocks):
+            yield part
+
+    def _find(self, root: bytes | None, version: int | None) -> Seal:
+        seals = self._store.records.seals()
+        newest = seals[-1]
+        for seal in reversed(seals):
+            if seal.root == root or (version is not None and seal.id.version == version <= newest.id.version):
+                return seal
+        what = f"with the root {root.hex()}" if root is not None else f"{version}"
+        raise UsageError(
+            f"This swarm has no version {what}; its newest is {newest.id.version}. "
+            "Publish the weights that you have as a new one, with publish()."
+        )
+
+    def _next_attempt(self, back_to: Seal | None) -> Attempt:
         newest = self._store.newest()
         assert newest is not None, "a seed starts with a sealed version"
-        name = _ATTEMPTS.format(newest.id.epoch, newest.id.version + 1)
+        id_ = VersionId(newest.id.epoch, newest.id.version + 1)
+        if back_to is not None:
+            id_ = VersionId(newest.id.epoch + 1, back_to.id.version)
+        name = _ATTEMPTS.format(*id_)
         last = self._store.records.get(name)
         number = 0 if last is None else int(last) + 1
         self._store.records.put([(name, str(number).encode())])
         for stale in range(number):
-            self._store.chunks.drop(VersionId(newest.id.epoch, newest.id.version + 1), stale)
-        return Attempt(newest.id.epoch, newest.id.version + 1, number, newest.root, newest.payload_bytes)
+            self._store.chunks.drop(id_, stale)
+        return Attempt(*id_, number, newest.root, newest.payload_bytes)
+
+
+def _some(blocks: Iterator[tuple[BlockDelta, int]]) -> list[tuple[BlockDelta, int]]:
+    return list(islice(blocks, _BLOCKS_AT_A_TIME))

@@ -38,6 +38,8 @@ class Anchors:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
         self._disk = disk
+        self.keep = 1
+        """How many of the newest stay; a seed keeps two, so that it can always go back some versions."""
 
     def write(self, version: VersionId, root: bytes, layout: bytes, fill: Callable[[Path], None]) -> None:
         """Make an anchor of what `fill` writes to the new folder that it is given. Durable on return; older ones go.
@@ -60,9 +62,9 @@ class Anchors:
             self._disk.sync_folder(temporary)
         self._disk.remove(place)
         self._disk.put_in_place(temporary, place)
-        for old in self.list():
-            if old.version != version:
-                self._disk.remove(old.folder)
+        older = [anchor for anchor in self.list() if anchor.version != version]
+        for old in older[self.keep - 1 :]:
+            self._disk.remove(old.folder)
 
     def list(self) -> list[Anchor]:
         """The finished ones, newest first."""

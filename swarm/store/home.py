@@ -104,21 +104,25 @@ class Store:
         """Of all anchors, the one that leads furthest; and the sealed, whole versions that lead on from it."""
         best: Recovery | None = None
         for anchor in self.anchors.list():
-            chain = self.chain(anchor.root)
+            chain = self.chain(anchor.root, anchor.version)
             if best is None or _reach(anchor, chain) > _reach(best.anchor, best.replay):
                 best = Recovery(anchor, chain)
         return best or Recovery(None, ())
 
-    def chain(self, root: bytes) -> tuple[Seal, ...]:
-        """The sealed versions whose chunks are all here that lead on from `root`; the newest branch where it forks."""
+    def chain(self, root: bytes, after: VersionId | None = None) -> tuple[Seal, ...]:
+        """The sealed versions whose chunks are all here that lead on from `root`; the newest branch where it forks.
+
+        `after`: the version that has this root. A way back gives an old root a new version, from which nothing older
+        leads on.
+        """
         following: dict[bytes, Seal] = {}
         for seal in self.records.seals():  # oldest first: the newest child of a root is the one that stays
             if self.whole(seal):
                 following[seal.parent_root] = seal
         chain: list[Seal] = []
-        while (seal := following.get(root)) is not None and (not chain or seal.id > chain[-1].id):
+        while (seal := following.get(root)) is not None and (after is None or seal.id > after):
             chain.append(seal)
-            root = seal.root
+            root, after = seal.root, seal.id
         return tuple(chain)
 
     def whole(self, seal: Seal) -> bool:

@@ -14,6 +14,7 @@ import trio
 
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec, open_header, open_manifest
 from codec.chunk import verify_piece
+from codec.errors import UsageError
 from node.desk import Desk
 from node.ledger.book import Book
 from node.ledger.messages import (
@@ -34,7 +35,9 @@ from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.publisher import Attempt
+from node.trainers.messages import Wanted
 from node.trainers.seedlink import SOCKET_NAME
+from swarm.store import Seal
 
 LAYOUT = Layout(
     (
@@ -69,6 +72,10 @@ class FakeSeed:
         for block in range(replica.layout.n_blocks):
             self.receiver.write_block(block, replica.read_block(block), replica.hashes[block].tobytes())
         self.head = (0, 0)
+        self.seals: list[Seal] = []
+        self.kept: dict[bytes, list[Any]] = {}
+        """The bits of every version, by root and block."""
+        self._remember(Manifest(self.key.public, 0, 0, 0, b"\0" * 32, replica.root, replica.layout.hash, (), 0, 0))
         self.attempts: list[Attempt] = []
         self.abandoned = 0
         self.staged: list[Any] = []
@@ -78,11 +85,29 @@ class FakeSeed:
         self.slow = trio.Event()
         self.slow.set()
 
-    async def open_attempt(self) -> Attempt:
+    async def find(self, wanted: Wanted) -> Seal:
+        for seal in reversed(self.seals):
+            if wanted.root == seal.root or wanted.version == seal.id.version:
+                return seal
+        raise UsageError("This swarm has no such version.")
+
+    async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
         epoch, version = self.head
-        tries = sum(attempt.version == version + 1 for attempt in self.attempts)
-        self.attempts.append(Attempt(epoch, version + 1, tries, self.replica.root, 0))
+        name = (epoch, version + 1) if back_to is None else (epoch + 1, back_to.id.version)
+        tries = sum(attempt[:2] == name for attempt in self.attempts)
+        self.attempts.append(Attempt(*name, tries, self.replica.root, 0))
         return self.attempts[-1]
+
+    async def rewind(self, to: Seal):
+        for block in range(self.replica.layout.n_blocks):
+            new = self.kept[to.root][block]
+            delta = self.replica.encode_block(block, new)
+            if delta is not None:
+                yield [(delta, int(np.count_nonzero(self.replica.block(block) != new)))]
+
+    def _remember(self, manifest: Manifest) -> None:
+        self.seals.append(Seal.of(manifest, b""))
+        self.kept[manifest.root] = [self.replica.block(b).copy() for b in range(self.replica.layout.n_blocks)]
 
     async def add_chunk(self, chunk: Chunk) -> None:
         await self.slow.wait()
@@ -104,6 +129,7 @@ class FakeSeed:
         self.manifests.append(found)
         self.staged, self.chunks = [], []
         self.head = (found.epoch, found.version)
+        self._remember(found)
         self.on_sealed(Head(found.epoch, found.version, found.root))
         return found.root
 

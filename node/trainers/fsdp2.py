@@ -1,0 +1,114 @@
+"""FSDP2 (`torch.distributed.fsdp.fully_shard`): which part each rank holds, and how the ranks of one trainer meet.
+
+After attaching nothing here talks: the ranks agree through memory that they share (`node.trainers.copies`), so the
+trainer's own collectives are never disturbed, and a rank that dies takes no publish with it into a hang.
+"""
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from codec.errors import SwarmError, UsageError
+from node.trainers.errors import SwarmTimeout
+from node.trainers.shares import Part
+from node.trainers.weights import is_sharded
+
+__all__ = ["Ranks", "part_of", "sharded_over"]
+
+T = TypeVar("T")
+MEET_WITHIN_S: Final = 900.0
+"""A seed that rank 0 starts hashes the base first; the others wait for it."""
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def sharded_over(model: Any) -> list[int]:
+    """The processes that hold this model's shards, by their rank; empty when it is not sharded.
+
+    Raises `UsageError` when its tensors are sharded over different sets of processes.
+    """
+    if not hasattr(model, "parameters"):
+        return []
+    meshes = {tuple(p.device_mesh.mesh.flatten().tolist()) for p in model.parameters() if is_sharded(p)}
+    if len(meshes) > 1:
+        raise UsageError("The model's tensors are sharded over different sets of ranks: shard all of them over all.")
+    return sorted(meshes.pop()) if meshes else []
+
+
+def part_of(name: str, tensor: Any) -> tuple[Part | None, Any]:
+    """This process's part of a DTensor, and its elements. Raises `UsageError` for what lies otherwise than in rows.
+
+    One dimension of the mesh may shard one of the tensor's, in torch's way: as `torch.chunk` cuts it, so that the last
+    ranks may hold less, or nothing. The others replicate (HSDP).
+    """
+    local = tensor.to_local()
+    sharded = [(i, placement) for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    if not sharded:
+        return None, local
+    if len(sharded) > 1 or not type(sharded[0][1]).__name__ == "Shard":
+        raise UsageError(
+            f"{name} is sharded as {tensor.placements}. One dimension of a tensor over one of the mesh can be "
+            "published; else publish an iterator of (checkpoint name, full tensor) from one rank."
+        )
+    mesh_dim, placement = sharded[0]
+    size, world = tensor.shape[placement.dim], tensor.device_mesh.size(mesh_dim)
+    rows = -(-size // world)
+    start = min(tensor.device_mesh.get_local_rank(mesh_dim) * rows, size)
+    length = min(rows, size - start)
+    if local.shape[placement.dim] != length:
+        raise UsageError(f"{name}: this rank holds {tuple(local.shape)} of {tuple(tensor.shape)}, which cannot be.")
+    return Part(placement.dim, start, length), local
+
+
+class Ranks:
+    """The processes of one trainer while they attach: every step is taken by all, and fails on all."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        """`ranks`: see `sharded_over`. A collective: every process of the trainer makes one. Raises `UsageError`."""
+        import torch.distributed as dist
+
+        if ranks != list(range(dist.get_world_size())):
+            raise UsageError("The model is sharded over some of the processes only: shard it over all of them.")
+        self.rank, self.world = dist.get_rank(), len(ranks)
+        self._dist = dist
+        self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=MEET_WITHIN_S))
+        hosts = self.gather(_BOOT_ID.read_text().strip)
+        if len(set(hosts)) > 1:
+            raise UsageError(
+                f"The ranks are on {len(set(hosts))} hosts. In this version a trainer publishes from one host: shard "
+                "within it, or publish an iterator of (checkpoint name, full tensor) from one rank."
+            )
+
+    def gather(self, ask: Callable[[], T]) -> list[T]:
+        """What `ask()` gave on each rank. Where it raised a `SwarmError`, every rank raises the first."""
+        answer: tuple[Any, SwarmError | None]
+        try:
+            answer = ask(), None
+        except SwarmError as error:
+            answer = None, error
+        answers: list[Any] = [None] * self.world
+        self._talk(lambda: self._dist.all_gather_object(answers, answer, group=self._group))
+        for _, error in answers:
+            if error is not None:
+                raise answer[1] or error
+        return [value for value, _ in answers]
+
+    def gather_own(self, make: Callable[[], T]) -> T:
+        """What `make()` gave on this rank; where it raised a `SwarmError` on any, every rank raises it."""
+        made: list[T] = []
+        self.gather(lambda: made.append(make()))
+        return made[0]
+
+    def lead(self, do: Callable[[], T]) -> T:
+        """What `do()` gave on rank 0, which alone runs it; its `SwarmError` comes out on every rank."""
+        return self.gather(do if self.rank == 0 else lambda: None)[0]  # pyright: ignore[reportReturnType]
+
+    def close(self) -> None:
+        """They have met; from here on they only share memory."""
+        self._dist.destroy_process_group(self._group)
+
+    def _talk(self, collective: Callable[[], None]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:
+            raise SwarmTimeout(f"A rank of this trainer did not attach: {error}") from error

@@ -1,0 +1,85 @@
+"""The way back to an older version, block by block, from what the seed keeps: a checkpoint and the chunks since.
+
+A chunk leads only forwards, because what it codes depends on the bits before. So each block is taken from a checkpoint
+that is older than the version wanted, brought forward by that block's changes, and compared with the replica: one
+block at a time, so that no second replica is needed.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from codec import BlockDelta, Checkpoint, Replica
+from codec.chunk import BlockEntry
+from codec.errors import UsageError
+from codec.staging import block_hash, decode
+from swarm.store import Seal, Store
+
+__all__ = ["Rewind"]
+
+_Changes = dict[int, list[tuple[BlockEntry, memoryview]]]
+
+
+class Rewind:
+    """From `replica`, which is the head, to versions before it. Runs in worker threads; writes nothing."""
+
+    def __init__(self, store: Store, replica: Replica, base: Path | None) -> None:
+        """`base`: the checkpoint folder that the swarm began with."""
+        self._store, self._replica, self._base = store, replica, base
+
+    def deltas(self, to: Seal) -> Iterator[tuple[BlockDelta, int]]:
+        """(delta, elements changed) of each block that differs between the replica and the version `to`.
+
+        Raises `UsageError` when what is kept does not lead there, or is damaged.
+        """
+        checkpoint, path = self._path(to)
+        changes = self._changes(path)
+        for block in range(self._replica.layout.n_blocks):
+            spec = self._replica.layout.block(block)
+            old = self._replica.block(block)
+            new = checkpoint.bits(spec.name)[spec.start : spec.start + spec.count].copy()
+            for entry, payload in changes.get(block, ()):
+                decoded = decode(entry, payload, new, spec.dtype)
+                if decoded is None and block_hash(new) != entry.new_hash:
+                    raise _gone(to)
+                if decoded is not None:
+                    new[decoded[0]] = decoded[1]
+            delta = self._replica.encode_block(block, new)
+            if delta is not None:
+                yield delta, int(np.count_nonzero(old != new))
+
+    def _path(self, to: Seal) -> tuple[Checkpoint, list[Seal]]:
+        """A checkpoint, and the versions that lead from it to `to`, oldest first."""
+        starts = {anchor.root: anchor.folder for anchor in self._store.anchors.list() if anchor.trusted}
+        seals = self._store.records.seals()
+        if self._base is not None:
+            starts.setdefault(seals[0].root, self._base)
+        path: list[Seal] = []
+        at = to
+        while at.root not in starts:
+            before = next((s for s in reversed(seals) if s.root == at.parent_root and s.id < at.id), None)
+            if before is None or not self._store.whole(at):
+                raise _gone(to)
+            path.append(at)
+            at = before
+        return Checkpoint.open(starts[at.root]), path[::-1]
+
+    def _changes(self, path: list[Seal]) -> _Changes:
+        """What those versions changed in each block, oldest first. Holds their chunks in memory."""
+        changes: _Changes = {}
+        for seal in path:
+            for chunk in self._store.chunks.of(seal.id, seal.attempt):
+                body = self._store.chunks.body(chunk.key)
+                if body is None:
+                    raise _gone(seal)
+                for entry, payload in zip(chunk.header.blocks, chunk.header.payloads(body), strict=True):
+                    changes.setdefault(entry.block, []).append((entry, payload))
+        return changes
+
+
+def _gone(to: Seal) -> UsageError:
+    return UsageError(
+        f"The seed no longer keeps what leads to version {to.id}. Load your own checkpoint of it, and give its "
+        "weights: swarm.rollback(version, model)."
+    )
