@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from codec.layout import BLOCK_ELEMENTS, BlockSpec, FileSpec, Layout, TensorSpec
     from codec.manifest import Manifest, open_manifest, state_root
     from codec.pack import Packer, chunk_target, piece_target
-    from codec.patch import read_patch, write_patch
+    from codec.patch import patch_hashes, read_patch, write_patch
     from codec.replica import Replica
     from codec.sign import Key
     from codec.staging import Staged, StagedBlock, Torn
@@ -53,6 +53,7 @@ __all__ = [
     "open_header",
     "open_manifest",
     "piece_target",
+    "patch_hashes",
     "read_patch",
     "seal_chunk",
     "state_root",
@@ -77,7 +78,7 @@ _HOMES = {
     "layout": ("BLOCK_ELEMENTS", "BlockSpec", "FileSpec", "Layout", "TensorSpec"),
     "manifest": ("Manifest", "open_manifest", "state_root"),
     "pack": ("Packer", "chunk_target", "piece_target"),
-    "patch": ("read_patch", "write_patch"),
+    "patch": ("patch_hashes", "read_patch", "write_patch"),
     "replica": ("Replica",),
     "sign": ("Key",),
     "staging": ("Staged", "StagedBlock", "Torn"),

@@ -1,8 +1,9 @@
 """How a version's changes reach an engine in another process: one sealed memfd, (tensor, flat index, new bits).
 
 New bits, not differences: patching twice does no harm. The bytes, all little endian: magic, then for each entry a head
-(name length, element size, number of changes, first element: u16, u16, u32, u64), the name, padding to 8, positions
-(u32, relative to the first element, ascending), padding to 8, bits, padding to 8. A head of zeros ends it.
+(name length, element size, number of changes, first element: u16, u16, u32, u64; the hash that the block has
+afterwards, 32 bytes), the name, padding to 8, positions (u32, relative to the first element, ascending), padding to 8,
+bits, padding to 8. A head of zeros ends it.
 """
 
 import os
@@ -19,10 +20,10 @@ from codec.errors import PeerError
 from codec.layout import BLOCK_ELEMENTS, Layout
 from codec.staging import Staged, StagedBlock
 
-__all__ = ["read_patch", "write_patch"]
+__all__ = ["patch_hashes", "read_patch", "write_patch"]
 
-_MAGIC: Final = b"SWP1\0\0\0\0"
-_HEAD: Final = struct.Struct("<HHIQ")
+_MAGIC: Final = b"SWP2\0\0\0\0"
+_HEAD: Final = struct.Struct("<HHIQ32s")
 _GROUP: Final = 1 << 22
 """Changes handed out at once: 32 MiB of indices, however large or dense the tensor."""
 
@@ -57,7 +58,7 @@ def write_patch(stageds: Iterable[Staged], layout: Layout) -> tuple[int, int]:
 
     for name, block in zip(names, blocks, strict=True):
         spec = layout.block(block.block)
-        put(_HEAD.pack(len(name), spec.dtype.itemsize, block.positions.size, spec.start))
+        put(_HEAD.pack(len(name), spec.dtype.itemsize, block.positions.size, spec.start, block.new_hash))
         put(name)
         put(block.positions.view(np.uint8).data)
         put(np.ascontiguousarray(block.bits).view(np.uint8).data)
@@ -72,14 +73,10 @@ def read_patch(fd: int) -> Iterator[tuple[str, NDArray[np.int64], Bits]]:
     A large tensor comes in several parts, in order. `fd` stays open. Raises `PeerError` for what `write_patch` never
     writes.
     """
-    if os.fstat(fd).st_size < len(_MAGIC) + _HEAD.size:
-        raise PeerError("patch: too short")
-    data = memoryview(shared.map_readonly(fd))
-    if data[: len(_MAGIC)] != _MAGIC:
-        raise PeerError("patch.magic: not a patch of this version")
+    data = _mapped(fd)
     group: list[tuple[NDArray[np.int64], Bits]] = []
     current: tuple[str, Any] | None = None
-    for name, indices, bits in _entries(data):
+    for name, _, indices, bits, _ in _entries(data):
         if current != (name, bits.dtype) or sum(part[0].size for part in group) >= _GROUP:
             if current is not None:
                 yield _joined(current[0], group)
@@ -91,13 +88,39 @@ def read_patch(fd: int) -> Iterator[tuple[str, NDArray[np.int64], Bits]]:
         yield _joined(current[0], group)
 
 
+def patch_hashes(fd: int, layout: Layout) -> Iterator[tuple[int, bytes]]:
+    """(block, the hash that it has once the patch is applied to its parent) by and by. `fd` stays open.
+
+    Raises `PeerError` for what `write_patch` never writes, or writes for another layout.
+    """
+    for name, start, _, bits, new_hash in _entries(_mapped(fd)):
+        try:
+            block = layout.blocks_of(name)[start // BLOCK_ELEMENTS]
+        except (KeyError, IndexError) as error:
+            raise PeerError(f"patch.name: {name!r} has no block at {start}") from error
+        spec = layout.block(block)
+        if spec.start != start or spec.dtype.bits != bits.dtype:
+            raise PeerError(f"patch.head: not a block of {name!r}")
+        yield block, new_hash
+
+
+def _mapped(fd: int) -> memoryview:
+    if os.fstat(fd).st_size < len(_MAGIC) + _HEAD.size:
+        raise PeerError("patch: too short")
+    data = memoryview(shared.map_readonly(fd))
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise PeerError("patch.magic: not a patch of this version")
+    return data
+
+
 def _joined(name: str, group: list[tuple[NDArray[np.int64], Bits]]) -> tuple[str, NDArray[np.int64], Bits]:
     if len(group) == 1:
         return name, *group[0]
     return name, np.concatenate([part[0] for part in group]), np.concatenate([part[1] for part in group])
 
 
-def _entries(data: memoryview) -> Iterator[tuple[str, NDArray[np.int64], Bits]]:
+def _entries(data: memoryview) -> Iterator[tuple[str, int, NDArray[np.int64], Bits, bytes]]:
+    """(tensor name, first element of the block, flat indices, new bits, new hash of the block)."""
     at = len(_MAGIC)
 
     def take(length: int, field: str) -> memoryview:
@@ -109,7 +132,7 @@ def _entries(data: memoryview) -> Iterator[tuple[str, NDArray[np.int64], Bits]]:
         return part
 
     while True:
-        name_length, itemsize, count, start = _HEAD.unpack(take(_HEAD.size, "head"))
+        name_length, itemsize, count, start, new_hash = _HEAD.unpack(take(_HEAD.size, "head"))
         if name_length == itemsize == count == start == 0:
             if at != len(data):
                 raise PeerError("patch.end: bytes too many")
@@ -124,4 +147,4 @@ def _entries(data: memoryview) -> Iterator[tuple[str, NDArray[np.int64], Bits]]:
         if positions[-1] >= BLOCK_ELEMENTS or np.any(positions[1:] <= positions[:-1]):
             raise PeerError(f"patch.positions: of {name!r} not ascending within a block")
         bits = np.frombuffer(take(itemsize * count, "bits"), f"<u{itemsize}")
-        yield name, positions.astype(np.int64) + start, bits
+        yield name, start, positions.astype(np.int64) + start, bits, new_hash

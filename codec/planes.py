@@ -1,335 +1,34 @@
 # pyright: reportCallIssue=false
-"""Gaps and differences to bits and back: Rice codes laid out in planes.
+"""What a payload holds, plane by plane: counts, gaps, signs and magnitudes of each class; or positions, then values.
 
-A Rice code of parameter k writes a number as its k low bits and, in unary, the rest. A *plane* holds one kind of bits
-for many numbers: first every low part, then every unary part. Planes let each loop do one thing. A list of numbers that
-are mostly zero is split: where they are not zero, and how much larger. Bits fill uint64 words from the least
-significant end. `docs/codec.md` specifies the layout.
-
-The decoder trusts nothing: it returns a negative `-field` instead of reading or writing where it should not.
+`docs/codec.md` specifies the layout. The readers trust nothing: they return a negative `-field` instead of reading or
+writing where they should not.
 """
 
 import numpy as np
 
+from codec.codes import (
+    get_count,
+    get_golomb,
+    get_numbers,
+    plan_golomb,
+    plan_numbers,
+    put,
+    put_count,
+    put_golomb,
+    put_numbers,
+)
 from codec.jit import kernel
-from codec.lanes import bit_length, element, trailing_zeros
+from codec.lanes import bit_length, element
 
-__all__ = ["FIELDS", "read_planes", "read_values", "write_planes", "write_values"]
+__all__ = ["FIELDS", "read_planes", "read_positions", "read_values", "write_planes", "write_positions", "write_values"]
 
-ONE = np.uint64(1)
 ZERO = np.uint64(0)
-SIX, LAST, WORD = np.uint64(6), np.uint64(63), np.uint64(64)
+LAST = np.uint64(63)
 
 FIELDS = ("", "count", "gaps", "signs", "magnitudes")
-"""What a negative result of `read_planes` names."""
+"""What a negative result names."""
 _COUNT, _GAPS, _SIGNS, _MAGNITUDES = range(1, 5)
-
-_ZEROS, _RICE, _SPLIT_RICE, _SPLIT_GAMMA = range(4)
-"""How a list of numbers is written: all zero; Rice codes; split, excess in Rice codes; split, in exp-Golomb codes."""
-_MAX_K = 31
-
-
-@kernel
-def _put(words, at, value, n):
-    """Append the low n (0..64) bits of `value`, whose other bits are zero."""
-    if n == 0:
-        return at
-    word, shift = at >> 6, np.uint64(at & 63)
-    words[word] |= value << shift
-    if (at & 63) + n > 64:
-        words[word + 1] |= value >> (np.uint64(64) - shift)
-    return at + n
-
-
-@kernel
-def _get(words, at, n):
-    """The n (1..64) bits from `at`."""
-    word, shift = at >> 6, np.uint64(at & 63)
-    value = words[word] >> shift
-    if (at & 63) + n > 64:
-        value |= words[word + 1] << (np.uint64(64) - shift)
-    return value if n == 64 else value & ((ONE << np.uint64(n)) - ONE)
-
-
-@kernel
-def _put_count(words, at, value):
-    """A count below 2^21: five bits of length, then the bits below its leading one."""
-    length = bit_length(np.uint64(value))
-    at = _put(words, at, np.uint64(length), 5)
-    if length > 1:
-        at = _put(words, at, np.uint64(value - (1 << (length - 1))), length - 1)
-    return at
-
-
-@kernel
-def _get_count(words, at, end, most):
-    """(count, the bit after it); count is -1 when it is cut off or more than `most`."""
-    if at + 5 > end:
-        return np.int64(-1), at
-    length = np.int64(_get(words, at, 5))
-    at += 5
-    if length == 0:
-        return np.int64(0), at
-    if length > 21 or at + length - 1 > end:
-        return np.int64(-1), at
-    value = np.int64(1) << (length - 1)
-    if length > 1:
-        value += np.int64(_get(words, at, length - 1))
-        at += length - 1
-    return (value, at) if value <= most else (np.int64(-1), at)
-
-
-@kernel
-def _best_rice(values, n):
-    """(the k that makes the Rice codes of values[:n] shortest, their bits)."""
-    total = np.int64(0)
-    for i in range(n):
-        total += values[i]
-    k = 0
-    while (np.int64(n) << (k + 1)) <= total and k < _MAX_K - 1:
-        k += 1
-    best = np.int64(1) << 62
-    chosen = 0
-    for candidate in range(max(0, k - 1), min(_MAX_K, k + 1) + 1):
-        cost = np.int64(n) * (candidate + 1)
-        for i in range(n):
-            cost += values[i] >> candidate
-        if cost < best:
-            best = cost
-            chosen = candidate
-    return chosen, best
-
-
-@kernel
-def _best_gamma(values, n):
-    """(the k that makes the exp-Golomb codes of values[:n] shortest, their bits)."""
-    best = np.int64(1) << 62
-    chosen = 0
-    for k in range(_MAX_K + 1):
-        cost = np.int64(n) * (k + 1)
-        for i in range(n):
-            cost += 2 * (bit_length(np.uint64((np.int64(values[i]) >> k) + 1)) - 1)
-        if cost >= best:
-            break
-        best = cost
-        chosen = k
-    return chosen, best
-
-
-@kernel
-def _put_low(words, at, values, n, k):
-    """Append the k (1..31) low bits of each. The word that is being filled stays in a register."""
-    mask = (ONE << np.uint64(k)) - ONE
-    word, used, width = np.uint64(at) >> SIX, np.uint64(at) & LAST, np.uint64(k)
-    filling = words[word]
-    for i in range(n):
-        value = np.uint64(values[i]) & mask
-        filling |= value << used
-        used += width
-        if used >= WORD:
-            words[word] = filling
-            word += ONE
-            used -= WORD
-            filling = value >> (width - used)
-    words[word] = filling
-    return at + n * k
-
-
-@kernel
-def _put_unary(words, at, values, n, k):
-    """Append for each as many zeros as its bits above the k low ones say, and a one."""
-    word = np.uint64(at) >> SIX
-    filling = words[word]
-    for i in range(n):
-        at += np.int64(values[i]) >> k
-        here = np.uint64(at) >> SIX
-        if here != word:
-            words[word] = filling
-            word = here
-            filling = words[word]
-        filling |= ONE << (np.uint64(at) & LAST)
-        at += 1
-    words[word] = filling
-    return at
-
-
-@kernel
-def _put_rice(words, at, values, n, k):
-    if k > 0:
-        at = _put_low(words, at, values, n, k)
-    return _put_unary(words, at, values, n, k)
-
-
-@kernel
-def _put_gamma(words, at, values, n, k):
-    for i in range(n):
-        at += bit_length(np.uint64((np.int64(values[i]) >> k) + 1)) - 1
-        words[at >> 6] |= ONE << np.uint64(at & 63)
-        at += 1
-    for i in range(n):
-        value = np.int64(values[i]) + (np.int64(1) << k)
-        bits = bit_length(np.uint64(value)) - 1
-        at = _put(words, at, np.uint64(value - (np.int64(1) << bits)), bits)
-    return at
-
-
-@kernel
-def _get_unary(words, at, end, values, n):
-    """Read n unary numbers into `values`; the bit after them, or -1."""
-    if n == 0:
-        return at
-    if at >= end:
-        return np.int64(-1)
-    word, last = np.uint64(at) >> SIX, np.uint64(end - 1) >> SIX
-    current = words[word] & (~ZERO << (np.uint64(at) & LAST))
-    before = at - 1
-    for i in range(n):
-        while current == ZERO:
-            word += ONE
-            if word > last:
-                return np.int64(-1)
-            current = words[word]
-        here = np.int64((word << SIX) + trailing_zeros(current))
-        current &= current - ONE
-        values[i] = here - before - 1
-        before = here
-    return before + 1 if before < end else np.int64(-1)
-
-
-@kernel
-def _get_rice(words, at, end, values, n, k, most):
-    """Read n numbers of at most `most` into `values`; the bit after them, or -1."""
-    if at + n * (k + 1) > end:
-        return np.int64(-1)
-    low = at
-    at = _get_unary(words, at + n * k, end, values, n)
-    if at < 0:
-        return at
-    largest = np.int64(0)
-    mask = (np.int64(1) << k) - 1
-    for i in range(n):
-        # Eight bytes from the one where the k bits begin: seven bits before them at most, and the buffer goes on.
-        there = element(words, words.ctypes.data + (low >> 3), 0) >> (low & 7)
-        value = np.int64(values[i]) << k | there & mask
-        low += k
-        largest = max(largest, value)
-        values[i] = value
-    return at if largest <= most else np.int64(-1)
-
-
-@kernel
-def _get_gamma(words, at, end, values, n, k, most):
-    """As `_get_rice`, for exp-Golomb codes."""
-    at = _get_unary(words, at, end, values, n)
-    if at < 0:
-        return at
-    for i in range(n):
-        bits = np.int64(values[i]) + k
-        if bits > 40 or at + bits > end:
-            return np.int64(-1)
-        value = np.int64(1) << bits
-        if bits > 0:
-            value |= np.int64(_get(words, at, bits))
-            at += bits
-        value -= np.int64(1) << k
-        if value > most:
-            return np.int64(-1)
-        values[i] = value
-    return at
-
-
-@kernel
-def _split(values, n, gaps, excess):
-    """Where values[:n] are not zero: the gap since the last such place, and the value less one. Returns how many."""
-    found = np.uint64(0)
-    after = 0
-    for i in range(n):
-        gaps[found] = i - after
-        excess[found] = values[i] - 1
-        there = values[i] != 0
-        found += np.uint64(there)
-        after = i + 1 if there else after
-    return np.int64(found)
-
-
-@kernel
-def _put_numbers(words, capacity, at, values, n, gaps, excess):
-    """Append values[:n] in the shortest of the four ways; the bit after them, or -1 when `capacity` is too small.
-
-    `gaps`, `excess`: uint32 scratch for n numbers.
-    """
-    k, bits = _best_rice(values, n)
-    mode, nx, k1, k2 = _RICE, 0, 0, 0
-    # Geometric numbers are seldom far below their mean: one in ten is less than 2^k / 8. Where a third are, zeros or a
-    # long tail weigh on the Rice codes, and splitting is worth its trial.
-    low = max(np.int64(1), (np.int64(1) << k) >> 3)
-    small = np.int64(0)
-    for i in range(n):
-        small += values[i] < low
-    if 3 * small >= n:
-        nx = _split(values, n, gaps, excess)
-        if nx == 0:
-            mode, bits = _ZEROS, np.int64(0)
-        else:
-            k1, bits1 = _best_rice(gaps, nx)
-            k_rice, bits_rice = _best_rice(excess, nx)
-            k_gamma, bits_gamma = _best_gamma(excess, nx)
-            bits2 = bits1 + min(bits_rice, bits_gamma) + 20
-            if bits2 < bits:
-                bits = bits2
-                mode, k2 = (_SPLIT_RICE, k_rice) if bits_rice <= bits_gamma else (_SPLIT_GAMMA, k_gamma)
-    if at + bits + 64 > capacity:
-        return np.int64(-1)
-    at = _put(words, at, np.uint64(mode), 2)
-    if mode == _RICE:
-        at = _put(words, at, np.uint64(k), 5)
-        return _put_rice(words, at, values, n, k)
-    if mode == _ZEROS:
-        return at
-    at = _put_count(words, at, nx)
-    at = _put(words, at, np.uint64(k1), 5)
-    at = _put(words, at, np.uint64(k2), 5)
-    at = _put_rice(words, at, gaps, nx, k1)
-    if mode == _SPLIT_RICE:
-        return _put_rice(words, at, excess, nx, k2)
-    return _put_gamma(words, at, excess, nx, k2)
-
-
-@kernel
-def _get_numbers(words, at, end, values, n, gaps, excess, most):
-    """Read n numbers of at most `most` into `values`; the bit after them, or -1."""
-    if at + 2 > end:
-        return np.int64(-1)
-    mode = np.int64(_get(words, at, 2))
-    at += 2
-    if mode == _RICE:
-        if at + 5 > end:
-            return np.int64(-1)
-        return _get_rice(words, at + 5, end, values, n, np.int64(_get(words, at, 5)), most)
-    for i in range(n):
-        values[i] = 0
-    if mode == _ZEROS:
-        return at
-    nx, at = _get_count(words, at, end, n)
-    if nx < 1 or at + 10 > end:
-        return np.int64(-1)
-    k1, k2 = np.int64(_get(words, at, 5)), np.int64(_get(words, at + 5, 5))
-    at = _get_rice(words, at + 10, end, gaps, nx, k1, n)
-    if at < 0:
-        return at
-    if mode == _SPLIT_RICE:
-        at = _get_rice(words, at, end, excess, nx, k2, most - 1)
-    else:
-        at = _get_gamma(words, at, end, excess, nx, k2, most - 1)
-    if at < 0:
-        return at
-    where = np.int64(-1)
-    for i in range(nx):
-        where += np.int64(gaps[i]) + 1
-        if where >= n:
-            return np.int64(-1)
-        values[where] = np.int64(excess[i]) + 1
-    return at
 
 
 @kernel
@@ -344,8 +43,8 @@ def _put_diffs(words, capacity, at, row, n, scratch):
             d = np.int64(row[start + i])
             falls |= (np.uint64(d) >> LAST) << np.uint64(i)
             sizes[start + i] = abs(d) - 1
-        at = _put(words, at, falls, here)
-    return _put_numbers(words, capacity, at, sizes, n, scratch[1], scratch[2])
+        at = put(words, at, falls, here)
+    return put_numbers(words, capacity, at, sizes, n, scratch[1], scratch[2])
 
 
 @kernel
@@ -355,7 +54,7 @@ def _get_diffs(words, at, end, row, n, scratch, most_magnitude):
     signs = at
     if at + n > end:
         return np.int64(-_SIGNS)
-    at = _get_numbers(words, at + n, end, sizes, n, scratch[1], scratch[2], most_magnitude - 1)
+    at = get_numbers(words, at + n, end, sizes, n, scratch[1], scratch[2], most_magnitude - 1)
     if at < 0:
         return np.int64(-_MAGNITUDES)
     for start in range(0, n, 32):
@@ -378,10 +77,10 @@ def write_planes(words, capacity, at, gaps, diffs, fill, scratch):
         n = fill[c]
         if at + 64 > capacity:
             return np.int64(-1)
-        at = _put_count(words, at, n)
+        at = put_count(words, at, n)
         if n == 0:
             continue
-        at = _put_numbers(words, capacity, at, gaps[c], n, scratch[1], scratch[2])
+        at = put_numbers(words, capacity, at, gaps[c], n, scratch[1], scratch[2])
         if at < 0:
             return at
         at = _put_diffs(words, capacity, at, diffs[c], n, scratch)
@@ -399,14 +98,14 @@ def read_planes(words, at, end, gaps, diffs, fill, scratch, elements, most_magni
     """
     left = np.int64(elements)
     for c in range(fill.size):
-        n, at = _get_count(words, at, end, left)
+        n, at = get_count(words, at, end, left)
         if n < 0:
             return np.int64(-_COUNT)
         fill[c] = n
         left -= n
         if n == 0:
             continue
-        at = _get_numbers(words, at, end, gaps[c], n, scratch[1], scratch[2], elements)
+        at = get_numbers(words, at, end, gaps[c], n, scratch[1], scratch[2], elements)
         if at < 0:
             return np.int64(-_GAPS)
         at = _get_diffs(words, at, end, diffs[c], n, scratch, most_magnitude)
@@ -435,3 +134,50 @@ def read_values(words, at, end, diffs, fill, scratch, most_magnitude):
             if at < 0:
                 return at
     return at
+
+
+@kernel
+def write_positions(words, capacity, at, positions, scratch):
+    """Append how many positions there are, and the gaps between them; the bit after them, or -1."""
+    n = positions.size
+    gaps = scratch[0]
+    after = np.int64(0)
+    for i in range(n):
+        gaps[i] = np.int64(positions[i]) - after
+        after = np.int64(positions[i]) + 1
+    at = put_count(words, at, np.int64(n))
+    m, bits = plan_golomb(gaps, n)
+    if plan_numbers(gaps, n, scratch[1], scratch[2])[1] < bits + 4 + bit_length(np.uint64(m)):  # in clusters
+        at = put(words, at, np.uint64(1), 1)
+        return put_numbers(words, capacity, at, gaps, n, scratch[1], scratch[2])
+    if at + bits + 128 > capacity:
+        return np.int64(-1)
+    at = put_count(words, put(words, at, ZERO, 1), m)
+    return put_golomb(words, at, gaps, n, m)
+
+
+@kernel
+def read_positions(words, at, end, positions, scratch, elements):
+    """The other way: (how many, the bit after them), or (0, -field). `positions`: uint32[elements]."""
+    n, at = get_count(words, at, end, elements)
+    if n < 1 or at + 1 > end:
+        return np.int64(0), np.int64(-_COUNT)
+    clustered = element(words, words.ctypes.data + (at >> 3), 0) >> (at & 7) & 1
+    at += 1
+    gaps = scratch[0]
+    if clustered:
+        at = get_numbers(words, at, end, gaps, n, scratch[1], scratch[2], elements)
+    else:
+        m, at = get_count(words, at, end, elements)
+        if m < 1:
+            return np.int64(0), np.int64(-_GAPS)
+        at = get_golomb(words, at, end, gaps, n, m, scratch[1], elements)
+    if at < 0:
+        return np.int64(0), np.int64(-_GAPS)
+    where = np.int64(-1)
+    for i in range(n):
+        where += np.int64(gaps[i]) + 1
+        if where >= elements:
+            return np.int64(0), np.int64(-_GAPS)
+        positions[i] = where
+    return n, at

@@ -1,8 +1,8 @@
 # pyright: reportCallIssue=false
 """Passes over a block: which elements changed, counted inside the classes of their old exponents.
 
-A tile is 64 words of 64 elements. Each pass first classifies a tile in straight-line vector code, which leaves the mask of
-every class in every word and how many elements of each class stand before it; then it turns to the changes. What a
+A tile is 64 words of 64 elements. Each pass first classifies a tile in straight-line vector code, which leaves the mask
+of every class in every word and how many elements of each class stand before it; then it turns to the changes. What a
 branch would have to guess (has this word a change?) is kept out of the first part, and made rare in the second.
 
 Every kernel takes whole words; `codec.rice` pads the tail. Indices are unsigned, or numba asks of each whether it is

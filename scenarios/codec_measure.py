@@ -169,6 +169,7 @@ def measure(
     block = held = 0
     for part in parts:
         rice.warm_up(part.dtype)
+        pco.warm_up(part.dtype)
         for name in ANCHORS:
             _theirs(Measurement(coders={name: Timed()}), name, part.old[:64], part.new[:64], part.dtype, 1)
         held = held or _anonymous_bytes()  # after compilers and libraries are in

@@ -178,8 +178,7 @@ def fuzz_chunks(n: int, seed: int, progress: Callable[[int], None] = lambda done
     """Take `n` mutated chunks through what a node does. Raises `AssertionError` if one is accepted.
 
     Half are mutated after their pieces were verified, as by a fault in the node's own memory, so that the decoder and
-    the block hashes are all that stands between them and the replica. Of these, a few decode: to the very bits that
-    were signed, because pcodec ignores some bits of its own header.
+    the block hashes are all that stands between them and the replica.
     """
     rng = np.random.default_rng(seed)
     source = _chunks(rng)

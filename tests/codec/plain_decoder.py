@@ -67,6 +67,10 @@ class BitString:
             zeros += 1
         return zeros
 
+    def ends(self) -> None:
+        assert not any(self.bits[self.at :])
+        assert len(self.bits) - self.at < 8
+
     def count(self) -> int:
         length = self.number(5)
         return 0 if length == 0 else (1 << (length - 1)) + self.number(length - 1)
@@ -78,6 +82,17 @@ class BitString:
     def gamma(self, n: int, k: int) -> list[int]:
         lengths = [self.unary() for _ in range(n)]
         return [(1 << (length + k)) + self.number(length + k) - (1 << k) for length in lengths]
+
+    def golomb(self, n: int, m: int) -> list[int]:
+        length = (m - 1).bit_length()
+        short = (1 << length) - m
+        rests = []
+        for _ in range(n):
+            rest = self.number(length - 1) if length else 0
+            if length and rest >= short:
+                rest = 2 * rest + self.number(1) - short
+            rests.append(rest)
+        return [self.unary() * m + rest for rest in rests]
 
     def numbers(self, n: int, modes: set[int]) -> list[int]:
         mode = self.number(2)
@@ -137,6 +152,7 @@ class Model:
     dtypes: list[str] = field(default_factory=list)
     modes: set[int] = field(default_factory=set)
     coders: set[int] = field(default_factory=set)
+    gap_codes: set[int] = field(default_factory=set)
 
     def load(self, data: bytes) -> None:
         """Tensors one after another, without gaps."""
@@ -195,7 +211,7 @@ class Model:
         size = DTYPES[dtype][0]
         if coder == 2:
             values[:] = [int.from_bytes(payload[i : i + size], "little") for i in range(0, len(payload), size)]
-        elif coder == 0 and size == 8:
+        elif size == 8:
             count = len(payload) // 12
             positions = struct.unpack(f"<{count}I", payload[: 4 * count])
             for position, value in zip(positions, struct.unpack(f"<{count}Q", payload[4 * count :]), strict=True):
@@ -203,30 +219,54 @@ class Model:
         elif coder == 0:
             self.rice(values, dtype, payload)
         else:
-            raise AssertionError("pcodec has no plain decoder")
+            self.pco(values, dtype, payload)
 
     def rice(self, values: list[int], dtype: str, payload: bytes) -> None:
-        size, shift, mask, is_float = DTYPES[dtype]
-        top, bits = payload[0], BitString(payload[1:])
+        bits = BitString(payload[1:])
         members: list[list[int]] = [[] for _ in range(16)]
         for position, value in enumerate(values):
-            exponent = value >> shift & mask
-            members[min(15, max(0, top - exponent))].append(position)
+            members[class_of(value, dtype, payload[0])].append(position)
         for positions in members:
             n = bits.count()
             if n == 0:
                 continue
-            gaps = bits.numbers(n, self.modes)
-            signs = [bits.number(1) for _ in range(n)]
-            magnitudes = [more + 1 for more in bits.numbers(n, self.modes)]
+            changed = []
             rank = -1
-            for gap, sign, magnitude in zip(gaps, signs, magnitudes, strict=True):
+            for gap in bits.numbers(n, self.modes):
                 rank += gap + 1
-                position = positions[rank]
-                place = ordinal(values[position], size, is_float) + (-magnitude if sign else magnitude)
-                values[position] = ordinal(place % (1 << 8 * size), size, is_float)
-        assert not any(bits.bits[bits.at :])
-        assert len(bits.bits) - bits.at < 8
+                changed.append(positions[rank])
+            self.change(values, dtype, changed, bits)
+        bits.ends()
+
+    def pco(self, values: list[int], dtype: str, payload: bytes) -> None:
+        bits = BitString(payload[1:])
+        n = bits.count()
+        clustered = bits.number(1)
+        self.gap_codes.add(clustered)
+        gaps = bits.numbers(n, self.modes) if clustered else bits.golomb(n, bits.count())
+        members: list[list[int]] = [[] for _ in range(16)]
+        position = -1
+        for gap in gaps:
+            position += gap + 1
+            members[class_of(values[position], dtype, payload[0])].append(position)
+        for positions in members:
+            if positions:
+                self.change(values, dtype, positions, bits)
+        bits.ends()
+
+    def change(self, values: list[int], dtype: str, positions: list[int], bits: BitString) -> None:
+        """Signs and magnitudes of one class."""
+        size, _, _, is_float = DTYPES[dtype]
+        signs = [bits.number(1) for _ in positions]
+        magnitudes = [more + 1 for more in bits.numbers(len(positions), self.modes)]
+        for position, sign, magnitude in zip(positions, signs, magnitudes, strict=True):
+            place = ordinal(values[position], size, is_float) + (-magnitude if sign else magnitude)
+            values[position] = ordinal(place % (1 << 8 * size), size, is_float)
+
+
+def class_of(value: int, dtype: str, top: int) -> int:
+    _, shift, mask, _ = DTYPES[dtype]
+    return min(15, max(0, top - (value >> shift & mask)))
 
 
 def ordinal(value: int, size: int, is_float: bool) -> int:

@@ -9,7 +9,7 @@ from codec_kit import KEY, differing, replica_of
 from plain_decoder import Model, read_layout
 
 from codec.bits import Bits
-from codec.chunk import BlockDelta, ChunkHeader, chunk_id, open_header, seal_chunk
+from codec.chunk import CODER_PCO, CODER_RICE, BlockDelta, ChunkHeader, chunk_id, open_header, seal_chunk
 from codec.layout import Layout
 from codec.manifest import open_manifest
 
@@ -37,17 +37,19 @@ def chunks(name: str) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def test_the_plain_decoder_arrives_at_the_new_bits() -> None:
+@pytest.mark.parametrize("name", ["rice", "pco"])
+def test_the_plain_decoder_arrives_at_the_new_bits(name: str) -> None:
     model = Model(read_layout((GOLDEN / "layout").read_bytes()), LAYOUT.hash)
     model.load((GOLDEN / "old").read_bytes())
     before = model.root()
-    for sealed, body in chunks("rice"):
+    for sealed, body in chunks(name):
         assert model.apply(sealed, body, KEY.public) == before
     assert model.dump() == (GOLDEN / "new").read_bytes()
-    manifest = open_manifest((GOLDEN / "rice.manifest").read_bytes(), KEY.public)
+    manifest = open_manifest((GOLDEN / f"{name}.manifest").read_bytes(), KEY.public)
     assert (manifest.parent_root, manifest.root) == (before, model.root())
     assert model.modes == {0, 1, 2, 3}, "every way to write a list of numbers stands in the golden files"
-    assert model.coders == {0, 2}
+    assert model.coders == ({0, 2} if name == "rice" else {1, 2})
+    assert model.gap_codes == (set() if name == "rice" else {0, 1})
 
 
 @pytest.mark.parametrize("name", ["rice", "pco"])
@@ -64,16 +66,17 @@ def test_ours_arrives_there_too(name: str) -> None:
     assert sum(part.changed for part in staged) == manifest.changed
 
 
-def test_the_encoder_still_writes_these_bytes() -> None:
+@pytest.mark.parametrize(("name", "coder"), [("rice", CODER_RICE), ("pco", CODER_PCO)])
+def test_the_encoder_still_writes_these_bytes(name: str, coder: int) -> None:
     """Any encoder may choose otherwise; ours changes only on purpose."""
     old, new = state("old"), state("new")
     replica = replica_of(old, LAYOUT)
-    for sealed, body in chunks("rice"):
+    for sealed, body in chunks(name):
         header: ChunkHeader = open_header(sealed, KEY.public)
         deltas: list[BlockDelta] = []
         for entry in header.blocks:
             spec = LAYOUT.block(entry.block)
-            delta = replica.encode_block(entry.block, new[spec.name][spec.start : spec.start + spec.count])
+            delta = replica.encode_block(entry.block, new[spec.name][spec.start : spec.start + spec.count], coder)
             assert delta is not None
             deltas.append(delta)
         again = seal_chunk(header.key, header.parent_root, header.layout_hash, deltas, KEY, header.piece_bytes)
