@@ -62,6 +62,7 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     base = config.base or await in_thread(write_raw_base, config.home / "raw", config.raw_mb * 10**6)
     checkpoint = await in_thread(Checkpoint.open, base)
     with open_store(config.home, key.public) as store:
+        store.anchors.keep = 2  # so that there is always a way back, of eight versions or more
         model = Model(store, base=base)
         head = await in_thread(_open_truth, store, model, checkpoint, key)
         boot = max(int(store.records.get("boot") or 0) + 1, int(time.time()) - _BOOTS_BEGAN)
