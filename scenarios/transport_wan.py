@@ -2,8 +2,8 @@
 
     python -m scenarios.transport_wan [--row NAME ...] [--json]
 
-Two processes on two emulated hosts. Links have queues of one bandwidth-delay product, MTU 1500, and sockets the 6 MB and
-4 MB that distributions allow. Rates are what the receiver's program got, without any header.
+Two processes on two emulated hosts. Links have queues of one bandwidth-delay product, MTU 1500, and sockets the 6 MB
+and 4 MB that distributions allow. Rates are what the receiver's program got, without any header.
 
 | row | path | is |
 |---|---|---|
@@ -35,8 +35,7 @@ __all__ = ["ROWS", "Row", "main", "measure"]
 
 _MTU: Final = 1500
 _HEADERS: Final = 52
-"""IP and TCP with timestamps. The best that a program can get is (MTU - headers) / MTU of the link, less TLS's 0.3 %."""
-_REPORT_S: Final = 240.0
+"""IP and TCP with timestamps. A program gets (MTU - headers) / MTU of the link at best, less 0.3 % for TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def measure(row: Row) -> dict[str, Any]:
     far = net.host("far", up_mbit=row.mbit, down_mbit=row.mbit)
     near = net.host("near", up_mbit=row.mbit, down_mbit=row.mbit, loss=row.loss)
     options = {
-        "kind": row.kind, "ways": row.ways, "congestion": row.congestion, "seconds": row.seconds, "idle_s": row.idle_s,
+        "kind": row.kind, "mbit": row.mbit, "ways": row.ways, "congestion": row.congestion, "seconds": row.seconds, "idle_s": row.idle_s,
     }  # fmt: skip
     with net:
         server = _end(far, "serve", options)

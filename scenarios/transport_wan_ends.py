@@ -32,7 +32,7 @@ def _use(congestion: str | None) -> None:
     if congestion:
         from swarm.transport import tuning
 
-        tuning.BBR = congestion.encode()  # type: ignore[misc]
+        tuning._CHOSEN = congestion.encode()  # type: ignore[misc]
 
 
 class Arrivals:
@@ -89,7 +89,7 @@ async def _push_ours(options: dict[str, Any]) -> None:
     from swarm.transport.base import Lane
     from swarm.transport.libp2p import Libp2pTransport
 
-    transport = Libp2pTransport(_PUSHER, [_LISTEN])
+    transport = Libp2pTransport(_PUSHER, [_LISTEN], up_mbit=options["mbit"])
 
     async def ignore(*_: object) -> None: ...
 

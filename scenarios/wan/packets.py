@@ -52,7 +52,8 @@ def segments(packet, length):
     segment = np.int64(packet[4]) | (np.int64(packet[5]) << 8)  # in the machine's byte order
     if packet[1] == 0 or segment == 0:
         return np.int64(1), np.int64(0)
-    header = np.int64(packet[2]) | (np.int64(packet[3]) << 8)
+    at = HEAD_BYTES + 4 * (np.int64(packet[HEAD_BYTES]) & 15)
+    header = at - HEAD_BYTES + 4 * (np.int64(packet[at + 12]) >> 4)
     payload = length - HEAD_BYTES - header
     return max(np.int64(1), (payload + segment - 1) // segment), header
 

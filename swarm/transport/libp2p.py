@@ -29,9 +29,10 @@ from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, WAYS_ID, Edge, LaneStream, StreamChannel
 from swarm.transport.multistream import answer
 from swarm.transport.muxer import MuxedConnection, MuxedStream
-from swarm.transport.parallel import WAYS, socket_window_bytes, ways
+from swarm.transport.parallel import DEFAULT_MBIT, WAYS, socket_window_bytes, ways
 from swarm.transport.probe import answers_as
 from swarm.transport.tcp import TcpTransport, bind, checked_announcements, multiaddr_text
+from swarm.transport.tuning import BBR
 from swarm.transport.upgrade import Upgrader
 from swarm.transport.yamux import Limits
 
@@ -58,8 +59,10 @@ class Libp2pTransport(Transport):
         limits: Limits | None = None,
         dial_rules: DialRules | None = None,
         admission_rules: AdmissionRules | None = None,
+        up_mbit: float = DEFAULT_MBIT,
     ) -> None:
         """`listen`: multiaddrs such as /ip4/0.0.0.0/tcp/4701 (port 0: any). `announce`: where the world reaches us.
+        `up_mbit`: what our uplink carries, as far as anybody has said.
 
         Raises `UsageError` for an announced address that nobody could dial.
         """
@@ -78,6 +81,7 @@ class Libp2pTransport(Transport):
         self._connecting: dict[PeerKey, trio.Lock] = {}
         self._admission = Admission(admission_rules)
         self._window_bytes = socket_window_bytes()
+        self._up_mbit = up_mbit
         self._accept: Accept | None = None
         self._nursery: trio.Nursery | None = None
 
@@ -215,7 +219,10 @@ class Libp2pTransport(Transport):
 
     def ways(self, peer: PeerKey) -> int:
         edge = self._edges.get(peer)
-        return ways(edge.round_trip_s, self._window_bytes) if edge else 1
+        if edge is None:
+            return 1
+        by_bandwidth = self.congestion_control(peer) == BBR.decode()
+        return ways(edge.round_trip_s, self._window_bytes, self._up_mbit, by_bandwidth)
 
     async def open_stream(self, peer: PeerKey, lane: Lane) -> LaneStream:
         await trio.lowlevel.checkpoint()

@@ -1,31 +1,37 @@
 """How many connections an edge is worth.
 
-A TCP connection moves at most its window a round trip, and the window is bounded by the socket buffers, half of which
-the kernel keeps for itself. Over a long path several connections together fill a link that one cannot; they also share
-a loss between them.
+A TCP connection moves at most its window a round trip, and the window is bounded by the socket buffers, a third of which
+the kernel needs for itself. Over a long path several connections together fill a link that one cannot. More than needed
+do harm: each BBR connection keeps its own share of packets in the queue before the link, and two that suffice carry more
+past random losses than eight do. Where the system lets us choose no BBR it is the other way round: the more there are,
+the less one loss or one slow start costs.
 """
 
 import math
 from pathlib import Path
 from typing import Final
 
-__all__ = ["WAYS", "socket_window_bytes", "ways"]
+__all__ = ["DEFAULT_MBIT", "WAYS", "socket_window_bytes", "ways"]
 
-WAYS: Final = (1, 4, 8)
+WAYS: Final = (1, 2, 4, 8)
 _SHORT_S: Final = 0.02
 """Below this round trip, one: losses mend quickly, and a connection costs CPU time."""
-_TARGET_BYTES_S: Final = 125_000_000
-"""A gigabit a second: what an edge should be able to carry."""
-_HEADROOM: Final = 1.5
+DEFAULT_MBIT: Final = 1000.0
+"""What an edge should be able to carry when nobody has said what our uplink is."""
 _DEFAULT_BUFFER_BYTES: Final = 6_291_456
 _SYSCTLS: Final = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
 
 
-def ways(round_trip_s: float, window_bytes: int) -> int:
-    """1, 4 or 8: enough connections of `window_bytes` each for a gigabit at this round trip, with headroom."""
+def ways(round_trip_s: float, window_bytes: int, mbit: float, by_bandwidth: bool) -> int:
+    """Enough connections of `window_bytes` each for `mbit` at this round trip; one while that is 0 (not known).
+
+    `by_bandwidth`: they are paced by measured bandwidth (BBR), so that neither loss nor idleness slows them.
+    """
     if round_trip_s < _SHORT_S:
         return 1
-    wanted = math.ceil(_HEADROOM * _TARGET_BYTES_S * round_trip_s / window_bytes)
+    if not by_bandwidth:
+        return WAYS[-1]
+    wanted = math.ceil(mbit * 1e6 / 8 * round_trip_s / window_bytes)
     return next((each for each in WAYS if each >= wanted), WAYS[-1])
 
 
@@ -37,4 +43,4 @@ def socket_window_bytes() -> int:
             largest.append(int(Path(path).read_text().split()[2]))
         except (OSError, ValueError, IndexError):  # no Linux, or a container without it
             largest.append(_DEFAULT_BUFFER_BYTES)
-    return min(largest) // 2
+    return min(largest) * 2 // 3

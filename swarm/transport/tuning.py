@@ -9,6 +9,7 @@ BBR: Final = b"bbr"
 """Congestion control by measured bandwidth: a random loss does not halve it, and an idle minute does not send it back
 to slow start, as it does with cubic unless root has switched that off for the machine."""
 
+_CHOSEN: Final = BBR
 _UNSENT_BYTES: Final = 262_144
 """The kernel asks for more when less than this is unsent. trio's 16 KiB suits small messages; for bulk it means sixteen
 wake-ups where one would do. What waits here delays a later message on the same connection by 2 ms at a gigabit."""
@@ -26,7 +27,7 @@ def tune(sock: Any) -> str:
         (socket.IPPROTO_TCP, getattr(socket, "TCP_NODELAY", None), 1),
         (socket.IPPROTO_TCP, getattr(socket, "TCP_NOTSENT_LOWAT", None), _UNSENT_BYTES),
         (socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", None), _DEAD_MS),
-        (socket.IPPROTO_TCP, getattr(socket, "TCP_CONGESTION", None), BBR),
+        (socket.IPPROTO_TCP, getattr(socket, "TCP_CONGESTION", None), _CHOSEN),
     ):
         try:
             if option is not None:

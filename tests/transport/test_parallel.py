@@ -2,27 +2,33 @@ import pytest
 
 from swarm.transport.parallel import WAYS, socket_window_bytes, ways
 
-MIB = 1 << 20
+MB = 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("round_trip_s", "window_bytes", "expected"),
+    ("round_trip_s", "window_bytes", "mbit", "expected"),
     [
-        (0.0, 3 * MIB, 1),  # not measured yet
-        (0.0002, 64 * 1024, 1),  # loopback and datacentre: one, however small the buffers
-        (0.05, 3 * MIB, 4),
-        (0.1, 3 * MIB, 8),  # the common 6 MiB buffers
-        (0.1, 16 * MIB, 4),
-        (0.03, 16 * MIB, 1),
-        (0.3, 3 * MIB, 8),  # never more
+        (0.0, 3 * MB, 1000, 1),  # not measured yet
+        (0.0002, 64 * 1024, 1000, 1),  # loopback and datacentre: one, however small the buffers
+        (0.05, 3 * MB, 1000, 4),
+        (0.1, 3 * MB, 1000, 8),  # common buffers, a gigabit
+        (0.1, 3 * MB, 200, 1),  # an uplink that one connection fills
+        (0.2, 3 * MB, 200, 2),
+        (0.1, 20 * MB, 1000, 1),
+        (0.3, 3 * MB, 1000, 8),  # never more
     ],
 )
-def test_ways(round_trip_s: float, window_bytes: int, expected: int) -> None:
-    assert ways(round_trip_s, window_bytes) == expected
+def test_ways(round_trip_s: float, window_bytes: int, mbit: float, expected: int) -> None:
+    assert ways(round_trip_s, window_bytes, mbit, True) == expected
+
+
+def test_many_where_losses_halve_the_rate() -> None:
+    assert ways(0.1, 30 * MB, 50, False) == WAYS[-1]
+    assert ways(0.01, 30 * MB, 50, False) == 1
 
 
 def test_longer_never_takes_fewer() -> None:
-    counts = [ways(ms / 1000, 3 * MIB) for ms in range(400)]
+    counts = [ways(ms / 1000, 3 * MB, 1000, True) for ms in range(400)]
     assert counts == sorted(counts)
     assert set(counts) == set(WAYS)
 
