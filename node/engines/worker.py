@@ -44,7 +44,7 @@ from node.engines.messages import (
 )
 from node.local import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
 
-__all__ = ["Worker", "main"]
+__all__ = ["PROGRESS_EVERY_S", "Worker", "end_all", "main"]
 
 WAKE_S: Final = 3600.0
 """A receive without a deadline is one with a long deadline, again and again."""
@@ -156,7 +156,7 @@ class Worker:
                 line = self._stagings if isinstance(message, Stage) else self._tasks
                 line.put(lambda message=message, fds=fds: self._answer(message, fds))
         except (ChannelClosed, PeerError):
-            _end_all()
+            end_all()
 
     def _answer(self, message: Any, fds: list[int]) -> None:
         """The one place where an engine's errors end: they are told to the node, which knows what to do."""
@@ -176,7 +176,7 @@ class Worker:
         try:
             self._channel.send(answer, timeout_s=60.0)
         except SwarmError:
-            _end_all()
+            end_all()
 
     def _failure(self, message: Any, error: Exception) -> Failed:
         why = str(error) or repr(error)
@@ -257,11 +257,11 @@ def _completions(number: int, completions: list[Completion], seconds: float) -> 
     return Completions(number, tuple(completions), seconds)
 
 
-def _end_all() -> None:
+def end_all(code: int = 0) -> None:
     """The node is gone: end without a word, with every process that the engine started."""
     if os.getpgrp() == os.getpid():  # as `node.engines.host` starts us
         os.killpg(0, signal.SIGKILL)
-    os._exit(0)
+    os._exit(code)
 
 
 def _engine(name: str, threads: int | None, device: str | None) -> Engine:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from codec import patch
 from codec.bits import Bits
 from codec.errors import PeerError
-from codec.patch import read_patch, write_patch
+from codec.layout import Layout
+from codec.patch import patch_hashes, read_patch, write_patch
 from codec.staging import Staged
 
 OLD = weights()
@@ -106,4 +107,16 @@ def test_bytes_too_many() -> None:
     fd = memfd(GOOD + b"\0")
     with pytest.raises(PeerError, match="too many"):
         list(read_patch(fd))
+    os.close(fd)
+
+
+def test_it_says_what_each_block_will_hash_to() -> None:
+    fd, _ = write_patch(staged(), LAYOUT)
+    replica = replica_of(OLD)
+    predicted = replica.hashes.copy()
+    for block, digest in patch_hashes(fd, LAYOUT):
+        predicted[block] = np.frombuffer(digest, np.uint8)
+    assert (predicted == replica_of(NEW).hashes).all()
+    with pytest.raises(PeerError, match=r"patch\.name"):
+        list(patch_hashes(fd, Layout(LAYOUT.tensors[:1])))
     os.close(fd)

@@ -1,0 +1,441 @@
+"""The driver: fills, updates and proves one vLLM, whose processes have the plugin. Imports neither torch nor vLLM.
+
+Each tensor is of one of two classes. *Scattered*: the map that vLLM's own loader gave was proven, by reading the live
+bits back through it after that loader had filled them; its changes are written in place. *Loaded*: the loader computes
+something of it (another dtype, a repacked or quantized weight), so its modules are loaded anew from the replica with
+each version that touches them; what the loader was given is hashed, what it made is hashed too, and must stay so.
+"""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from codec import Layout, Replica, patch_hashes, state_root
+from codec.errors import UsageError
+from codec.layout import BLOCK_ELEMENTS
+from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
+from node.engines.vllm.links import Link, Listener, PluginFailed, wait
+from node.engines.vllm.plugin.swarm_vllm.messages import (
+    Changed,
+    Close,
+    Commit,
+    Connect,
+    Did,
+    Differs,
+    Forget,
+    Front,
+    Generate,
+    Generated,
+    Load,
+    Loaded,
+    Mapped,
+    Model,
+    Open,
+    Output,
+    Policy,
+    Rank,
+    Sources,
+    Stage,
+    Tensor,
+    Told,
+    Unchanged,
+)
+from node.engines.vllm.proof import wrong_blocks
+
+__all__ = ["Classes", "VllmEngine"]
+
+CONNECT_WITHIN_S: Final = 60.0
+MAP_WITHIN_S: Final = 600.0
+"""A mixture of experts has tens of thousands of tensors, of some milliseconds each."""
+FILL_WITHIN_S: Final = 1500.0
+STAGE_WITHIN_S: Final = 290.0
+COMMIT_WITHIN_S: Final = 290.0
+"""A commit may have to wait until running requests are done."""
+SHORT_S: Final = 60.0
+AUDITED_BLOCKS: Final = 4
+"""After each version: so many of the blocks that it changed and so many of the others. A defect in one block of a
+hundred is found within a few steps; all of them are looked at on demand."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Why each tensor that is not scattered is not, and which modules each tensor feeds."""
+
+    loaded: dict[str, str] = field(default_factory=dict)
+    modules: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reasons: dict[str, str], modules: dict[str, frozenset[str]]) -> "Classes":
+        """Tensors that share a module with one that is loaded are loaded with it: a module is filled whole."""
+        loaded = dict(reasons)
+        while True:
+            filled = {module for name in loaded for module in modules[name]}
+            more = {
+                name: "its module is loaded as a whole"
+                for name in modules
+                if modules[name] & filled and name not in loaded
+            }
+            if not more:
+                return cls(loaded, modules)
+            loaded |= more
+
+    def to_load(self, touched: set[str]) -> tuple[str, ...]:
+        """What must be loaded when these tensors change: all that feeds a module that one of them feeds."""
+        names = {name for name in touched if name in self.loaded}
+        while True:
+            filled = {module for name in names for module in self.modules[name]}
+            more = {name for name in self.loaded if self.modules[name] & filled}
+            if more <= names:
+                return tuple(sorted(names))
+            names |= more
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    version: Version
+    hashes: NDArray[np.uint8]
+    touched: tuple[int, ...]
+    to_load: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Flight:
+    future: "Future[Any]"
+    counts: list[int]
+
+
+class VllmEngine:
+    """One vLLM. Flights run by themselves; every other call comes from one thread, except `stage` (from another)."""
+
+    def __init__(self, listener: Listener, policy: Policy = "continue") -> None:
+        """`listener`: where vLLM's processes connect. `policy`: what becomes of running requests at a commit."""
+        self._listener, self._policy = listener, policy
+        self._front: Link | None = None
+        self._ranks: list[Link] = []
+        self._layout: Layout | None = None
+        self._replica: Replica | None = None
+        self._hashes: NDArray[np.uint8] | None = None
+        self._classes: Classes | None = None
+        self._staged: _Staged | None = None
+        self._flights: dict[int, _Flight] = {}
+        self._weights = threading.Lock()
+        """Held while the live weights change or are looked at."""
+        self._chance = random.Random()
+        self.version: Version = (0, 0)
+        self.root = b""
+        self.poisoned: str | None = "nothing is attached"
+
+    @property
+    def attached(self) -> bool:
+        """vLLM's API server is connected."""
+        return self._front is not None
+
+    @property
+    def classes(self) -> Classes:
+        """How each tensor is kept up to date. Raises `EngineError` before the first reload."""
+        if self._classes is None:
+            raise EngineError("the engine has not been filled yet")
+        return self._classes
+
+    # ------------------------------------------------------------ attaching
+
+    def attach(self, layout: Layout, replica: Replica, fd: int) -> None:
+        """Take the front that connects next, and have every rank map the layout. `fd`: the replica's; stays the
+        caller's.
+
+        Raises `UsageError` with a sentence when this vLLM cannot be updated exactly, or serves another model.
+        """
+        for rank in self._ranks:  # the node attaches again when its replica moved on while it was read
+            rank.retire()
+        front = self._front or self._listener.next(CONNECT_WITHIN_S)
+        facts = front.hello
+        if not isinstance(facts, Front):
+            raise EngineError("a rank connected before the API server")
+        if facts.refusal:
+            raise UsageError(f"This vLLM cannot follow the swarm. {facts.refusal}")
+        _check_files(layout, facts)
+        connected = front.ask(lambda n: Connect(n, str(self._listener.path)))
+        tensors = tuple(Tensor((t.name, *t.aliases), t.dtype, t.shape, layout.offset(t.name)) for t in layout.tensors)
+        ranks = [self._listener.next(CONNECT_WITHIN_S) for _ in range(facts.ranks)]
+        asked = [rank.ask(lambda n: Model(n, tensors, BLOCK_ELEMENTS), [fd]) for rank in ranks]
+        try:
+            maps = [wait(answer, Mapped, MAP_WITHIN_S) for answer in asked]
+            wait(connected, Did, SHORT_S)
+        except PluginFailed as error:
+            raise UsageError(f"vLLM's model and the swarm's are not the same: {error}") from error
+        if sorted(rank.hello.rank for rank in ranks if isinstance(rank.hello, Rank)) != list(range(facts.ranks)):
+            raise EngineError("not every rank of vLLM connected")
+        self._front, self._ranks = front, ranks
+        self._layout, self._replica, self._hashes, self._classes = layout, replica, None, None
+        self._modules, self._opaque = _merge(maps)
+        self.poisoned = "it has not been filled yet"
+        _log.info("mapped", tensors=len(tensors), ranks=len(ranks), seconds=round(max(m.seconds for m in maps), 3))
+
+    # ------------------------------------------------------------ filling and proving
+
+    def reload(self, version: Version, root: bytes) -> bytes:
+        """Take every bit from the replica through vLLM's own loaders, and read it back. Serves if it is `root`.
+
+        Returns the root that the engine now holds; another one when the replica moved on meanwhile.
+        """
+        front, layout, _ = self._attached()
+        with self._weights:
+            self.poisoned = f"the reload of version {version} did not finish"
+            self._staged = None
+            took = front.get(lambda n: Load(n, None), Changed, FILL_WITHIN_S)
+            self._hashes = hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+            every = [tensor.name for tensor in layout.tensors]
+            if not self._take_sources(every, hashes):
+                return bytes(32)
+            self._classify(hashes)
+            held = state_root(layout.hash, hashes)
+            _log.info("filled", seconds=round(took.pause_s, 3), version=version, moved_on=held != root)
+            if held == root:
+                front.get(lambda n: Open(n, _text(version)), Did, SHORT_S)
+                self.version, self.root, self.poisoned = version, root, None
+            return held
+
+    def _take_sources(self, names: Sequence[str], hashes: NDArray[np.uint8]) -> bool:
+        """Put the hashes of what was loaded into `hashes`; False when two ranks read different bits."""
+        _, layout, _ = self._attached()
+        asked = [rank.ask(Loaded) for rank in self._ranks]
+        found = [wait(answer, Sources, FILL_WITHIN_S).hashes for answer in asked]
+        for name in names:
+            read = {each[name] for each in found if name in each}
+            if len(read) != 1:
+                return False
+            blocks = layout.blocks_of(name)
+            hashes[blocks.start : blocks.stop] = np.frombuffer(read.pop(), np.uint8).reshape(len(blocks), 32)
+        return True
+
+    def _classify(self, hashes: NDArray[np.uint8]) -> None:
+        """Prove the map where there is one. Tensors that do not read back as they were filled are repacked."""
+        _, layout, _ = self._attached()
+        first = self._classes is None
+        loaded = self._opaque if self._classes is None else self._classes.loaded
+        blocks = [b for tensor in layout.tensors if tensor.name not in loaded for b in layout.blocks_of(tensor.name)]
+        wrong = {layout.block(block).name for block in self._wrong(blocks, hashes)}
+        if wrong and not first:
+            raise EngineError(f"the live bits of {min(wrong)} are not what was loaded")
+        if first:
+            repacked = dict.fromkeys(wrong, "its live bits are not the checkpoint's: it is repacked")
+            self._classes = Classes.of(self._opaque | repacked, self._modules)
+            counts = Counter(self._classes.loaded.values())
+            _log.info("classed", scattered=len(layout.tensors) - len(self._classes.loaded), loaded=dict(counts))
+
+    def _wrong(self, blocks: Sequence[int], hashes: NDArray[np.uint8]) -> set[int]:
+        _, layout, replica = self._attached()
+        return wrong_blocks(layout, replica, self._ranks, blocks, hashes)
+
+    def live_hashes(self) -> NDArray[np.uint8]:
+        """BLAKE3 of every block: uint8, (n_blocks, 32); zeros where the engine does not hold what it should.
+
+        Blocks of scattered tensors are read back out of it. Of loaded ones it is what their loaders were given, as
+        long as what these made of it is unchanged.
+        """
+        _, layout, _ = self._attached()
+        with self._weights:
+            if self._hashes is None:
+                raise EngineError("the engine has not been filled yet")
+            loaded = tuple(self.classes.loaded)
+            scattered = [t.name for t in layout.tensors if t.name not in self.classes.loaded]
+            out = self._hashes.copy()
+            for block in self._wrong([b for name in scattered for b in layout.blocks_of(name)], out):
+                out[block] = 0
+            if loaded:
+                asked = [rank.ask(lambda n: Unchanged(n, loaded)) for rank in self._ranks]
+                for name in {name for answer in asked for name in wait(answer, Differs, FILL_WITHIN_S).names}:
+                    blocks = layout.blocks_of(name)
+                    out[blocks.start : blocks.stop] = 0
+            return out
+
+    # ------------------------------------------------------------ versions
+
+    def stage(self, fd: int, version: Version) -> None:
+        """Have every rank make the patch ready while it generates. `fd`: see `codec.write_patch`; stays the caller's.
+
+        Raises `EngineError`, with nothing staged, when a rank cannot.
+        """
+        _, layout, _ = self._attached()
+        self._refuse_if_poisoned()
+        self._staged = None
+        assert self._hashes is not None
+        hashes, touched = self._hashes.copy(), []
+        for block, digest in patch_hashes(fd, layout):
+            hashes[block] = np.frombuffer(digest, np.uint8)
+            touched.append(block)
+        names = {layout.block(block).name for block in touched}
+        scattered = tuple(sorted(names - set(self.classes.loaded)))
+        asked = [rank.ask(lambda n: Stage(n, _text(version), scattered), [fd]) for rank in self._ranks]
+        for answer in asked:
+            wait(answer, Did, STAGE_WITHIN_S)
+        self._staged = _Staged(version, hashes, tuple(touched), self.classes.to_load(names))
+
+    def commit(self, version: Version, root: bytes) -> float:
+        """Become `version`: the seconds in which the engine ran no step.
+
+        Raises `EngineError` before anything is written when what is staged leads elsewhere; poisons the engine when
+        it fails later.
+        """
+        front, layout, _ = self._attached()
+        self._refuse_if_poisoned()
+        staged, self._staged = self._staged, None
+        if staged is None or staged.version != version:
+            raise EngineError(f"{version} is not what is staged ({None if staged is None else staged.version})")
+        if state_root(layout.hash, staged.hashes) != root:
+            raise EngineError(f"what is staged does not lead to {version} from {self.version}: it has another base")
+        with self._weights:
+            name, to_load = _text(version), staged.to_load
+            try:
+                took = front.get(lambda n: Commit(n, name, self._policy, to_load), Changed, COMMIT_WITHIN_S)
+            except PluginFailed as error:
+                if error.touched:
+                    self.poisoned = f"the commit of version {version} failed: {error}"
+                raise
+            except EngineError as error:
+                self.poisoned = f"the commit of version {version} did not finish: {error}"
+                raise
+            self._hashes, self.version, self.root = staged.hashes, version, root
+            self._check_committed(staged)
+        if to_load:
+            _log.info("loaded", version=version, tensors=len(to_load), seconds=round(took.loaded_s, 3))
+        return took.pause_s
+
+    def _check_committed(self, staged: _Staged) -> None:
+        """What was loaded is the version's, and a sample of the others reads back as it must; else stop the engine."""
+        _, layout, _ = self._attached()
+        hashes = staged.hashes.copy()
+        if staged.to_load and (not self._take_sources(staged.to_load, hashes) or (hashes != staged.hashes).any()):
+            self._poison(f"the replica was past {staged.version} when modules were loaded from it")
+        scattered = [t.name for t in layout.tensors if t.name not in self.classes.loaded]
+        others = [block for name in scattered for block in layout.blocks_of(name)]
+        changed = sorted(set(staged.touched) & set(others))
+        sample = set(self._chance.sample(changed, min(AUDITED_BLOCKS, len(changed))))
+        sample |= set(self._chance.sample(others, min(AUDITED_BLOCKS, len(others))))
+        for block in self._wrong(sorted(sample), staged.hashes):
+            self._poison(f"the live bits of {layout.block(block).name} are not those of version {staged.version}")
+
+    def _poison(self, why: str) -> None:
+        front, _, _ = self._attached()
+        self.poisoned = why
+        front.get(lambda n: Close(n, why), Did, SHORT_S)
+        raise EngineError(why)
+
+    # ------------------------------------------------------------ flights
+
+    def begin(
+        self,
+        flight: int,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        done: Callable[[int, "list[Completion] | EngineError"], None],
+    ) -> None:
+        """Start one completion for each prompt; `done(flight, outcome)` is called from another thread."""
+        front, _, _ = self._attached()
+        self._refuse_if_poisoned()
+        ids = tuple(prompt.token_ids for prompt in prompts)
+        seeds = tuple(_seed(sampling.seed, prompt.stream) for prompt in prompts)
+        counts = [0] * len(prompts)
+
+        def told(message: Told) -> None:
+            counts[:] = message.counts
+
+        def ended(future: "Future[Any]") -> None:
+            if self._flights.pop(flight, None) is not None:
+                done(flight, self._outcome(future, len(prompts)))
+
+        future = front.ask(
+            lambda n: Generate(
+                n, flight, ids, seeds, sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop_tokens
+            ),
+            told=told,
+        )
+        self._flights[flight] = _Flight(future, counts)
+        future.add_done_callback(ended)
+
+    def _outcome(self, future: "Future[Any]", count: int) -> "list[Completion] | EngineError":
+        try:
+            answer = wait(future, Generated, 0.0)
+            if len(answer.outputs) != count:
+                return EngineError(f"{len(answer.outputs)} completions for {count} prompts")
+            return [_completion(output) for output in answer.outputs]
+        except EngineError as error:
+            return error
+
+    def cancel(self, flight: int) -> None:
+        """Forget a flight; one that is not known is no matter."""
+        if self._flights.pop(flight, None) is not None and self._front is not None:
+            self._front.ask(lambda n: Forget(n, flight))
+
+    def counts(self) -> dict[int, list[int]]:
+        """Tokens so far, of each flight's prompts in their order."""
+        return {number: list(flight.counts) for number, flight in list(self._flights.items())}
+
+    # ------------------------------------------------------------
+
+    def _attached(self) -> tuple[Link, Layout, Replica]:
+        if self._front is None or self._layout is None or self._replica is None:
+            raise EngineError("nothing is attached")
+        return self._front, self._layout, self._replica
+
+    def _refuse_if_poisoned(self) -> None:
+        if self.poisoned is not None:
+            raise EngineError(f"poisoned, reload it: {self.poisoned}")
+
+
+def _check_files(layout: Layout, facts: Front) -> None:
+    """Config, tokenizer and chat template decide what tokens mean: `UsageError` unless they are the swarm's."""
+    for spec in layout.files:
+        theirs = facts.files.get(spec.name)
+        if theirs is None:
+            raise UsageError(f"vLLM's model folder lacks the swarm's {spec.name}: serve a copy of the swarm's base.")
+        if theirs != spec.hash:
+            raise UsageError(f"vLLM's {spec.name} is not the swarm's: serve a copy of the swarm's base, unchanged.")
+
+
+def _merge(maps: Sequence[Mapped]) -> tuple[dict[str, frozenset[str]], dict[str, str]]:
+    """All ranks' modules and reasons, by tensor."""
+    modules = {name: frozenset(module for each in maps for module in each.modules[name]) for name in maps[0].modules}
+    opaque = {name: why for each in maps for name, why in each.opaque.items()}
+    missing = [name for name in modules if name not in opaque and not any(each.covered[name] for each in maps)]
+    if missing:
+        raise UsageError(f"vLLM's model has no place for the checkpoint's {missing[0]}: is it another model's?")
+    return modules, opaque
+
+
+def _text(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _version(text: str) -> Version:
+    epoch, _, v = text.partition(".")
+    if not (epoch.isdigit() and v.isdigit()):
+        raise EngineError(f"vLLM names a version {text!r}: somebody else changes its weights")
+    return int(epoch), int(v)
+
+
+def _seed(seed: int, stream: int) -> int:
+    """One seed for a prompt out of the sampling's and its stream: vLLM takes 63 bits."""
+    words = np.random.SeedSequence((seed, stream)).generate_state(2, np.uint32)
+    return (int(words[0]) << 31) ^ int(words[1])
+
+
+def _completion(output: Output) -> Completion:
+    """Raises `EngineError` for a request that was aborted."""
+    if output.finish not in ("stop", "length"):
+        raise EngineError(f"vLLM ended a request with {output.finish!r}")
+    spans = tuple(Span(_version(text), start, end) for text, start, end in output.spans)
+    try:
+        return Completion(output.token_ids, output.logprobs, "stop" if output.finish == "stop" else "length", spans)
+    except ValueError as error:
+        raise EngineError(f"vLLM's answer makes no sense: {error}") from error

@@ -1,0 +1,25 @@
+"""vLLM's side of swarm-node. vLLM calls `register` in each of its processes (`vllm.general_plugins`)."""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# vLLM is in another environment.
+
+__all__ = ["register"]
+
+BACKEND = "swarm"
+
+
+def register() -> None:
+    """Make `--weight-transfer-config '{"backend": "swarm"}'` known. An engine without it is left as it is."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
+
+    if BACKEND not in Factory._registry:
+        Factory.register_engine(BACKEND, f"{__name__}.rank", "SwarmEngine")
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from .cpu import keep_weights_in_place
+
+        keep_weights_in_place()
+    from .core import install
+
+    install()

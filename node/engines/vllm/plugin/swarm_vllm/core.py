@@ -1,0 +1,157 @@
+"""The engine core's side: what must happen between two steps, in one call.
+
+`install` adds four calls to vLLM's `EngineCore`, and salts the prefix cache by version. The core's loop carries calls
+out one by one between its steps, so within one of them no token is sampled: bits, version name and cache change
+together, or the core stops.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# vLLM is in another environment.
+
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request, RequestStatus
+
+from .rank import commit_on, load_on
+
+__all__ = ["install"]
+
+_original_add = EngineCore.add_request
+
+
+def install() -> None:
+    """Loading this twice changes nothing."""
+    if EngineCore.add_request is _original_add:
+        EngineCore.add_request = _add_request
+        EngineCore.swarm_commit = _commit  # type: ignore[attr-defined]
+        EngineCore.swarm_load = _load  # type: ignore[attr-defined]
+        EngineCore.swarm_open = _open  # type: ignore[attr-defined]
+        EngineCore.swarm_close = _close  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- the prefix cache
+
+
+def _add_request(core: Any, request: Request, request_wave: int = 0) -> None:
+    _salt(core, request)
+    _original_add(core, request, request_wave)
+
+
+def _salt(core: Any, request: Request) -> None:
+    """Let the request find, and leave, only prefixes computed by the weights as they are now.
+
+    A request that is older than the version must be salted anew before it is (again) computed from its first token.
+    """
+    version = getattr(core, "_swarm_version", None)
+    if version is None:
+        return
+    own = getattr(request, "_swarm_own_salt", None)
+    if own is None:
+        own = request._swarm_own_salt = request.cache_salt or ""  # type: ignore[attr-defined]
+    request.cache_salt = f"{own}|swarm:{version}"
+    request.block_hashes.clear()
+    request.update_block_hashes()
+
+
+def _renamed(core: Any, version: str) -> None:
+    """The weights are `version` now: name what is sampled from here on, salt what has not been computed yet."""
+    core._weight_version = core._swarm_version = version
+    for request in core.scheduler.requests.values():
+        if request.status != RequestStatus.RUNNING and request.num_computed_tokens == 0:
+            _salt(core, request)
+
+
+# ---------------------------------------------------------------- calls
+
+
+def _commit(core: Any, version: str, policy: str, dense: list) -> Any:
+    """Scatter on every rank and take the name. Returns {pause_s, loaded_s, error, touched}, or a future of it."""
+    if core.scheduler.pause_state != PauseState.UNPAUSED:
+        return {"error": "the engine is closed", "touched": False}
+    if policy == "drain":
+        drained = core.pause_scheduler("wait", clear_cache=False)
+        if drained is not None:
+            done: Future[Any] = Future()
+            drained.add_done_callback(lambda _: done.set_result(_commit_drained(core, version, dense)))
+            return done
+        return _commit_drained(core, version, dense)
+    return _commit_now(core, version, policy, dense)
+
+
+def _commit_drained(core: Any, version: str, dense: list) -> dict[str, Any]:
+    result = _commit_now(core, version, "drain", dense)
+    if not result["touched"] or not result["error"]:
+        core.resume_scheduler()
+    return result
+
+
+def _commit_now(core: Any, version: str, policy: str, dense: list) -> dict[str, Any]:
+    _finish_batches(core)
+    started = time.perf_counter()
+    result = _together(core, commit_on, version, tuple(dense))
+    if result["error"]:
+        if result["touched"]:
+            _stop(core)
+        return result
+    if policy == "recompute":
+        core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    _renamed(core, version)
+    return result | {"pause_s": time.perf_counter() - started}
+
+
+def _load(core: Any, names: Any) -> Any:
+    """Take tensors (None: all) from the replica on every rank, and stay closed: what runs waits until `_open`."""
+    _finish_batches(core)
+    if core.scheduler.pause_state == PauseState.UNPAUSED:
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    started = time.perf_counter()
+    result = _together(core, load_on, None if names is None else tuple(names))
+    return result | {"pause_s": time.perf_counter() - started}
+
+
+def _open(core: Any, version: str) -> None:
+    core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    _renamed(core, version)
+    core.resume_scheduler()
+
+
+def _close(core: Any) -> None:
+    _finish_batches(core)
+    _stop(core)
+
+
+def _together(core: Any, call: Any, *args: Any) -> dict[str, Any]:
+    """The call's outcome on all ranks as one."""
+    try:
+        answers = core.model_executor.collective_rpc(call, args=args)
+    except Exception as error:  # a worker died: the core is about to learn of it
+        return {"error": f"a worker failed: {error}", "touched": True}
+    bad = [answer["error"] for answer in answers if answer["error"]]
+    touched = any(answer["touched"] for answer in answers)
+    if bad:
+        return {"error": "; ".join(sorted(set(bad))), "touched": touched}
+    return {"error": "", "touched": touched, "loaded_s": max(answer["loaded_s"] for answer in answers)}
+
+
+def _stop(core: Any) -> None:
+    """Nothing is sampled any more, and what runs is aborted: it may have been about to see a mix."""
+    core._send_abort_outputs(core.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED))
+    core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+
+
+def _finish_batches(core: Any) -> None:
+    """Take in the output of every batch that already runs: its tokens are of the version that is about to end."""
+    while core.batch_queue:
+        future, scheduled, executed = core.batch_queue.pop()
+        output = future.result()
+        if output is None:
+            executed.result()
+            raise RuntimeError("a step gave no output")
+        outputs = core.scheduler.update_from_output(scheduled, output)
+        core._attach_weight_version(outputs)
+        for item in outputs.items():
+            core.output_queue.put_nowait(item)

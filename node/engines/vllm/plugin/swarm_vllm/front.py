@@ -1,0 +1,302 @@
+"""The API server's side: `--middleware swarm_vllm.front.SwarmFront`.
+
+Attaches to a driver on request (`POST /swarm/attach {"socket": ...}`, from this machine only), generates for it, and
+hands its calls on to the engine core. Users' own requests pass through, unless the engine holds nothing proven: then
+they are told to come back later.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# vLLM is in another environment.
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+from vllm import SamplingParams, __version__
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+from vllm.sampling_params import RequestOutputKind
+
+from .channel import Channel, Closed, connect
+from .messages import (
+    Changed,
+    Close,
+    Commit,
+    Connect,
+    Did,
+    Failed,
+    Forget,
+    FromDriver,
+    Front,
+    Generate,
+    Generated,
+    Load,
+    Open,
+    Output,
+    Told,
+)
+
+__all__ = ["SwarmFront"]
+
+_log = logging.getLogger(__name__)
+_LOOPBACK = ("127.", "::1", "::ffff:127.")
+_OURS = "/swarm/"
+_FREE = ("/health", "/metrics", "/version", "/ping", "/load")
+"""Paths that need no weights."""
+_DEV = (
+    "/pause", "/resume", "/is_paused", "/abort_requests", "/init_weight_transfer_engine", "/start_weight_update",
+    "/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version", "/weight_info",
+    "/weight_checker", "/get_world_size", "/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache",
+    "/reset_encoder_cache", "/sleep", "/wake_up", "/is_sleeping", "/server_info", "/shutdown_weight_transfer_engine",
+)  # fmt: skip
+"""vLLM's development routes, which ask for no password: whoever reaches them can change the weights."""
+_MAX_BODY_BYTES = 4096
+_MIN_LOGPROB = -1e4
+_TELL_EVERY_S = 0.5
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class SwarmFront:
+    """ASGI middleware of one API server."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._closed: str | None = None
+        """Why nothing may be generated, or None."""
+        self._channel: Channel | None = None
+        self._known = False
+        self._requests = 0
+        self._flights: dict[int, list[asyncio.Task[Output]]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        self._look(scope["app"].state.engine_client)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        local = (scope.get("client") or ("",))[0].startswith(_LOOPBACK)
+        if path.startswith(_OURS) or path.startswith(_DEV):
+            if not local:
+                await _answer(send, 403, "this route is for processes on this machine")
+                return
+            if path == "/swarm/attach" and scope["method"] == "POST":
+                await self._attach_route(scope, receive, send)
+                return
+        elif self._closed is not None and not path.startswith(_FREE) and path != "/":
+            await _answer(send, 503, f"the engine holds no proven policy: {self._closed}")
+            return
+        await self._app(scope, receive, send)
+
+    def _look(self, client: Any) -> None:
+        """An engine that was started without weights has nothing to serve before a driver filled it."""
+        if not self._known:
+            self._known = True
+            if client.vllm_config.load_config.load_format == "dummy":
+                self._closed = "it has not been filled yet"
+
+    # ------------------------------------------------------------ attaching
+
+    async def _attach_route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        more = True
+        while more and len(body) <= _MAX_BODY_BYTES:
+            event = await receive()
+            body += event.get("body", b"")
+            more = event.get("more_body", False)
+        try:
+            socket = json.loads(body)["socket"]
+            assert isinstance(socket, str)
+        except (ValueError, KeyError, TypeError, AssertionError):
+            await _answer(send, 400, 'send {"socket": "/path/of/the/driver"}')
+            return
+        if self._channel is not None:
+            await _answer(send, 409, "another swarm-node is attached to this engine")
+            return
+        try:
+            self._channel = connect(socket, FromDriver)
+            client = scope["app"].state.engine_client
+            loop = asyncio.get_running_loop()
+            facts = await loop.run_in_executor(None, _facts, client.vllm_config, scope["app"].state)
+            await loop.run_in_executor(None, self._channel.send, facts)
+        except Closed as error:
+            self._channel = None
+            await _answer(send, 502, str(error))
+            return
+        converse = threading.Thread(
+            target=self._converse, args=(self._channel, client, loop), name="swarm", daemon=True
+        )
+        converse.start()
+        await _answer(send, 200, "attached")
+
+    def _converse(self, channel: Channel, client: Any, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while True:
+                message, fds = channel.recv()
+                for fd in fds:
+                    os.close(fd)
+                asyncio.run_coroutine_threadsafe(self._answer_driver(channel, client, message), loop)
+        except Closed:
+            _log.info("the swarm-node is gone; the engine goes on with what it has")
+        finally:
+            channel.close()
+            self._channel = None
+
+    async def _answer_driver(self, channel: Channel, client: Any, message: Any) -> None:
+        try:
+            answer = await self._do(channel, client, message)
+        except asyncio.CancelledError:
+            answer = Failed(message.number, "it was called off")
+        except Exception as error:  # told to the driver, which knows what to do
+            _log.warning("%s failed: %s", type(message).__name__, error)
+            answer = Failed(message.number, f"{type(error).__name__}: {error}")
+        with contextlib.suppress(Closed):
+            await asyncio.get_running_loop().run_in_executor(None, channel.send, answer)
+
+    # ------------------------------------------------------------ what the driver asks
+
+    async def _do(self, channel: Channel, client: Any, message: Any) -> Any:
+        core = client.engine_core
+        match message:
+            case Connect(number, socket):
+                await client.init_weight_transfer_engine(WeightTransferInitRequest({"socket": socket}))
+                return Did(number)
+            case Load(number, names):
+                self._closed = self._closed or "it is being filled anew"
+                result = await core.call_utility_async("swarm_load", names)
+                return self._changed(number, result)
+            case Commit(number, version, policy, dense):
+                result = await core.call_utility_async("swarm_commit", version, policy, list(dense))
+                return self._changed(number, result)
+            case Open(number, version):
+                await core.call_utility_async("swarm_open", version)
+                self._closed = None
+                return Did(number)
+            case Close(number, why):
+                self._closed = why
+                await core.call_utility_async("swarm_close")
+                return Did(number)
+            case Forget(number, flight):
+                for task in self._flights.get(flight, ()):
+                    task.cancel()
+                return Did(number)
+            case Generate():
+                return Generated(message.number, await self._generate(channel, client, message))
+        raise RuntimeError(f"{type(message).__name__} is not for the front")
+
+    def _changed(self, number: int, result: dict[str, Any]) -> Changed | Failed:
+        if result["error"]:
+            if result["touched"]:
+                self._closed = result["error"]
+            return Failed(number, result["error"], result["touched"])
+        return Changed(number, result["pause_s"], result["loaded_s"])
+
+    async def _generate(self, channel: Channel, client: Any, message: Generate) -> tuple[Output, ...]:
+        if self._closed is not None:
+            raise RuntimeError(f"the engine holds no proven policy: {self._closed}")
+        counts = [0] * len(message.prompts)
+        tasks = [asyncio.ensure_future(self._one(client, message, i, counts)) for i in range(len(counts))]
+        self._flights[message.flight] = tasks
+        try:
+            together = asyncio.gather(*tasks)
+            while not (await asyncio.wait([together], timeout=_TELL_EVERY_S))[0]:
+                channel.send(Told(message.number, tuple(counts)))
+            return tuple(together.result())
+        finally:
+            self._flights.pop(message.flight, None)
+            for task in tasks:  # one was refused: the others' work is for nobody
+                task.cancel()
+
+    async def _one(self, client: Any, message: Generate, i: int, counts: list[int]) -> Output:
+        self._requests += 1
+        name = f"swarm-{self._requests}"
+        sampling = SamplingParams(
+            max_tokens=message.max_tokens,
+            temperature=message.temperature,
+            top_p=message.top_p,
+            seed=message.seeds[i],
+            stop_token_ids=list(message.stop_tokens),
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        ids: list[int] = []
+        logprobs: list[float] = []
+        made = None
+        async for output in client.generate({"prompt_token_ids": list(message.prompts[i])}, sampling, name):
+            made = output.outputs[0]
+            ids += made.token_ids
+            for at, token in zip(made.logprobs or (), made.token_ids, strict=True):
+                logprobs.append(min(0.0, max(_MIN_LOGPROB, at[token].logprob)))
+            counts[i] = len(ids)
+        assert made is not None
+        spans = tuple((span.version, span.start, span.end) for span in made.weight_versions or ())
+        return Output(tuple(ids), tuple(logprobs), made.finish_reason or "abort", spans)
+
+
+def _facts(config: Any, state: Any) -> Front:
+    """What the driver must know before it fills this engine."""
+    parallel, model = config.parallel_config, config.model_config
+    folder = Path(model.model)
+    files = {path.name: blake3(path.read_bytes()).digest() for path in _small_files(folder)}
+    return Front(os.getpid(), __version__, int(parallel.world_size), files, _refusal(config, state, folder))
+
+
+def _small_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [
+        path
+        for path in folder.iterdir()
+        if path.is_file() and not path.name.startswith(".") and path.stat().st_size <= 64 << 20
+        if path.suffix not in (".safetensors", ".bin", ".pt", ".gguf")
+    ]
+
+
+def _refusal(config: Any, state: Any, folder: Path) -> str:
+    """Why this engine cannot be updated exactly, in a sentence for whoever runs it; empty: it can."""
+    parallel, model, transfer = config.parallel_config, config.model_config, config.weight_transfer_config
+    arguments = getattr(state, "args", None)
+    if transfer is None or transfer.backend != "swarm":
+        return """Start vLLM with --weight-transfer-config '{"backend": "swarm"}'."""
+    if getattr(parallel, "nnodes", 1) > 1 or parallel.distributed_executor_backend == "ray":
+        return "Its ranks may be on several machines; weights cross as shared memory, so all must be on this one."
+    if parallel.pipeline_parallel_size > 1:
+        return "It runs with pipeline parallelism; use tensor parallelism (--tensor-parallel-size) on one machine."
+    if parallel.data_parallel_size > 1:
+        return "It runs with data parallelism: start one engine a replica and attach to each."
+    if getattr(parallel, "enable_eplb", False):
+        return "It moves experts while it runs (--enable-eplb), and a map of them would not stay true."
+    if config.lora_config is not None:
+        return "It serves LoRA adapters, which vLLM fuses into weights that would no longer be the policy's."
+    if config.speculative_config is not None:
+        return "It drafts tokens with a second model, which would not be updated."
+    if model.logprobs_mode != "processed_logprobs":
+        return "Start vLLM with --logprobs-mode processed_logprobs: rollouts tell what each token was drawn from."
+    if not folder.is_dir():
+        return f"Its model {model.model} is not a folder of this machine; give --model a folder."
+    if Path(model.tokenizer) != folder:
+        return f"Its tokenizer is {model.tokenizer}, not the one in {folder}; leave out --tokenizer."
+    if getattr(model, "hf_overrides", None):
+        return "It overrides the model's config (--hf-overrides)."
+    if arguments is not None and getattr(arguments, "chat_template", None):
+        return "It overrides the model's chat template (--chat-template)."
+    return ""
+
+
+async def _answer(send: Send, status: int, text: str) -> None:
+    """As OpenAI's errors look, so that clients show the sentence."""
+    error = {"message": text, "type": "swarm", "code": status}
+    body = json.dumps({"detail": text} if status == 200 else {"error": error}).encode()
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"5")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

