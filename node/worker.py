@@ -1,30 +1,41 @@
-"""The node's working life: ask for work, run it on the engine, sign and return it, take new versions in between.
+"""The node's working life: ask for work, run it on the engine, sign and return it, take new versions as they come.
 
 Everything that can go wrong is somebody else's decision: the seed may be away (results are said again until a verdict
 or their deadline), the engine may be away (work waits for it until its deadline), messages may be lost either way
-(requests and results are repeated). A version is staged while the engine generates and committed between two batches.
+(requests and results are repeated).
+
+A version is staged while the engine generates, and committed where that loses the fewest tokens: at once where the
+engine can carry sequences over a commit (what could not count any more is cancelled first), else when the sequences
+that run are done, and none is begun meanwhile.
 """
 
 import logging
-import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import trio
 
 from codec.errors import PeerError
 from codec.sign import Key
 from node.engines.base import Completion, Prompt, SamplingParams, Version
-from node.engines.host import Commitment, EngineFailed, EngineLost
+from node.engines.host import Commitment, Counts, EngineFailed, EngineLost
+from node.follower import Follower
+from node.holdings import Held, Holdings, Job, Result
+from node.hours import Hours
 from node.ledger.messages import (
+    MAX_CAPACITY,
+    Answer,
+    Ask,
     Cannot,
     GiveBack,
+    Reason,
     Renewed,
     Rollout,
     SignedRollout,
+    Timesheet,
     Unfit,
     Verdict,
     VersionSpan,
@@ -44,6 +55,11 @@ from node.ledger.messages import (
 
 __all__ = ["EngineSeat", "NodeWorker", "Pace"]
 
+ASKS_HELD: Final = 8
+"""Others' samples waiting to be scored; more than that and the older are for somebody else."""
+COMMITS_TOLD: Final = 4
+"""Versions in a timesheet: it is sent more often than versions come."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +68,8 @@ class EngineSeat(Protocol):
 
     version: Version
     root: bytes
+    carries: bool
+    scores: bool
 
     @property
     def ready(self) -> bool: ...
@@ -59,8 +77,12 @@ class EngineSeat(Protocol):
     async def wait_ready(self) -> None: ...
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
     ) -> tuple[Sequence[Completion], float]: ...
+
+    async def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+    ) -> tuple[tuple[float, ...], Version]: ...
 
     async def stage(self, patch_fd: int, version: Version) -> float: ...
 
@@ -74,41 +96,30 @@ class Pace:
     capacity: int = 64
     """Sequences taken at a time: what is held, generating or waiting."""
     batch: int = 32
-    """Sequences generated at once. A commit waits for a batch, so a large one delays versions; a small one is slow."""
+    """Sequences generated at once. Where a commit waits for a batch, a large one delays versions; a small one is
+    slow."""
     ask_every_s: float = 5.0
     """A request for work is repeated this often, in case it was lost or the seed restarted."""
     say_again_s: float = 3.0
     """A result without a verdict is sent again after this: several round trips of the longest links."""
+    renew_every_s: float = 3.0
+    """A lease whose tokens flow is renewed this often, well within the shortest lease."""
     memory_s: float = 60.0
     """The rate told to the ledger forgets over this time."""
+    self_test_rows: int = 8
+    self_test_tokens: int = 16
+    """Drawn before the first request, to tell the ledger a rate to begin with. 0: none."""
+    self_test_within_s: float = 10.0
+    """An engine that is slower than that is slow enough to find out by work."""
 
 
-@dataclass(slots=True)
-class _Job:
-    """One sample to generate. `deadline`: by our clock, counted from the lease's arrival."""
+@dataclass(eq=False)
+class _Flight:
+    """Samples that are drawn together. `version`: of its oldest tokens."""
 
-    lease: WorkLease
-    sample: int
-    deadline: float
-    prompt: tuple[int, ...]
-    alone: bool = False
-    """The engine refused a batch with it: it is tried by itself."""
-
-
-@dataclass(slots=True)
-class _Result:
-    body: bytes
-    deadline: float
-    next_send: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """A version that the replica holds, for the engine to follow. `patch_fd`: ours to close."""
-
+    jobs: list[Job]
     version: Version
-    root: bytes
-    patch_fd: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class NodeWorker:
@@ -128,38 +139,41 @@ class NodeWorker:
         self._send = send
         self._pace = pace
         self._clock = clock
-        self._jobs: deque[_Job] = deque()
-        self._running: list[_Job] = []
-        self._results: dict[tuple[int, int], _Result] = {}
-        self._updates: deque[_Update] = deque()
-        self._staged: _Update | None = None
-        self._between = trio.Lock()
-        """Held while the engine generates, or commits."""
+        self._holdings = Holdings()
+        self._flights: list[_Flight] = []
+        self._asks: deque[Ask] = deque(maxlen=ASKS_HELD)
+        self._follower = Follower(engine, clock, idle=self._until_idle, coming=self._coming, changed=self._changed)
+        self._behind = False
+        """The ledger says that our version is too old for the work there is."""
         self._news = trio.Event()
         self._serial = time.time_ns()
         """Of requests: must also rise over our own restarts, and nobody but us compares it with anything."""
         self._asked: tuple[Any, ...] | None = None
         self._asked_at = float("-inf")
+        self._tested = not pace.self_test_tokens
+        """The self-test is over: work may be asked for."""
         self._roots: OrderedDict[Version, bytes] = OrderedDict()
+        self.hours = Hours(clock)
         self.tokens_per_s = 0.0
         self._measured_s = 0.0
-        self.seconds = {"generate": 0.0, "wait_for_work": 0.0, "commit": 0.0}
-        self.worst_pause_s = 0.0
-        self.commits: deque[tuple[Version, float]] = deque(maxlen=256)
-        """The last versions committed, with the pause of each in seconds."""
+        self._unmeasured = 0
+        self._generated_s = 0.0
+        self.commits = self._follower.commits
         self.accepted = 0
+        self.lost_tokens = 0
+        """Drawn, and then worth nothing: cancelled, too late, refused."""
         self.refused: dict[str, int] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Work until cancelled; then what was not finished is given back."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._generate_for_ever)
-                nursery.start_soon(self._stage_for_ever)
+                nursery.start_soon(self._generate_for_ever, nursery)
+                nursery.start_soon(self._follower.run)
                 nursery.start_soon(self._talk_for_ever)
+                nursery.start_soon(self._score_for_ever)
                 task_status.started()
         finally:
-            self._close_updates()
             with trio.CancelScope(shield=True), trio.move_on_after(2.0):
                 await self._give_back()
 
@@ -175,139 +189,194 @@ class NodeWorker:
 
     def update(self, version: Version, root: bytes, patch_fd: int) -> None:
         """The replica became `version`; the engine follows. Takes over `patch_fd` (see `codec.write_patch`)."""
-        self._updates.append(_Update(version, root, patch_fd))
-        self._wake()
+        self._follower.update(version, root, patch_fd)
+        self._book_time()
 
     def state(self) -> dict[str, Any]:
         """Plain values, for people and programs."""
+        sheet = self._timesheet()
         return {
             "engine_ready": self._engine.ready,
             "engine_version": list(self._engine.version),
             "tokens_per_s": round(self.tokens_per_s, 3),
-            "jobs": len(self._jobs),
-            "generating": len(self._running),
-            "unanswered": len(self._results),
+            "jobs": self._holdings.waiting,
+            "generating": self._rows,
+            "unanswered": len(self._holdings.results),
             "accepted": self.accepted,
             "refused": dict(self.refused),
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-            "worst_pause_s": self.worst_pause_s,
+            "lost_tokens": self.lost_tokens,
+            "doing": self.hours.state,
+            "seconds": {name: round(value, 3) for name, value in self.hours.seconds.items()},
+            "useful": round(sheet.useful, 4),
+            "worst_pause_s": max((commit.pause_s for commit in self.commits), default=0.0),
         }
 
     def _hear(self, message: WorkMessage) -> None:
         match message:
             case WorkLease():
-                self._take(message)
+                self._holdings.take(message, self._clock())
+                self._behind = False
             case Verdict(lease, sample, refused):
-                if self._results.pop((lease, sample), None) is not None:
-                    self._count(refused)
+                if (held := self._holdings.settle(lease, sample)) is not None:
+                    self._count(held, sample, refused)
             case Withdraw(leases):
-                gone = set(leases)
-                self._jobs = deque(job for job in self._jobs if job.lease.lease not in gone)
-                self._results = {key: result for key, result in self._results.items() if key[0] not in gone}
-            case Renewed():
-                pass  # asked for by nobody yet
+                for lease in leases:
+                    self._drop(lease)
+            case Renewed(lease, deadline_s):
+                self._holdings.renewed(lease, deadline_s, self._clock())
             case Unfit(_, reason):
-                _log.warning("the ledger gives this node no work: %s", reason)
+                self._behind = reason in (Reason.TOO_OLD, Reason.LATE)
+                if not self._behind:
+                    _log.warning("the ledger gives this node no work: %s", reason)
+            case Ask():
+                self._asks.append(message)
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for a node")
 
-    def _take(self, lease: WorkLease) -> None:
-        """A lease that is known already (it was thought lost, and sent again) changes nothing."""
-        known = {job.lease.lease for job in (*self._jobs, *self._running)} | {key[0] for key in self._results}
-        if lease.lease in known:
-            return
-        prompt = unpack_tokens(lease.prompt)
-        if not prompt:
-            raise PeerError("lease.prompt: empty")
-        deadline = self._clock() + lease.deadline_s
-        self._jobs.extend(_Job(lease, sample, deadline, prompt) for sample in lease.samples)
-
-    def _count(self, refused: str | None) -> None:
+    def _count(self, held: Held, sample: int, refused: str | None) -> None:
         if refused is None:
             self.accepted += 1
         else:
             self.refused[str(refused)] = self.refused.get(str(refused), 0) + 1
+            self.lost_tokens += held.tokens.get(sample, 0)
+
+    def _drop(self, lease: int) -> None:
+        """Nobody wants it, or its time is over; a flight that draws nothing else is cancelled."""
+        if self._holdings.drop(lease):
+            for flight in self._flights:
+                if all(other.id not in self._holdings.leases for other, _ in flight.jobs):
+                    self._cancel(flight)
 
     def _wake(self) -> None:
         self._news.set()
         self._news = trio.Event()
+        self._book_time()
+
+    def _book_time(self) -> None:
+        if not self._engine.ready:
+            self.hours.enter("commit")
+        elif self._flights:
+            self.hours.enter("generate")
+        elif self._follower.taking:
+            self.hours.enter("commit")
+        else:
+            self.hours.enter("wait_version" if self._behind else "wait_work")
 
     # ------------------------------------------------------------ generating
 
-    async def _generate_for_ever(self) -> None:
+    @property
+    def _rows(self) -> int:
+        return sum(len(flight.jobs) for flight in self._flights)
+
+    async def _generate_for_ever(self, nursery: trio.Nursery) -> None:
+        await self._engine.wait_ready()
+        await self._test_self()
         while True:
+            if not self._engine.ready:
+                self._book_time()
+                await self._engine.wait_ready()
+                self._wake()
             news = self._news
-            await self._engine.wait_ready()
-            await self._commit_if_staged()
-            batch = self._next_batch()
-            if not batch:
+            while (jobs := self._next_jobs()) and self._engine.ready:
+                flight = _Flight(jobs, self._engine.version)
+                self._flights.append(flight)
+                nursery.start_soon(self._fly, flight)
+            self._book_time()
+            with trio.move_on_after(self._pace.ask_every_s):  # deadlines pass without news, too
+                await news.wait()
+
+    async def _test_self(self) -> None:
+        """A rate to begin with: once a token to warm up, then a few."""
+        rows, tokens = self._pace.self_test_rows, self._pace.self_test_tokens
+        if not tokens:
+            return
+        try:
+            with trio.move_on_after(self._pace.self_test_within_s):
+                await self._engine.generate([Prompt((0,))], SamplingParams(1))
                 started = self._clock()
-                with trio.move_on_after(self._pace.ask_every_s):  # deadlines pass without news, too
-                    await news.wait()
-                self.seconds["wait_for_work"] += self._clock() - started
-                continue
-            try:
-                async with self._between:
-                    await self._generate(batch)
-            except EngineLost as error:
-                _log.warning("%d sequences lost with the engine: %s", len(batch), error)
-                await self._give_back()  # an engine may take minutes to load; others need not wait
-            except EngineFailed as error:
-                await self._isolate(batch, str(error))
-            self._running = []  # not when cancelled: `run` gives it back
+                prompts = [Prompt((0,), stream) for stream in range(rows)]
+                completions, _ = await self._engine.generate(prompts, SamplingParams(tokens))
+                made = sum(len(completion.token_ids) for completion in completions)
+                self.tokens_per_s = made / max(self._clock() - started, 1e-6)
+        except (EngineLost, EngineFailed) as error:
+            _log.warning("the self-test failed: %s", error)
+        self._tested = True
+        self._wake()
+
+    async def _fly(self, flight: _Flight) -> None:
+        try:
+            with flight.scope:
+                await self._generate(flight)
+        except EngineLost as error:
+            _log.warning("%d sequences lost with the engine: %s", len(flight.jobs), error)
+            await self._give_back()  # an engine may take minutes to load; others need not wait
+        except EngineFailed as error:
+            await self._isolate(flight, str(error))
+        finally:
+            self._flights.remove(flight)
+            self._wake()
+
+    def _cancel(self, flight: _Flight) -> None:
+        flight.scope.cancel()
+        self.lost_tokens += sum(held.tokens.pop(sample, 0) for held, sample in flight.jobs)
 
     async def _give_back(self) -> None:
-        leases = tuple(sorted({job.lease.lease for job in (*self._jobs, *self._running)}))
-        self._jobs.clear()
-        self._running = []
+        """All that is not finished goes to others."""
+        leases = self._holdings.unfinished
+        for lease in leases:
+            self._drop(lease)
         if leases:
             await self._send(encode(GiveBack(leases)))
 
-    async def _isolate(self, batch: list[_Job], why: str) -> None:
+    async def _isolate(self, flight: _Flight, why: str) -> None:
         """The engine refused a batch: find out whose fault it was, and say so, or it would come back for ever."""
-        if len(batch) > 1:
-            for job in batch:
-                job.alone = True
-            self._jobs.extendleft(reversed(batch))
+        culprits = list({held.id: held for held, _ in flight.jobs}.values())
+        if len(culprits) > 1:
+            for held in culprits:
+                held.alone = True
+            self._holdings.undo(flight.jobs)
             return
-        lease = batch[0].lease
-        _log.warning("the engine refuses lease %d: %s", lease.lease, why)
-        self._jobs = deque(job for job in self._jobs if job.lease.lease != lease.lease)
-        await self._send(encode(Cannot(lease.lease, lease.token, why[:512])))
+        held = culprits[0]
+        _log.warning("the engine refuses lease %d: %s", held.id, why)
+        self._drop(held.id)
+        await self._send(encode(Cannot(held.id, held.message.token, why[:512])))
 
-    def _next_batch(self) -> list[_Job]:
-        """The next jobs of equal sampling, oldest first, that are still in time and fit the engine's version."""
-        now = self._clock()
-        self._jobs = deque(job for job in self._jobs if job.deadline > now)
-        fit = [job for job in self._jobs if (job.lease.epoch, job.lease.version) <= self._engine.version]
-        batch = [job for job in fit if job.lease.sampling == fit[0].lease.sampling][: self._pace.batch]
-        if batch and any(job.alone for job in batch):
-            batch = batch[:1]
-        chosen = {id(job) for job in batch}
-        self._jobs = deque(job for job in self._jobs if id(job) not in chosen)
-        self._running = batch
-        return batch
+    def _next_jobs(self) -> list[Job]:
+        """What may be begun now."""
+        if (self._follower.taking or self._flights) and not self._engine.carries:
+            return []
+        for lease in self._holdings.expired(self._clock()):
+            self._drop(lease)
+        return self._holdings.begin(self._engine.version, self._pace.batch - self._rows)
 
-    async def _generate(self, batch: list[_Job]) -> None:
+    async def _generate(self, flight: _Flight) -> None:
         self._know(self._engine.version, self._engine.root)
-        prompts = [Prompt(job.prompt, stream_of(job.lease.group, job.sample)) for job in batch]
-        completions, seconds = await self._engine.generate(prompts, batch[0].lease.sampling)
-        self._measure(sum(len(completion.token_ids) for completion in completions), seconds)
-        now = self._clock()
-        for job, completion in zip(batch, completions, strict=True):
-            sealed = seal_rollout(self._key, self._rollout(job, completion))
-            key = (job.lease.lease, job.sample)
-            self._results[key] = _Result(encode(SignedRollout(sealed)), job.deadline, now)
-        self._wake()
+        jobs = flight.jobs
+        prompts = [Prompt(held.prompt, stream_of(held.message.group, sample)) for held, sample in jobs]
 
-    def _rollout(self, job: _Job, completion: Completion) -> Rollout:
-        lease = job.lease
+        def count(counts: tuple[int, ...]) -> None:
+            for (held, sample), tokens in zip(jobs, counts, strict=True):
+                self._unmeasured += tokens - held.tokens.get(sample, 0)
+                held.tokens[sample] = tokens
+
+        completions, _ = await self._engine.generate(prompts, jobs[0][0].message.sampling, count)
+        count(tuple(len(completion.token_ids) for completion in completions))
+        self._measure()
+        now = self._clock()
+        for (held, sample), completion in zip(jobs, completions, strict=True):
+            held.drawing.discard(sample)
+            if held.id in self._holdings.leases:
+                sealed = seal_rollout(self._key, self._rollout(held, sample, completion))
+                self._holdings.results[held.id, sample] = Result(encode(SignedRollout(sealed)), held, now)
+
+    def _rollout(self, held: Held, sample: int, completion: Completion) -> Rollout:
+        lease = held.message
         spans = [VersionSpan(*span.version, self._roots[span.version], span.end) for span in completion.spans]
         return Rollout(
             lease=lease.lease,
             token=lease.token,
-            sample=job.sample,
-            work=work_hash(lease.group, job.sample, lease.prompt, lease.sampling),
+            sample=sample,
+            work=work_hash(lease.group, sample, lease.prompt, lease.sampling),
             token_ids=pack_tokens(completion.token_ids),
             logprobs=pack_floats(completion.logprobs),
             finish_reason=completion.finish_reason,
@@ -320,61 +389,55 @@ class NodeWorker:
         while len(self._roots) > 64:
             self._roots.popitem(last=False)
 
-    def _measure(self, tokens: int, seconds: float) -> None:
-        self.seconds["generate"] += seconds
+    def _measure(self) -> None:
+        """Tokens by the time in which at least one sequence was drawn."""
+        generated_s = self.hours.seconds["generate"]
+        seconds, tokens = generated_s - self._generated_s, self._unmeasured
         if seconds > 0:
+            self._generated_s, self._unmeasured = generated_s, 0
             self._measured_s = min(self._measured_s + seconds, self._pace.memory_s)
             self.tokens_per_s += (seconds / max(self._measured_s, seconds)) * (tokens / seconds - self.tokens_per_s)
 
     # ------------------------------------------------------------ new versions
 
-    async def _stage_for_ever(self) -> None:
-        """Stage the next version while the engine generates; whoever is between two batches commits it."""
+    async def _until_idle(self) -> None:
+        while self._flights:
+            news = self._news
+            await news.wait()
+        self._book_time()
+
+    def _coming(self, version: Version, root: bytes) -> None:
+        """A commit is next. What was begun at a version that the bound will not allow would be refused when done."""
+        self._know(version, root)
+        for flight in self._flights:
+            epoch, oldest = flight.version
+            if all(epoch != version[0] or version[1] - oldest > held.message.max_lag for held, _ in flight.jobs):
+                self._holdings.undo(flight.jobs)  # to be drawn anew, at the new version
+                self._cancel(flight)
+
+    def _changed(self) -> None:
+        self._behind = False
+        self._wake()
+
+    # ------------------------------------------------------------ others' samples
+
+    async def _score_for_ever(self) -> None:
+        """Say how likely the tokens of others' samples are, one at a time."""
         while True:
             news = self._news
-            if self._staged is not None or not self._updates:
+            if not self._asks:
                 await news.wait()
                 continue
             await self._engine.wait_ready()
-            update = self._updates.popleft()
-            if update.version <= self._engine.version:  # the engine was reloaded meanwhile, and is past it
-                os.close(update.patch_fd)
-                continue
-            try:
-                await self._engine.stage(update.patch_fd, update.version)
-            except (EngineLost, EngineFailed) as error:
-                _log.warning("version %s was not staged: %s", update.version, error)
-            finally:
-                os.close(update.patch_fd)
-            # Staged or not: the commit of what is not staged fails, and the engine is reloaded from the replica.
-            self._staged = update
-            if not self._running:
-                await self._commit_if_staged()
-            self._wake()
-
-    async def _commit_if_staged(self) -> None:
-        async with self._between:
-            update, self._staged = self._staged, None
-            if update is not None and update.version > self._engine.version:
-                await self._commit(update)
-        if update is not None:
-            self._wake()  # the next may be staged
-
-    async def _commit(self, update: _Update) -> None:
-        started = self._clock()
-        try:
-            took = await self._engine.commit(update.version, update.root)
-        except (EngineLost, EngineFailed) as error:
-            _log.warning("version %s was not committed: %s", update.version, error)
-            return
-        self.seconds["commit"] += self._clock() - started
-        if took is not None:
-            self.worst_pause_s = max(self.worst_pause_s, took.pause_s)
-            self.commits.append((update.version, took.pause_s))
-
-    def _close_updates(self) -> None:
-        while self._updates:
-            os.close(self._updates.popleft().patch_fd)
+            ask = self._asks.popleft()
+            logprobs, version = (), self._engine.version
+            if version == (ask.epoch, ask.version) and self._engine.scores:
+                tokens = unpack_tokens(ask.token_ids)[: ask.end]
+                try:
+                    logprobs, version = await self._engine.score(unpack_tokens(ask.prompt), tokens, ask.sampling)
+                except (EngineLost, EngineFailed) as error:
+                    _log.warning("a sample could not be scored: %s", error)
+            await self._send(encode(Answer(ask.check, *version, pack_floats(logprobs[ask.start :]))))
 
     # ------------------------------------------------------------ talking
 
@@ -382,28 +445,41 @@ class NodeWorker:
         while True:
             news = self._news
             now = self._clock()
-            self._results = {key: result for key, result in self._results.items() if result.deadline > now}
-            for result in [result for result in self._results.values() if result.next_send <= now]:
+            for lease in self._holdings.expired(now):
+                self._drop(lease)
+            for result in [result for result in self._holdings.results.values() if result.next_send <= now]:
                 result.next_send = now + self._pace.say_again_s
                 await self._send(result.body)
+            for renewal in self._holdings.renewals(now, self._pace.renew_every_s):
+                await self._send(encode(renewal))
             await self._ask_if_due()
-            times = [result.next_send for result in self._results.values()] + [self._asked_at + self._pace.ask_every_s]
+            times = [result.next_send for result in self._holdings.results.values()] + [
+                self._asked_at + self._pace.ask_every_s
+            ]
+            if self._flights:
+                times.append(now + self._pace.renew_every_s)
             with trio.move_on_after(max(0.0, min(times) - self._clock())):
                 await news.wait()
 
     async def _ask_if_due(self) -> None:
         """Ask when what we could take has changed, and every few seconds all the same."""
-        if not self._engine.ready:
-            self._asked_at = self._clock()
+        now = self._clock()
+        if not self._engine.ready or not self._tested:
+            self._asked_at = now
             return
-        held = (*self._jobs, *self._running)
-        capacity = max(0, self._pace.capacity - len(held))
-        holding = tuple(sorted({job.lease.lease for job in held} | {lease for lease, _ in self._results}))
+        capacity = max(0, self._pace.capacity - self._holdings.waiting - self._rows)
         asking = (capacity, self._engine.version, self._engine.root)
-        if asking == self._asked and self._clock() < self._asked_at + self._pace.ask_every_s:
+        if asking == self._asked and now < self._asked_at + self._pace.ask_every_s:
             return
-        self._asked, self._asked_at = asking, self._clock()
+        self._asked, self._asked_at = asking, now
         self._serial += 1
         epoch, version = self._engine.version
+        holding = tuple(sorted(self._holdings.leases))[:MAX_CAPACITY]
         message = WorkRequest(self._serial, capacity, epoch, version, self._engine.root, self.tokens_per_s, holding)
         await self._send(encode(message))
+        await self._send(encode(self._timesheet()))
+
+    def _timesheet(self) -> Timesheet:
+        s = self.hours.seconds
+        told = tuple(self.commits)[-COMMITS_TOLD:]
+        return Timesheet(s["generate"], s["wait_work"], s["wait_version"], s["commit"], told)

@@ -141,6 +141,6 @@ class Workplace:
             "engine_restarts": self.host.restarts,
             "engine_reloads": self.host.reloads,
             "tokens_s": self.worker.tokens_per_s,
-            "commits": [{"version": list(v), "pause_ms": 1e3 * s} for v, s in self.worker.commits],
+            "commits": [{"version": [c.epoch, c.version], "pause_ms": 1e3 * c.pause_s} for c in self.worker.commits],
             "work": self.worker.state(),
         }

@@ -46,6 +46,8 @@ class TimedEngine:
         self.fail_next = False
         self.committed: list[tuple[int, int]] = []
         self.stage_s = 0.5
+        self.carries, self.scores = False, True
+        self.scored = lambda token_ids: (-1.0,) * len(token_ids)
 
     @property
     def ready(self) -> bool:
@@ -54,7 +56,10 @@ class TimedEngine:
     async def wait_ready(self) -> None:
         await self.up.wait()
 
-    async def generate(self, prompts: Sequence, sampling) -> tuple[list[Completion], float]:
+    async def score(self, prompt, token_ids, sampling):
+        return self.scored(token_ids), self.version
+
+    async def generate(self, prompts: Sequence, sampling, counts=None) -> tuple[list[Completion], float]:
         if any(p.token_ids[-1] == 666 for p in prompts):
             raise EngineFailed("prompt: a token id outside 0 to 600", poisoned=False)
         self.generating = True
@@ -154,7 +159,8 @@ class Swarm:
     async def add_node(self, i: int, rate: float, version: int = 0, **pace: float) -> TimedEngine:
         key = Key(bytes([i]) * 32)
         engine = self.engines[key.public] = TimedEngine(rate, version)
-        worker = NodeWorker(key, engine, self.wire.from_node(key.public), Pace(**pace))
+        pace = Pace(**({"self_test_tokens": 0} | pace))
+        worker = NodeWorker(key, engine, self.wire.from_node(key.public), pace)
         self.wire.workers[key.public] = worker
         self.lives[key.public] = scope = trio.CancelScope()
 
