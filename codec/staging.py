@@ -16,6 +16,7 @@ from codec.bits import Bits, DType
 from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE, BlockDelta, BlockEntry, ChunkHeader
 from codec.errors import PeerError, SwarmError
 from codec.layout import BLOCK_ELEMENTS, Layout
+from codec.scan import scatter
 
 __all__ = ["Source", "Staged", "StagedBlock", "Torn", "block_hash", "decode", "encode", "stage_chunk"]
 
@@ -125,9 +126,9 @@ def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> t
                 positions = rice.changed_positions(old, copy, dtype)
                 bits = copy[positions]
             elif entry.coder == CODER_PCO:
-                positions, bits = pco.decode_block(bytes(payload), old, dtype)
+                positions, bits = pco.decode_block(payload, old, dtype)
                 copy[:] = old
-                copy[positions] = bits
+                scatter(copy, positions, bits)
             else:
                 positions, bits = rice.decode_onto(payload, old, copy, dtype)
         except PeerError:

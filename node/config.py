@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 Preset = Literal["wan", "lan", "loopback"]
+CoderName = Literal["auto", "rice", "pco"]
 EngineName = Literal["none", "transformers"]
 ModelName = Literal["tiny", "small", "smollm2"]
 
@@ -147,6 +148,11 @@ class SeedConfig(PeerConfig):
     """Address to listen on, as host:port, a port, or a multiaddr; repeat for more."""
     preset: Preset = "wan"
     """How patient the swarm is: heartbeats, leases, deadlines for such a network."""
+    coder: CoderName = "auto"
+    """How changes are coded: rice (the smallest), pco (decoded sooner by few cores behind fast links), or auto:
+    whichever lets the nodes finish sooner, by --up-mbit, the nodes' uplinks and --node-cores."""
+    node_cores: int = 4
+    """Cores that the slowest node can spend on decoding, for --coder auto."""
     watch: Path | None = None
     """Folder in which a trainer writes checkpoints (at any depth): each is published as soon as it is whole."""
     watch_marker: str = ""
@@ -162,6 +168,8 @@ class SeedConfig(PeerConfig):
             raise UsageError("--raw-mb: 1 to 1000000")
         if self.watch is not None:
             object.__setattr__(self, "watch", self.watch.expanduser().absolute())
+        if not 1 <= self.node_cores <= 1024:
+            raise UsageError("--node-cores: 1 to 1024")
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
             raise UsageError("--watch-marker: the name of a file, without a folder")
         duration_s(self.watch_quiet)

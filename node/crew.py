@@ -72,7 +72,7 @@ class Crew:
         await self._tell(
             PublishOpened(
                 message.number, attempt.epoch, attempt.version, attempt.attempt, attempt.parent_root,
-                chunk_target(attempt.last_payload_bytes) // BATCHES_A_CHUNK,
+                chunk_target(attempt.last_payload_bytes) // BATCHES_A_CHUNK, self._publisher.seed.coder(),
             )
         )  # fmt: skip
 

@@ -72,6 +72,10 @@ class Seed(Protocol):
         """The authority."""
         ...
 
+    def coder(self) -> int:
+        """How the next version's blocks are to be coded: `codec.chunk.CODER_RICE` or `CODER_PCO`."""
+        ...
+
     async def find(self, wanted: Wanted) -> Seal:
         """A sealed version. Raises `UsageError` when there is none such."""
         ...

@@ -17,6 +17,8 @@ import structlog
 import trio
 
 from codec import BlockDelta, Checkpoint, Manifest, Replica, Staged, open_manifest
+from codec.choice import arrival_mbit, choose_coder
+from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import kernels, keyfile, logs
@@ -49,6 +51,9 @@ _log = structlog.get_logger(__name__)
 _BOOTS_BEGAN: Final = 1_577_836_800
 """2020-01-01. Boots are numbered by the second since, so that of two homes with one key (a copy, a backup, a machine
 set up anew) the one that was started last counts."""
+
+_USUAL_DENSITY: Final = 0.01
+"""Of what an RL step changes, until one has told."""
 
 _WATCH_AGAIN_S: Final = 5.0
 """It ends only when a checkpoint was cut short while it was read, or by our own mistake: never in a tight loop."""
@@ -194,6 +199,17 @@ class _Seat:
     @property
     def head(self) -> tuple[int, int]:
         return self._head()
+
+    def coder(self) -> int:
+        """What the user says; else what lets the nodes finish sooner, as the last version and the roster have it."""
+        config, roster, last = self._config, self.core.state.roster, self.core.state.manifest
+        if config.coder != "auto":
+            return {"rice": CODER_RICE, "pco": CODER_PCO}[config.coder]
+        elements = sum(spec.elements for spec in self.replica.layout.tensors)
+        changed = last.changed if last is not None and last.changed else round(elements * _USUAL_DENSITY)
+        ups = [member.up_mbit for member in roster.members] if roster is not None else []
+        link_mbit = arrival_mbit(config.up_mbit, ups)
+        return choose_coder(self.replica.layout.full_bytes, changed, link_mbit, config.node_cores)
 
     async def find(self, wanted: Wanted) -> Seal:
         return await self._seed.find(wanted.root, wanted.version)

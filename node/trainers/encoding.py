@@ -30,8 +30,10 @@ def deltas(
     publish: int,
     pool: ThreadPoolExecutor,
     ahead: int,
+    coder: int,
 ) -> Iterator[Found]:
     """(delta, elements changed) of each of `blocks` that differs from the replica. `ahead`: blocks begun at a time.
+    `coder`: of `codec.chunk`.
 
     Waits for the bits of a block until every rank that has some of it has written them. Raises `SwarmTimeout` when that
     takes too long, `PublishFailed` when a rank cannot.
@@ -40,7 +42,7 @@ def deltas(
 
     def encode(block: int) -> Found | None:
         new = copies.block(slot, block)
-        delta = replica.encode_block(block, new)
+        delta = replica.encode_block(block, new, coder)
         return None if delta is None else (delta, int(np.count_nonzero(replica.block(block) != new)))
 
     def await_bits(block: int) -> None:

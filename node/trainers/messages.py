@@ -98,7 +98,8 @@ class PublishBegin(msgspec.Struct, frozen=True, tag="begin"):
 class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
     """Durable: this is what the version will be called. `parent`: the root that the replica has, to be compared with.
 
-    `batch_bytes`: blocks are to be sent when they are so many, so that chunks leave as they fill.
+    `batch_bytes`: blocks are to be sent when they are so many, so that chunks leave as they fill. `coder`: how they are
+    to be coded.
     """
 
     number: U63
@@ -107,6 +108,7 @@ class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
     attempt: U32
     parent: Hash
     batch_bytes: U63
+    coder: Annotated[int, msgspec.Meta(ge=0, le=1)]
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

@@ -313,7 +313,7 @@ class PublishLine:
             raise _Stale("Another trainer has published.")
         publication.epoch, publication.version = opened.epoch, opened.version
         attempt.begin(opened, self._link)
-        self._stream(entry, opened.batch_bytes, attempt)
+        self._stream(entry, opened, attempt)
         encoded = time.perf_counter()
         sealed, _ = expect(self._link.channel, PublishSealed, SEALED_WITHIN_S)
         if self._seat.world == 1 and sealed.root != attempt.root:
@@ -362,18 +362,18 @@ class PublishLine:
                 raise PublishFailed("The ranks of this trainer do not publish the same steps.")
             return message
 
-    def _stream(self, entry: _Entry, batch_bytes: int, attempt: Attempt) -> None:
+    def _stream(self, entry: _Entry, opened: PublishOpened, attempt: Attempt) -> None:
         """Diff, encode and send what is ours; then say so."""
         link, batch, size = self._link, [], 0
         found = deltas(
             link.replica, self._copies, self._shares, self._blocks, entry.slot, entry.number,
-            self._pool, 2 * self._threads,
+            self._pool, 2 * self._threads, opened.coder,
         )  # fmt: skip
         for delta, changed in found:
             attempt.note(delta, changed)
             batch.append(Delta(delta.block, delta.coder, delta.new_hash, delta.payload))
             size += len(delta.payload)
-            if size >= batch_bytes:
+            if size >= opened.batch_bytes:
                 link.channel.send(PublishBlocks(tuple(batch)), timeout_s=TAKEN_WITHIN_S)
                 batch, size = [], 0
         if batch:

@@ -2,26 +2,34 @@
 
 import pytest
 
-from codec.choice import choose_coder
+from codec.choice import arrival_mbit, choose_coder
 from codec.chunk import CODER_PCO, CODER_RICE
 
 FULL, CHANGED = 16_400_000_000, 82_000_000
 
 
 @pytest.mark.parametrize(
-    ("down_mbit", "cores", "coder"),
+    ("link_mbit", "cores", "coder"),
     [
+        (0, 4, CODER_RICE),
         (50, 1, CODER_RICE),
-        (100, 1, CODER_RICE),
-        (150, 1, CODER_PCO),
+        (215, 1, CODER_RICE),
+        (225, 1, CODER_PCO),
         (10_000, 1, CODER_PCO),
-        (400, 4, CODER_RICE),
-        (1000, 4, CODER_PCO),
+        (870, 4, CODER_RICE),
+        (890, 4, CODER_PCO),
         (1000, 16, CODER_RICE),
     ],
 )
-def test_choice(down_mbit: float, cores: int, coder: int) -> None:
-    assert choose_coder(FULL, CHANGED, down_mbit, cores) == coder
+def test_choice(link_mbit: float, cores: int, coder: int) -> None:
+    assert choose_coder(FULL, CHANGED, link_mbit, cores) == coder
+
+
+def test_a_version_arrives_as_fast_as_all_uplinks_together_and_the_seeds_own_let_it() -> None:
+    assert arrival_mbit(100, []) == 100
+    assert arrival_mbit(100, [100, 100]) == 100
+    assert arrival_mbit(100, [0, 0, 0, 0]) == 25
+    assert arrival_mbit(1000, [100] * 9) == pytest.approx(1900 / 9)
 
 
 def test_nothing_changed() -> None:

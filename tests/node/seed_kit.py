@@ -13,7 +13,7 @@ import numpy as np
 import trio
 
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec, open_header, open_manifest
-from codec.chunk import verify_piece
+from codec.chunk import CODER_RICE, verify_piece
 from codec.errors import UsageError
 from node.desk import Desk
 from node.ledger.book import Book
@@ -78,12 +78,18 @@ class FakeSeed:
         self._remember(Manifest(self.key.public, 0, 0, 0, b"\0" * 32, replica.root, replica.layout.hash, (), 0, 0))
         self.attempts: list[Attempt] = []
         self.abandoned = 0
+        self.next_coder = CODER_RICE
+        self.coders: set[int] = set()
+        """Of every block that came."""
         self.staged: list[Any] = []
         self.chunks: list[bytes] = []
         self.manifests: list[Manifest] = []
         self.on_sealed: Any = lambda head: None
         self.slow = trio.Event()
         self.slow.set()
+
+    def coder(self) -> int:
+        return self.next_coder
 
     async def find(self, wanted: Wanted) -> Seal:
         for seal in reversed(self.seals):
@@ -117,6 +123,7 @@ class FakeSeed:
         for i in range(header.n_pieces):
             piece = header.piece_range(i)
             verify_piece(header, i, chunk.body[piece.start : piece.stop])
+        self.coders |= {block.coder for block in header.blocks}
         self.staged.append(self.receiver.stage(header, chunk.body))
         self.chunks.append(chunk.id)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from seed_kit import LAYOUT, FakeSeed, random_replica, running
 
+from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import UsageError
 from node import SamplingParams, Swarm
 from node.trainers import publishing
@@ -63,6 +64,16 @@ def test_published_bits_are_the_nodes_bits(tmp_path: Path):
             assert set(publication.seconds) == {"wait", "copy", "queue", "encode", "seal"}
         assert swarm.state["head"] == (0, 3)
         assert there.seed.abandoned == 0
+
+
+def test_the_seed_says_how_changes_are_coded(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(weights(0), home=tmp_path) as swarm:
+        for version, coder in ((1, CODER_PCO), (2, CODER_RICE)):
+            there.seed.coders.clear()
+            there.seed.next_coder = coder
+            swarm.publish(weights(version), step=version).wait(timeout_s=30)
+            assert_holds(there.seed, version)
+            assert there.seed.coders == {coder}
 
 
 def test_publish_returns_once_copied_and_the_tensors_may_change(tmp_path: Path):
