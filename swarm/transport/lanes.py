@@ -83,6 +83,8 @@ class Edge:
         self._lanes: dict[MuxedConnection, Lane] = {}
         self.dialing = 0
         """Bulk connections that are being made."""
+        self.ended = trio.Event()
+        """Set when the last connection has gone."""
 
     def add(self, connection: MuxedConnection) -> None:
         lane = connection.dialed_for

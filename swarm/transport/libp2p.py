@@ -6,7 +6,7 @@ second in any case. Two connections to a peer as a rule: one for the control lan
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Final
@@ -21,20 +21,27 @@ from multiaddr import Multiaddr
 
 from codec.errors import PeerError
 from codec.sign import Key
+from swarm.protocol.reach import is_circuit
 from swarm.transport.admission import Admission, AdmissionRules
 from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, Way, attend
+from swarm.transport.circuit import HOP_ID, STOP_ID
 from swarm.transport.dialer import Dialer, DialRules
 from swarm.transport.host import NEGOTIATION_S, Host, build_host, security
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, WAYS_ID, Edge, LaneStream, StreamChannel
+from swarm.transport.legs import CONTINUE_ID, Legs
 from swarm.transport.multistream import answer
 from swarm.transport.muxer import MuxedConnection, MuxedStream
 from swarm.transport.parallel import DEFAULT_MBIT, WAYS, socket_window_bytes, ways
+from swarm.transport.path import Path
+from swarm.transport.places import Places
 from swarm.transport.probe import answers_as
+from swarm.transport.punch import PUNCH_ID, Puncher
+from swarm.transport.relay import Relay, RelayRules
 from swarm.transport.tcp import TcpTransport, bind, checked_announcements, multiaddr_text
 from swarm.transport.tuning import BBR
 from swarm.transport.upgrade import Upgrader
-from swarm.transport.yamux import Limits
+from swarm.transport.yamux import Limits, YamuxStream
 
 __all__ = ["DialRules", "Libp2pTransport"]
 
@@ -60,9 +67,14 @@ class Libp2pTransport(Transport):
         dial_rules: DialRules | None = None,
         admission_rules: AdmissionRules | None = None,
         up_mbit: float = DEFAULT_MBIT,
+        via: Sequence[str] = (),
+        relay_for: Callable[[PeerKey], bool] | None = None,
+        relay_rules: RelayRules | None = None,
     ) -> None:
         """`listen`: multiaddrs such as /ip4/0.0.0.0/tcp/4701 (port 0: any). `announce`: where the world reaches us.
         `up_mbit`: what our uplink carries, as far as anybody has said.
+        `via`: relays at which we keep a place, so that we are reached through them; addresses, with /p2p/ID or without.
+        `relay_for`: we are such a relay, for whom it says yes to.
 
         Raises `UsageError` for an announced address that nobody could dial.
         """
@@ -83,22 +95,40 @@ class Libp2pTransport(Transport):
         self._window_bytes = socket_window_bytes()
         self._up_mbit = up_mbit
         self._accept: Accept | None = None
-        self._nursery: trio.Nursery | None = None
+        self.nursery: trio.Nursery | None = None
+        """While `serve` runs: what belongs to connections."""
+        self.tcp: TcpTransport | None = None
+        self.legs = Legs(self)
+        self.places = Places(self, via)
+        self.puncher = Puncher(self)
+        self.relay: Relay | None = None
+        if relay_for is not None:
+            self.relay = Relay(relay_rules or RelayRules(), relay_for, self.open_library_stream, self.remote_address)
+        self._serves: dict[str, Callable[[MuxedConnection, YamuxStream], Awaitable[None]]] = {
+            WAYS_ID: self._on_ways,
+            STOP_ID: lambda connection, stream: self.legs.on_stop(connection.peer, stream),
+            CONTINUE_ID: self.legs.on_continue,
+            PUNCH_ID: self.puncher.follow,
+        }
+        if self.relay is not None:
+            self._serves[HOP_ID] = self._on_hop
 
     async def serve(
         self, accept: Accept, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
         listeners = await bind(self._listen)
-        tcp = TcpTransport(self.traffic, listeners, self._admission)
+        tcp = self.tcp = TcpTransport(self.traffic, listeners, self._admission)
+        tcp.on_token = self.puncher.arrived
         try:
             async with trio.open_nursery() as nursery:
-                self._accept, self._nursery = accept, nursery
+                self._accept, self.nursery = accept, nursery
                 self.host = self._build_host(tcp, list(listeners))
                 async with self.host.run(listen_addrs=[Multiaddr(address) for address in listeners]):
                     task_status.started(list(listeners))
+                    nursery.start_soon(self.places.keep)
                     await self._sweep()
         finally:
-            self._accept = self._nursery = self.host = None
+            self._accept = self.nursery = self.host = self.tcp = None
             tcp.close_all()
             self._edges.clear()
 
@@ -142,6 +172,7 @@ class Libp2pTransport(Transport):
             if not edge.connections:
                 self._edges.pop(connection.peer, None)
                 self._addresses.pop(connection.peer, None)
+                edge.ended.set()
 
     async def connect(self, peer: PeerKey, addrs: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
@@ -175,6 +206,8 @@ class Libp2pTransport(Transport):
     async def _dial_once(self, peer: PeerKey, address: str) -> MuxedConnection:
         if self.host is None:
             raise Unreachable("not serving")
+        if is_circuit(address):
+            return await self.legs.dial(peer, address)
         conn = await self.host.get_network().dial_addr(Multiaddr(address), self.id_of(peer))
         assert isinstance(conn, SwarmConn)
         assert isinstance(conn.muxed_conn, MuxedConnection)
@@ -196,6 +229,12 @@ class Libp2pTransport(Transport):
                 for connection in edge.idle(trio.current_time(), _IDLE_S):
                     await connection.close()
 
+    async def parted(self, peer: PeerKey) -> None:
+        """Return when no connection to `peer` is left."""
+        edge = self._edges.get(peer)
+        if edge is not None:
+            await edge.ended.wait()
+
     async def disconnect(self, peer: PeerKey) -> None:
         async with trio.open_nursery() as nursery:
             for connection in self._connections(peer):
@@ -203,6 +242,8 @@ class Libp2pTransport(Transport):
 
     def remote_address(self, peer: PeerKey) -> str | None:
         for connection in self._connections(peer):
+            if connection.path is not None:
+                return connection.path.leg.seen_at
             address = connection.get_remote_address()
             if address:
                 return multiaddr_text(address)
@@ -219,7 +260,7 @@ class Libp2pTransport(Transport):
 
     def ways(self, peer: PeerKey) -> int:
         edge = self._edges.get(peer)
-        if edge is None:
+        if edge is None or edge.way in (Way.CIRCUIT, Way.PUNCHED):  # each further one would cost its relay a circuit
             return 1
         by_bandwidth = self.congestion_control(peer) == BBR.decode()
         return ways(edge.round_trip_s, self._window_bytes, self._up_mbit, by_bandwidth)
@@ -235,9 +276,17 @@ class Libp2pTransport(Transport):
         connection = edge and (edge.pick(lane) or next(iter(edge.connections), None))
         if not connection:
             raise Unreachable(f"not connected to {peer_id(peer)}")
-        return await self._open(connection, PROTOCOL_OF[lane])
+        return await self.open_on(connection, PROTOCOL_OF[lane])
 
-    async def _open(self, connection: MuxedConnection, protocol: str) -> LaneStream:
+    async def open_library_stream(self, peer: PeerKey, protocol: str) -> LaneStream:
+        """A stream for another protocol than the lanes', on the control connection. Raises `Unreachable`."""
+        edge = self._edges.get(peer)
+        connection = edge and edge.pick(Lane.CONTROL)
+        if not connection:
+            raise Unreachable(f"not connected to {peer_id(peer)}")
+        return await self.open_on(connection, protocol)
+
+    async def open_on(self, connection: MuxedConnection, protocol: str) -> LaneStream:
         try:
             return await LaneStream.open(connection.yamux, protocol)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -267,14 +316,34 @@ class Libp2pTransport(Transport):
             return
         try:
             with trio.fail_after(self._rules.address_s):
-                async with await self._open(connection, WAYS_ID) as stream:
+                async with await self.open_on(connection, WAYS_ID) as stream:
                     await stream.send_all(bytes([count]))
                     await stream.receive_some(1)
         except (trio.BrokenResourceError, trio.TooSlowError) as error:
             raise Unreachable(f"the peer makes no more connections: {error}") from error
 
-    async def _on_ways(self, peer: PeerKey, stream: trio.abc.HalfCloseableStream) -> None:
+    async def _on_hop(self, connection: MuxedConnection, stream: YamuxStream) -> None:
+        assert self.relay is not None
+        async with stream:
+            await self.relay.serve(connection.peer, stream)
+
+    async def take_inbound(self, path: Path, source: str) -> None:
+        """Serve a connection that came by a relay (`source`: as admission counts it) until it ends."""
+        tcp = self.tcp
+        if tcp is None or tcp.handler is None or not self._admission.begin(source, trio.current_time()):
+            await path.close()
+            return
+        with trio.CancelScope() as scope:
+            path.on_closed = scope.cancel
+            try:
+                await tcp.handler(path)
+            finally:
+                self._admission.end(source)
+                await path.close()
+
+    async def _on_ways(self, connection: MuxedConnection, stream: YamuxStream) -> None:
         """The other end of `_ask_for`."""
+        peer = connection.peer
         async with stream:
             asked = await stream.receive_some(1)
             edge = self._edges.get(peer)
@@ -297,9 +366,10 @@ class Libp2pTransport(Transport):
         try:
             with trio.fail_after(NEGOTIATION_S):
                 handlers = host.handlers
-                protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, WAYS_ID, *handlers])
-            if protocol == WAYS_ID:
-                await self._on_ways(peer_key(str(muxed.muxed_conn.peer_id)), muxed.stream)
+                protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, *self._serves, *handlers])
+            if protocol in self._serves:
+                assert isinstance(muxed.muxed_conn, MuxedConnection)
+                await self._serves[protocol](muxed.muxed_conn, muxed.stream)
                 return
             if protocol not in LANE_OF:
                 net_stream.set_protocol(TProtocol(protocol))
@@ -318,9 +388,9 @@ class Libp2pTransport(Transport):
     def _give(self, muxed: MuxedStream, lane: Lane) -> None:
         connection = muxed.muxed_conn
         assert isinstance(connection, MuxedConnection)
-        if self._nursery is None or self._accept is None:
+        if self.nursery is None or self._accept is None:
             return
         edge = self._edges.get(connection.peer)
         if edge:
             edge.used_for(connection, lane)
-        self._nursery.start_soon(partial(attend, self, self._accept, connection.peer, lane, muxed.stream))
+        self.nursery.start_soon(partial(attend, self, self._accept, connection.peer, lane, muxed.stream))

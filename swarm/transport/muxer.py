@@ -18,6 +18,7 @@ from libp2p.stream_muxer.exceptions import (
 from multiaddr import Multiaddr
 
 from swarm.transport.base import Lane, PeerKey, Unreachable, Way
+from swarm.transport.path import Path
 from swarm.transport.tls import TlsSession
 from swarm.transport.yamux import Connection, Limits, YamuxStream
 
@@ -69,6 +70,8 @@ class MuxedConnection(IMuxedConn):
         self.dialed_for = dialed_for
         self.event_started = trio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None  # set by the library
+        self.path: Path | None = getattr(conn, "path", None)
+        """What is under it, if that is not one socket for good: it began as a circuit."""
         self.security = getattr(conn, "negotiated_security_protocol", "")
         self.congestion_control: str = getattr(conn, "congestion_control", "")
         link = conn if isinstance(conn, TlsSession) else SecureLink(conn)
@@ -84,6 +87,8 @@ class MuxedConnection(IMuxedConn):
     @property
     def way(self) -> Way:
         """How it goes to the peer."""
+        if self.path is not None:
+            return self.path.way
         return Way.DIALED if self.is_initiator else Way.ACCEPTED
 
     @property

@@ -1,4 +1,4 @@
-"""Dialing back: does this peer answer at that address? A handshake proves it, and then the connection is dropped."""
+"""Who answers at an address? A handshake proves it, and then the connection is dropped."""
 
 from typing import Final
 
@@ -9,9 +9,10 @@ from libp2p.transport.exceptions import OpenConnectionError, UpgradeFailure
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from swarm.transport.base import PeerKey, Unreachable
 from swarm.transport.host import Host
 
-__all__ = ["answers_as"]
+__all__ = ["answers_as", "who_answers"]
 
 _PROBE_S: Final = 10.0
 """For TCP and security together; an address that takes longer is none to plan with."""
@@ -34,3 +35,22 @@ async def answers_as(host: Host, peer: ID, address: str) -> bool:
                 await raw.close()
         return True
     return False
+
+
+async def who_answers(host: Host | None, address: str) -> PeerKey:
+    """The key of whoever answers at `address`. Raises `Unreachable`."""
+    if host is None:
+        raise Unreachable("not serving")
+    with trio.move_on_after(_PROBE_S):
+        try:
+            raw = await host.tcp.dial(Multiaddr(address))
+        except (OpenConnectionError, MultiaddrError, ValueError) as error:
+            raise Unreachable(f"nothing answers at {address}") from error
+        try:
+            return await host.upgrader.who_is(raw)
+        except (UpgradeFailure, IOException) as error:
+            raise Unreachable(f"what answers at {address} is no peer of ours: {error}") from error
+        finally:
+            with trio.CancelScope(shield=True):
+                await raw.close()
+    raise Unreachable(f"nothing answers at {address}")

@@ -7,7 +7,8 @@ of an inbound connection would outlive the connection.
 
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -25,8 +26,21 @@ from swarm.transport.admission import Admission
 from swarm.transport.base import PeerKey, Traffic
 from swarm.transport.tuning import tune
 
-__all__ = ["CountedSocket", "TcpTransport", "bind", "checked_announcements", "host_and_port", "multiaddr_text"]
+__all__ = [
+    "CountedSocket",
+    "TcpTransport",
+    "bind",
+    "checked_announcements",
+    "connect_from",
+    "host_and_port",
+    "host_and_port_of",
+    "multiaddr_text",
+]
 
+TOKEN_MARK: Final = b"\1"
+"""No negotiation begins with it: what begins so is the other end of a connection that there is already (`punch`)."""
+TOKEN_BYTES: Final = 16
+TOKEN_S: Final = 10.0
 READ_BYTES: Final = 262_144
 """One read's worth: a large one costs one system call and one wake-up for sixteen TLS records."""
 _BACKLOG: Final = 256
@@ -41,6 +55,14 @@ def host_and_port(address: Multiaddr) -> tuple[str, int] | None:
     if names[2:] not in ([], ["p2p"]):
         return None
     return str(parts[names[0]]), int(parts["tcp"])
+
+
+def host_and_port_of(text: str) -> tuple[str, int] | None:
+    """As `host_and_port`, of text; a circuit has none."""
+    try:
+        return host_and_port(Multiaddr(text))
+    except (MultiaddrError, ValueError):
+        return None
 
 
 def multiaddr_text(sockname: tuple) -> str:
@@ -94,6 +116,9 @@ async def _bind_one(text: str) -> trio.SocketListener:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await sock.bind((host, port))
         sock.listen(_BACKLOG)
+        # Bound alone, so that a taken port is noticed. Shared only from now on, with dials of our own that must come
+        # from this port (`connect_from`).
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
@@ -102,6 +127,21 @@ async def _bind_one(text: str) -> trio.SocketListener:
             ) from error
         raise UsageError(f"Cannot listen on {text}: {error.strerror}.") from error
     return trio.SocketListener(sock)
+
+
+async def connect_from(port: int, target: tuple[str, int]) -> trio.SocketStream:
+    """A TCP connection whose near end is our listening port, as hole punching wants it. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        await sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+        await sock.connect(target)
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(sock)
 
 
 class CountedSocket(ReadWriteCloser):
@@ -142,6 +182,25 @@ class CountedSocket(ReadWriteCloser):
         self._add(len(data), self._traffic.received_from)
         return bytes(data)
 
+    async def begins_with(self, mark: bytes) -> bool:
+        """Look at the first byte without taking it. False as well when none comes: the handshake has its own limit."""
+        with trio.move_on_after(TOKEN_S):
+            try:
+                return await self._stream.socket.recv(len(mark), socket.MSG_PEEK) == mark
+            except (OSError, trio.ClosedResourceError):
+                pass
+        return False
+
+    async def read_exactly(self, length: int) -> bytes:
+        """Raises `ConnectionClosedError` when the end comes sooner."""
+        data = b""
+        while len(data) < length:
+            more = await self.read(length - len(data))
+            if not more:
+                raise ConnectionClosedError("the TCP connection ended in its first bytes")
+            data += more
+        return data
+
     async def read_into(self, buffer: memoryview) -> int:
         """As `read`, into memory that is there already: a fresh quarter of a megabyte each time costs page faults."""
         try:
@@ -159,6 +218,13 @@ class CountedSocket(ReadWriteCloser):
         self._add(len(data), self._traffic.sent_to)
         try:
             await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(f"the TCP connection broke: {error}") from error
+
+    async def send_eof(self) -> None:
+        """Nothing more comes from us; what the other end sends is still read."""
+        try:
+            await self._stream.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"the TCP connection broke: {error}") from error
 
@@ -181,6 +247,11 @@ def _nothing() -> None:
     pass
 
 
+async def _refuse(token: bytes, sock: CountedSocket) -> bool:
+    await trio.lowlevel.checkpoint()
+    return False
+
+
 class TcpTransport(ITransport):
     """Dials and accepts for one host. `close_all` closes every socket that it made."""
 
@@ -191,18 +262,43 @@ class TcpTransport(ITransport):
         self._listeners = listeners
         self._admission = admission or Admission()
         self.live: set[CountedSocket] = set()
+        self.handler: THandler | None = None
+        """The library's, for inbound connections."""
+        self.from_listen_port: set[tuple[str, int]] = set()
+        """Targets to dial from the port that we listen on: what they see of us is then what others can dial."""
+        self.on_token: Callable[[bytes, CountedSocket], Awaitable[bool]] = _refuse
+        """Takes an inbound connection that begins with `TOKEN_MARK` and a token, or leaves it."""
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         target = host_and_port(maddr)
         if target is None:
             raise OpenConnectionError(f"cannot dial {maddr}")
         try:
-            stream = await trio.open_tcp_stream(*target)
+            stream = await self._connect(target)
         except OSError as error:
             raise OpenConnectionError(f"cannot reach {maddr}") from error
         return RawConnection(CountedSocket(stream, self._traffic, self.live), True)
 
+    async def _connect(self, target: tuple[str, int]) -> trio.SocketStream:
+        ports = [port for _, port in self.listening]
+        if target in self.from_listen_port and ports:
+            try:
+                return await connect_from(ports[0], target)
+            except OSError:  # a name and no address, or there is such a connection still
+                pass
+        return await trio.open_tcp_stream(*target)
+
+    @property
+    def listening(self) -> list[tuple[str, int]]:
+        """(host, port) of each listener."""
+        return [listener.socket.getsockname()[:2] for listener in self._listeners.values()]
+
+    def own(self, stream: trio.SocketStream) -> CountedSocket:
+        """Count the bytes of a connection that was made elsewhere, and close it with the rest. Raises `OSError`."""
+        return CountedSocket(stream, self._traffic, self.live)
+
     def create_listener(self, handler_function: THandler) -> IListener:
+        self.handler = handler_function
         return _Listener(self, handler_function)
 
     def can_dial(self, maddr: Multiaddr) -> bool:
@@ -222,6 +318,13 @@ class TcpTransport(ITransport):
 
     def take_listener(self, maddr: Multiaddr) -> trio.SocketListener:
         return self._listeners[str(maddr)]
+
+    async def _give_token(self, sock: CountedSocket) -> bool:
+        """Whether somebody waits for what begins with this token."""
+        with trio.move_on_after(TOKEN_S), suppress(ConnectionClosedError):
+            mark = await sock.read_exactly(len(TOKEN_MARK) + TOKEN_BYTES)
+            return await self.on_token(mark[len(TOKEN_MARK) :], sock)
+        return False
 
     async def serve_one(self, handler: THandler, stream: trio.SocketStream) -> None:
         """Run the library's handler for one inbound connection, and end it with the connection."""
@@ -245,7 +348,12 @@ class TcpTransport(ITransport):
         with trio.CancelScope() as scope:
             sock.on_known, sock.on_closed = over, scope.cancel
             try:
-                await handler(sock)
+                if await sock.begins_with(TOKEN_MARK):
+                    if await self._give_token(sock):
+                        over()
+                        await trio.sleep_forever()
+                else:
+                    await handler(sock)
             finally:
                 over()
                 sock.abort()

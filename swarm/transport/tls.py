@@ -146,14 +146,20 @@ class TlsTransport(ISecureTransport):
                 context.set_alpn_protocols([*muxers, _NO_MUXER])
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
-        return await self._secure(conn, self._server, None)
+        return await self._secure(conn, self._server, server_side=True)
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
-        return await self._secure(conn, self._client, peer_id)
+        return await self._secure(conn, self._client, expected=peer_id)
 
-    async def _secure(self, raw: IRawConnection, context: ssl.SSLContext, expected: ID | None) -> "TlsSession":
+    async def secure_unknown(self, conn: IRawConnection) -> ISecureConn:
+        """As the dialer, whoever answers."""
+        return await self._secure(conn, self._client)
+
+    async def _secure(
+        self, raw: IRawConnection, context: ssl.SSLContext, *, server_side: bool = False, expected: ID | None = None
+    ) -> "TlsSession":
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = context.wrap_bio(incoming, outgoing, server_side=expected is None)
+        tls = context.wrap_bio(incoming, outgoing, server_side=server_side)
         while True:
             try:
                 tls.do_handshake()

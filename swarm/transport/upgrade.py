@@ -20,8 +20,9 @@ from swarm.transport.base import PeerKey
 from swarm.transport.identity import peer_key
 from swarm.transport.multistream import answer, propose
 from swarm.transport.muxer import YAMUX_ID
+from swarm.transport.path import Path
 from swarm.transport.tcp import CountedSocket
-from swarm.transport.tls import TlsSession
+from swarm.transport.tls import PROTOCOL_ID, TlsSession, TlsTransport
 
 __all__ = ["Upgrader"]
 
@@ -40,6 +41,21 @@ class Upgrader(TransportUpgrader):
         self._security = dict(security)
         self._make = make
         self._handshake_s = handshake_s
+
+    async def who_is(self, raw_conn: IRawConnection) -> PeerKey:
+        """Whoever answers on a connection that we made, by its TLS certificate. Raises `SecurityUpgradeFailure`."""
+        tls = self._security.get(PROTOCOL_ID)
+        if not isinstance(tls, TlsTransport):
+            raise SecurityUpgradeFailure("without TLS a peer has to be named by its /p2p/ID")
+        try:
+            with trio.fail_after(self._handshake_s):
+                await propose(raw_conn, [PROTOCOL_ID])
+                conn = await tls.secure_unknown(raw_conn)
+            return peer_key(str(conn.get_remote_peer()))
+        except trio.TooSlowError as error:
+            raise SecurityUpgradeFailure(f"the handshake took over {self._handshake_s:g} s") from error
+        except (PeerError, IOException, HandshakeFailure) as error:
+            raise SecurityUpgradeFailure(str(error)) from error
 
     async def upgrade_security(
         self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
@@ -62,6 +78,8 @@ class Upgrader(TransportUpgrader):
         conn.negotiated_security_protocol = protocol  # type: ignore[attr-defined]  # where the library looks for it
         if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, CountedSocket):
             raw_conn.stream.belongs_to(peer)
+        if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, Path):
+            conn.path = raw_conn.stream  # type: ignore[attr-defined]  # for the muxed connection, as above
             conn.congestion_control = raw_conn.stream.congestion_control  # type: ignore[attr-defined]
         return conn
 
