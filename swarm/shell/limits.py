@@ -16,6 +16,13 @@ class Limits:
     bulk_queue_items: int = 1 << 16
     """Headers, pieces, blobs and blocks waiting for one peer. The core's credit keeps pushes far below this, so only a
     peer that asks without reading gets here."""
+    bulk_idle_s: float = 600.0
+    """A bulk stream beyond the first that carried nothing for so long is closed. Longer than most training steps: a new
+    connection costs round trips and begins slowly."""
+    bulk_retry_s: float = 30.0
+    """When a further bulk stream could not be had, the next is tried after this."""
+    bulk_streams_in: int = 16
+    """Bulk streams of one peer that we read: twice what it needs, since old ones may end later than new ones begin."""
     write_bytes: int = 256 << 10
     """Frames are gathered up to this size before they are written: fewer, larger TLS records and system calls."""
     part_bytes: int = 128 << 10
@@ -24,8 +31,9 @@ class Limits:
     """Connecting and opening the control stream; three lost SYNs fit."""
     probes: int = 16
     """Peers dialed back at a time: a crowd that joins must not meet a crowd of handshakes of our own."""
-    write_deadline_s: float = 30.0
-    """`write_bytes` must leave within this: 70 kbit/s. A slower peer is of no use, and a frozen one is found so."""
+    write_deadline_s: float = 90.0
+    """`write_bytes` must leave within this. Well over a minute, for which a peer whose disk or GPU is busy may pause;
+    one that is frozen altogether is found by the transport in 20 s."""
     frame_deadline_s: float = 30.0
     """The rest of a frame or message must follow its head within this."""
     flush_deadline_s: float = 2.0

@@ -1,5 +1,4 @@
-"""What waits for one peer on the bulk lane, and the task that writes it: pushes first, then pulls, then blobs and
-blocks.
+"""What waits for one bulk stream, and the task that writes it: pushes first, then pulls, then blobs and blocks.
 
 The core bounds the queue (a push needs the child's credit); here it is only bounded against peers that ask without
 reading. A blob goes out a part at a time, so that a step that begins meanwhile overtakes it.
@@ -8,6 +7,7 @@ reading. A blob goes out a part at a time, so that a step that begins meanwhile 
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -20,6 +20,9 @@ from swarm.shell.limits import Limits
 from swarm.store import ChunkStore
 
 __all__ = ["Blob", "Bulk", "Outbound"]
+
+_HOLD_S: Final = 0.02
+"""How often blobs that must wait look whether they still must."""
 
 Bulk = SendHeader | SendPiece | SendBlob | SendBlock
 
@@ -46,21 +49,26 @@ FindBlob = Callable[[SendBlob | SendBlock], Awaitable[Blob | None]]
 
 
 class Outbound:
-    """The bulk queue towards one peer."""
+    """The queue of one bulk stream."""
 
-    def __init__(self, chunks: ChunkStore, find: FindBlob, counts: Counts, limits: Limits) -> None:
-        """`find`: what a request names, or None when we lack it."""
+    def __init__(
+        self, chunks: ChunkStore, find: FindBlob, counts: Counts, limits: Limits, hold: Callable[[], bool]
+    ) -> None:
+        """`find`: what a request names, or None when we lack it. `hold`: whether blobs and blocks must wait, because
+        another stream to the same peer has something more urgent.
+        """
         self._chunks = chunks
         self._find = find
         self._counts = counts
         self._limits = limits
+        self._hold = hold
         self._pushes: deque[SendHeader | SendPiece] = deque()
         self._pulls: deque[SendHeader | SendPiece] = deque()
         self._blobs: deque[SendBlob | SendBlock | _Sending] = deque()
         self._wake = trio.Event()
+        self._writing = False
 
-    def put(self, effect: Bulk) -> bool:
-        """Queue it; False when the peer has let too much gather."""
+    def put(self, effect: Bulk) -> None:
         if isinstance(effect, SendBlob | SendBlock):
             self._blobs.append(effect)
         elif effect.pull or effect.stripe is None:
@@ -68,10 +76,23 @@ class Outbound:
         else:
             self._pushes.append(effect)
         self._wake.set()
-        return len(self) <= self._limits.bulk_queue_items
 
     def __len__(self) -> int:
         return len(self._pushes) + len(self._pulls) + len(self._blobs)
+
+    @property
+    def load(self) -> int:
+        """How much waits, in items; what is being written counts as one."""
+        return len(self) + self._writing
+
+    @property
+    def crowded(self) -> bool:
+        """Whether something waits for the stream to take what came before."""
+        return self._writing and len(self) > 0
+
+    @property
+    def urgent(self) -> bool:
+        return bool(self._pushes or self._pulls)
 
     async def wait(self) -> None:
         """Until there is something to send."""
@@ -85,13 +106,22 @@ class Outbound:
         answer: Callable[[Message], None],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
+        *,
+        idle_s: float,
     ) -> None:
-        """Write for ever. `answer` queues a control message; `post` takes the `SendDone`s.
+        """Write until there was nothing to send for `idle_s`. `answer` queues a control message; `post` takes the
+        `SendDone`s.
 
         Raises `trio.TooSlowError` when the peer takes nothing, `trio.BrokenResourceError`.
         """
         while True:
-            await self.wait()
+            with trio.move_on_after(idle_s):
+                await self.wait()
+            if not len(self):
+                return
+            if not self.urgent and self._hold():
+                await trio.sleep(_HOLD_S)
+                continue
             parts: list[bytes] = []
             done: list[SendDone] = []
             size = 0
@@ -105,8 +135,10 @@ class Outbound:
                 else:
                     size += await self._gather_part(parts, answer)
             if parts:
+                self._writing = True
                 with trio.fail_after(self._limits.write_deadline_s):
                     await stream.send_all(b"".join(parts))
+                self._writing = False
             for event in done:
                 await post(event)
 

@@ -12,6 +12,7 @@ import trio
 
 from codec.errors import PeerError
 from swarm.protocol.events import Event, PeerDown, PeerUp, PieceBad, Probed
+from swarm.shell.bulk import BulkStreams
 from swarm.shell.counts import Counts
 from swarm.shell.inbound import Inbound
 from swarm.shell.limits import Limits
@@ -51,7 +52,7 @@ class Peers:
         self._sessions: dict[bytes, Session] = {}
         self._banned: dict[bytes, float] = {}
         self._dialing: set[bytes] = set()
-        self._bulk_in: dict[bytes, trio.CancelScope] = {}
+        self._bulk_in: dict[bytes, list[trio.CancelScope]] = {}
         self._arrival = trio.Event()
         self._probing = trio.CapacityLimiter(limits.probes)
 
@@ -117,17 +118,17 @@ class Peers:
             old.crossed = True
             old.end("another session took its place")
             await old.gone.wait()
-        outbound = Outbound(self._chunks, self._find, self._counts, self._limits)
-        session = Session(peer, stream, dialed=dialed, outbound=outbound, counts=self._counts, limits=self._limits)
+        bulk = BulkStreams(self._make_queue, self._limits)
+        session = Session(peer, stream, dialed=dialed, bulk=bulk, counts=self._counts, limits=self._limits)
         self._sessions[peer] = session
         self._arrival.set()
         self._arrival = trio.Event()
         await self._post(PeerUp(peer, dialed, self._transport.remote_address(peer)))
-        broken = await self._judged(peer, session, lambda: session.run(self._open_bulk, self._post))
+        broken = await self._judged(peer, session, lambda: self._run(session))
         del self._sessions[peer]
         if not session.crossed:
-            if peer in self._bulk_in:
-                self._bulk_in[peer].cancel()
+            for scope in self._bulk_in.get(peer, ()):
+                scope.cancel()
             if broken or session.why:  # at a clean end the connection may be carrying the peer's next session already
                 with trio.move_on_after(self._limits.flush_deadline_s):
                     await self._transport.disconnect(peer)
@@ -145,21 +146,24 @@ class Peers:
         return dialed == (self._transport.key < peer)
 
     async def _take_bulk(self, peer: bytes, stream: trio.abc.HalfCloseableStream) -> None:
-        """Receive what a peer that has a session sends; a newer stream takes the older one's place."""
+        """Receive what a peer that has a session sends; of too many streams the oldest goes."""
         with trio.move_on_after(self._limits.dial_deadline_s):  # its control stream may come by a slower connection
             while peer not in self._sessions:
                 await self._arrival.wait()
         session = self._sessions.get(peer)
         if session is None:
             return
-        if peer in self._bulk_in:
-            self._bulk_in[peer].cancel()
+        streams = self._bulk_in.setdefault(peer, [])
+        if len(streams) >= self._limits.bulk_streams_in:
+            streams.pop(0).cancel()
         with trio.CancelScope() as scope:
-            self._bulk_in[peer] = scope
+            streams.append(scope)
             broken = await self._judged(peer, session, lambda: self._inbound.run(stream, peer))
             if broken and peer in self._sessions:
                 self._sessions[peer].end(broken)
-        if self._bulk_in.get(peer) is scope:
+        if scope in streams:
+            streams.remove(scope)
+        if not streams and self._bulk_in.get(peer) is streams:
             del self._bulk_in[peer]
 
     async def _judged(self, peer: bytes, session: Session, run: Callable[[], Awaitable[None]]) -> str:
@@ -183,8 +187,14 @@ class Peers:
             _log.info("session_lost", peer=peer.hex()[:8], why=lost[0], for_s=trio.current_time() - session.since_s)
         return (bad + lost)[0] if bad or lost else ""
 
-    async def _open_bulk(self, peer: bytes) -> trio.abc.HalfCloseableStream:
-        return await self._transport.open_stream(peer, Lane.BULK)
+    def _make_queue(self, hold: Callable[[], bool]) -> Outbound:
+        return Outbound(self._chunks, self._find, self._counts, self._limits, hold)
+
+    async def _run(self, session: Session) -> None:
+        async def open_bulk() -> trio.abc.HalfCloseableStream:
+            return await self._transport.open_stream(session.peer, Lane.BULK)
+
+        await session.run(open_bulk, lambda: self._transport.ways(session.peer), self._post)
 
 
 def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:

@@ -1,4 +1,4 @@
-"""One session with one peer: a control stream both ways, and a bulk stream out once there is something to send.
+"""One session with one peer: a control stream both ways, and bulk streams out once there is something to send.
 
 A session ends in one way: its scope is cancelled, or one of its tasks fails, and all of it goes down together.
 """
@@ -10,15 +10,16 @@ import trio
 
 from swarm.protocol.events import Event, Heard
 from swarm.protocol.wire import Lacks, Message
+from swarm.shell.bulk import BulkStreams
 from swarm.shell.counts import Counts
 from swarm.shell.framing import ByteReader, frame_message, read_message
 from swarm.shell.limits import Limits
-from swarm.shell.outbound import Bulk, Outbound
+from swarm.shell.outbound import Bulk
 from swarm.shell.requests import Requests
 
 __all__ = ["Session"]
 
-OpenBulk = Callable[[bytes], Awaitable[trio.abc.HalfCloseableStream]]
+OpenBulk = Callable[[], Awaitable[trio.abc.HalfCloseableStream]]
 
 
 class Session:
@@ -30,14 +31,14 @@ class Session:
         stream: trio.abc.HalfCloseableStream,
         *,
         dialed: bool,
-        outbound: Outbound,
+        bulk: BulkStreams,
         counts: Counts,
         limits: Limits,
     ) -> None:
         self.peer = peer
         self.dialed = dialed
         self.since_s = trio.current_time()
-        self.outbound = outbound
+        self.bulk = bulk
         self.requests = Requests(limits.request_late_bytes)
         self.why = ""
         """Why we ended it; empty as long as we did not."""
@@ -68,7 +69,7 @@ class Session:
             self.end("does not read its control stream")
 
     def send_bulk(self, effect: Bulk) -> None:
-        if not self._closing and not self.outbound.put(effect):
+        if not self._closing and not self.bulk.put(effect):
             self.end("does not read its bulk stream")
 
     def close(self, why: str) -> None:
@@ -88,15 +89,16 @@ class Session:
 
     # ------------------------------------------------------------ its life
 
-    async def run(self, open_bulk: OpenBulk, post: Callable[[Event], Awaitable[None]]) -> None:
-        """Carry messages and frames until it ends; afterwards `why` says why, unless an error says so.
+    async def run(self, open_bulk: OpenBulk, ways: Callable[[], int], post: Callable[[Event], Awaitable[None]]) -> None:
+        """Carry messages and frames until it ends; afterwards `why` says why, unless an error says so. `ways`: how many
+        bulk streams the path is worth.
 
         Raises groups of `PeerError`, `trio.TooSlowError`, `trio.BrokenResourceError`, `Unreachable`.
         """
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
-                nursery.start_soon(self._write_bulk, open_bulk, post)
+                nursery.start_soon(self.bulk.run, open_bulk, ways, self.send, post, self.peer)
                 await self._read(post)
                 self._scope.cancel()
 
@@ -130,10 +132,3 @@ class Session:
             parts.append(self._queue.popleft())
             size += len(parts[-1])
         return b"".join(parts)
-
-    async def _write_bulk(self, open_bulk: OpenBulk, post: Callable[[Event], Awaitable[None]]) -> None:
-        await self.outbound.wait()
-        with trio.fail_after(self._limits.dial_deadline_s):
-            stream = await open_bulk(self.peer)
-        async with stream:
-            await self.outbound.run(stream, self.send, post, self.peer)

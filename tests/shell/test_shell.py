@@ -51,7 +51,6 @@ from swarm.shell.answers import Answers
 from swarm.shell.framing import ByteReader, frame_message, read_message
 from swarm.shell.jobs import Jobs
 from swarm.shell.model import Model
-from swarm.shell.outbound import Outbound
 from swarm.store import Store
 from swarm.transport.base import Lane
 from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
@@ -340,6 +339,30 @@ async def test_pieces_are_verified_stored_and_told(tmp_path: Path, autojump_cloc
         assert b.store.chunks.memory_bytes == 0  # whole, so written
 
 
+async def test_several_bulk_streams_at_once(tmp_path: Path, autojump_clock: object) -> None:
+    async with bench(tmp_path, Limits(bulk_streams_in=3)) as b:
+        await b.control()
+        made = chunks()
+        data = [header_frame(each) + piece_frame(each) for each in made]
+        streams = [await b.bulk() for _ in made]
+        for start in range(0, max(map(len, data)), 1000):  # all of them a little at a time
+            for stream, frames in zip(streams, data, strict=True):
+                if start < len(frames):
+                    await stream.send_all(frames[start : start + 1000])
+        await b.settle()
+        assert sorted(header.key.seq for header in b.core.of(HeaderStored)) == list(range(len(made)))
+        assert all(chunk.whole for chunk in b.store.chunks.all())
+
+        while len(streams) < 4:
+            streams.append(await b.bulk())
+            await b.settle()
+        assert await ended(streams[0])  # one too many: the oldest goes
+        await streams[1].send_all(header_frame(made[0]))
+        await b.settle()
+        assert b.shell.counts.duplicates == len(made[0].header)
+        assert b.core.of(PeerDown) == []
+
+
 async def test_duplicates_are_counted_and_told_but_stored_once(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         await b.control()
@@ -597,4 +620,3 @@ async def test_a_queue_forgets_what_was_dropped(tmp_path: Path, autojump_clock: 
         b.shell.perform([SendPiece(PEER.public, 0, key, 0)])
         await b.settle()
         assert b.core.of(SendDone) == [SendDone(PEER.public, 0, key, 0)]  # its place in the queue is free
-        assert isinstance(next(iter(b.shell.peers)).outbound, Outbound)
