@@ -146,6 +146,11 @@ class Replica:
         return self.fd
 
     @property
+    def on_disk(self) -> bool:
+        """Its bits are in a file."""
+        return self._path is not None
+
+    @property
     def root(self) -> bytes:
         """The state root of the bits as they are (32 bytes)."""
         return state_root(self.layout.hash, self.hashes)

@@ -14,6 +14,7 @@ from typing import Final, Literal
 from platformdirs import user_data_path
 
 from codec.errors import UsageError
+from node.memory import ReplicaPlace
 
 __all__ = [
     "DemoConfig",
@@ -203,6 +204,9 @@ class JoinConfig(MemberConfig):
     """What generates; none: hold the policy and pass it on."""
     model: Path | None = None
     """Folder of the base checkpoint, if this machine has it; what differs or lacks is fetched from peers."""
+    replica: ReplicaPlace = "auto"
+    """Where this machine keeps its copy of the model: ram, disk (slower: nearly all of it is written each step), none
+    (pass chunks on, as a relay does; an engine needs a copy), or auto: ram if the container has enough, else disk."""
     device: str = "auto"
     """Where the engine runs: auto, cpu, cuda or cuda:1."""
     threads: int | None = None
@@ -214,6 +218,8 @@ class JoinConfig(MemberConfig):
         MemberConfig.__post_init__(self)
         if self.raw_out is not None and self.engine != "none":
             raise UsageError("--raw-out: a file is no policy; say --engine none")
+        if self.replica == "none" and self.engine != "none":
+            raise UsageError("--replica none: an engine needs a copy of the model; say --engine none too, or leave it")
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UsageError("--threads: 1 to 1024")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):

@@ -6,6 +6,7 @@ swarm <-- Work messages <-- rollouts <--- engine
 
 import random
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,7 @@ from codec.sign import Key
 from node import keyfile, logs
 from node.config import JoinConfig, MemberConfig
 from node.endpoint import Endpoint, open_store
+from node.memory import disk_free_bytes, free_bytes, keep_on_disk
 from node.status import query
 from node.ticket import Ticket
 from swarm.protocol.events import VersionId
@@ -37,6 +39,8 @@ __all__ = ["Member", "run"]
 
 _log = structlog.get_logger(__name__)
 _PROGRESS_EVERY_S: Final = 5.0
+_CLOSE_S: Final = 10.0
+"""To write what is left of a replica on disk; if it takes longer, the next start hashes it."""
 _LOG_EVERY_S: Final = 10.0
 """A seed that does not answer is dialed more often than anybody wants to read of."""
 
@@ -53,8 +57,12 @@ async def run(
     if config.model is not None:
         await in_thread(Checkpoint.open, config.model)  # a wrong folder is told before it takes a place of the ticket
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
+    if config.replica == "none":
+        with open_store(config.home, ticket.authority) as store:
+            await Member(ticket, config, key, store, relay=True).run(task_status)
+        return
     with open_store(config.home, ticket.authority) as store:
-        model = Model(store, base=config.model)
+        model = Model(store, base=config.model, on_disk=partial(_on_disk, config))
         seal = await in_thread(model.restore)
         layout_hash = None if seal is None or model.layout is None else model.layout.hash
         held = None if seal is None else seal.manifest
@@ -70,7 +78,12 @@ async def run(
                 nursery.start_soon(workplace.run)
             if config.raw_out is not None:
                 nursery.start_soon(_keep_file, member, model, config.raw_out)
-            await member.run(task_status)
+            nursery.start_soon(_audit, member, model)
+            try:
+                await member.run(task_status)
+            finally:
+                with trio.move_on_after(_CLOSE_S, shield=True):
+                    await trio.to_thread.run_sync(model.close, abandon_on_cancel=True)
 
 
 async def _keep_file(member: "Member", model: "Model", out: Path) -> None:
@@ -86,6 +99,24 @@ async def _keep_file(member: "Member", model: "Model", out: Path) -> None:
         if nbytes is not None:
             _log.info("wrote", file=str(out), bytes=nbytes)
         await news.wait()
+
+
+def _on_disk(config: JoinConfig, model_bytes: int) -> bool:
+    """Where the replica goes; see `node.memory`. Raises `UsageError`, in the middle of a sentence, when nowhere."""
+    memory_bytes = free_bytes()
+    on_disk = keep_on_disk(config.replica, model_bytes, memory_bytes, disk_free_bytes(config.home))
+    _log.info("replica", place="disk" if on_disk else "ram", model_bytes=model_bytes, memory_bytes=memory_bytes)
+    return on_disk
+
+
+async def _audit(member: "Member", model: "Model") -> None:
+    """Prove what was taken on trust at a clean start, while it is in use already."""
+    if model.unproven and (wrong := await in_thread(model.audit)):
+        _log.error("replica_damaged", blocks=len(wrong), first=wrong[0])
+        member.stop(SwarmError(
+            f"{len(wrong)} blocks of the replica have changed on disk since the last run. Start again: it will be "
+            "repaired. If it happens again, that disk is failing."
+        ))  # fmt: skip
 
 
 class Member:
@@ -148,7 +179,7 @@ class Member:
             await self._joined.wait()
         if not self._joined.is_set():
             why = self.news or f"nothing answers at {', '.join(self.ticket.addrs)}"
-            self._stop(Unreachable(
+            self.stop(Unreachable(
                 f"The swarm's seed cannot be reached: {why}. Is it running, and is that port open to this machine? "
                 "A new ticket names its present addresses; --wait-for-seed 1h waits longer."
             ))  # fmt: skip
@@ -173,7 +204,8 @@ class Member:
                 account.tokens_s = self._workplace.worker.tokens_per_s
             await trio.sleep(0.2)
 
-    def _stop(self, why: SwarmError) -> None:
+    def stop(self, why: SwarmError) -> None:
+        """End, for this reason; the first one counts."""
         self._over = self._over or why
         self._end.set()
 
@@ -201,14 +233,14 @@ class Member:
                     return
                 self._quiet_until = trio.current_time() + _LOG_EVERY_S
             case "refused" if info["code"] in ("ticket", "capability"):
-                self._stop(UsageError(info["why"]))
+                self.stop(UsageError(info["why"]))
             case "failed":
-                self._stop(SwarmError(
+                self.stop(SwarmError(
                     f"This machine cannot hold the swarm's model: {info['detail']}. "
                     "Remove what this home keeps of it, or use another (--home), and join again."
                 ))  # fmt: skip
             case "equivocation":
-                self._stop(SwarmError(
+                self.stop(SwarmError(
                     f"The seed has signed two different versions {info['version']}. Nothing of it can be believed: "
                     "stop, and ask whoever runs it."
                 ))  # fmt: skip

@@ -44,10 +44,23 @@ class Mismatch(SwarmError):
 
 
 class Model:
-    """Our replica, once there is one. `base`: the user's own model folder, where blocks are taken from for nothing."""
+    """Our replica, once there is one. `base`: the user's own model folder, where blocks are taken from for nothing.
 
-    def __init__(self, store: Store, *, base: Path | None = None, stage_bytes: int = 2 << 30) -> None:
+    `on_disk`: asked with the model's bytes whether to keep the replica in the store's folder and not in memory; may
+    raise `UsageError`. `unproven`: it was taken as an earlier process left it, not hashed: see `audit`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        base: Path | None = None,
+        stage_bytes: int = 2 << 30,
+        on_disk: Callable[[int], bool] = lambda model_bytes: False,
+    ) -> None:
         self._store = store
+        self._on_disk = on_disk
+        self.unproven = False
         self.base = base
         self._stage_bytes = stage_bytes
         self._bits = threading.Lock()
@@ -73,8 +86,12 @@ class Model:
     def restore(self) -> Seal | None:
         """Bring back the newest version that the store can prove: anchor, then chunks. None when there is none.
 
-        An anchor whose bits are not what its marker says is removed, and the next one tried.
+        A replica that was kept on disk comes first. An anchor whose bits are not what its marker says is removed, and
+        the next one tried.
         """
+        resumed = self._resume()
+        if resumed is not None:
+            return resumed
         while (anchor := (recovery := self._store.recover()).anchor) is not None:
             replica = self._load(anchor)
             if replica is None:
@@ -85,6 +102,71 @@ class Model:
                 return last
             self._store.anchors.remove(anchor)
         return None
+
+    def _resume(self) -> Seal | None:
+        """Go on with the file that an earlier process kept its replica in: as it is after a clean end, else hashed."""
+        working = self._store.working
+        kept = working.look()
+        data = None if kept is None else self._store.file(kept.layout)
+        if kept is None or data is None:
+            working.remove()
+            return None
+        layout = Layout.from_bytes(data)
+        if not self._on_disk(layout.nbytes):
+            working.remove()
+            return None
+        hashes = None if kept.root is None else self._store.hashes(kept.root)
+        trusted = hashes is not None and state_root(layout.hash, hashes) == kept.root
+        working.take(layout.hash)
+        if hashes is None or not trusted:
+            hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+        try:
+            replica = Replica.reopen(working.path, layout, hashes.copy())
+        except (PeerError, UsageError):
+            return None
+        if not trusted:
+            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+                replica.rehash(pool.map)
+        seal = self._standing(replica)
+        last = None if seal is None else self._advance(replica, seal, self._store.chain(seal.root, seal.id))
+        self.unproven = trusted and last is not None
+        return last
+
+    def _standing(self, replica: Replica) -> Seal | None:
+        """The newest seal at which every block is, or from which a scatter was cut short: its blocks are at either."""
+        after: Hashes | None = None
+        for seal in reversed(self._store.records.seals()):
+            hashes = self._store.hashes(seal.root)
+            if hashes is None or len(hashes) != len(replica.hashes):
+                after = None
+                continue
+            at = (replica.hashes == hashes).all(axis=1)
+            if at.all() or (after is not None and (at | (replica.hashes == after).all(axis=1)).all()):
+                return seal
+            after = hashes
+        return None
+
+    def audit(self) -> tuple[int, ...]:
+        """Hash a replica that was taken as it was left, while it is in use; the blocks whose bits are not their hash's.
+
+        A disk may have lied since. Whoever hears of such blocks stops: the next start hashes first, and repairs.
+        """
+        replica, wrong = self._whole(), list[int]()
+        for block in range(replica.layout.n_blocks if self.unproven else 0):
+            data, digest = replica.read(block)
+            if blake3(data).digest() != digest:
+                wrong.append(block)
+        self.unproven = bool(wrong)
+        return tuple(wrong)
+
+    def close(self) -> None:
+        """Nothing is written any more: leave a replica that is on disk so that the next start need not hash it."""
+        replica = self.replica
+        if replica is None or not replica.on_disk or self.unproven:
+            return
+        with self._bits:
+            if self.version is not None and self._store.hashes(replica.root) is not None:
+                self._store.working.leave(replica.layout.hash, replica.root)
 
     def restore_from(self, replica: Replica) -> Seal | None:
         """As `restore`, with these bits in the place of an anchor: None when the store has no seal of them."""
@@ -326,13 +408,22 @@ class Model:
 
     def _from_base(self, layout: Layout) -> Replica:
         if self.base is None:
-            return Replica.create(layout)
+            return Replica.create(layout, self._place(layout))
         return self._hashed(Checkpoint.open(self.base), layout)
 
     def _hashed(self, checkpoint: Checkpoint, layout: Layout) -> Replica:
         """The checkpoint's bits, copied and hashed by as many threads as there are cores."""
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return Replica.from_checkpoint(checkpoint, layout, run=pool.map)
+            return Replica.from_checkpoint(checkpoint, layout, run=pool.map, path=self._place(layout))
+
+    def _place(self, layout: Layout) -> Path | None:
+        """The file that the replica is to be kept in; None: memory. Raises `UsageError` when it can be kept nowhere."""
+        working = self._store.working
+        if not self._on_disk(layout.nbytes):
+            working.remove()
+            return None
+        working.take(layout.hash)
+        return working.path
 
     def _recheck(self, blocks: tuple[int, ...]) -> None:
         replica = self._whole()

@@ -7,6 +7,7 @@
     files/HASH           layouts, configs, tokenizers, by their BLAKE3
     anchors/E.V/         loadable checkpoints
     partial              blocks fetched by a catch-up that is not over
+    replica, .json       the replica itself, where memory is short
 
 A version counts as ours from the moment its seal is in the database, and its chunks are synced before that. What is
 found on opening is verified or dropped, so a crash at any step leaves a folder that proves its newest version or
@@ -30,6 +31,7 @@ from swarm.store.chunks import ChunkStore
 from swarm.store.disk import Disk
 from swarm.store.partial import Partial
 from swarm.store.records import Records, Seal
+from swarm.store.working import Working
 
 __all__ = ["Recovery", "Store"]
 
@@ -46,8 +48,8 @@ class Recovery:
 
 
 class Store:
-    """An open home folder. `chunks`, `records`, `anchors` and `partial` may be used directly. Safe to use from
-    several threads."""
+    """An open home folder. `chunks`, `records`, `anchors`, `partial` and `working` may be used directly. Safe to
+    use from several threads."""
 
     def __init__(self, folder: Path, authority: bytes, disk: Disk | None = None) -> None:
         """Open or make it; verifies the chunks found, so call it off the loop when there may be many.
@@ -69,6 +71,7 @@ class Store:
             self.chunks.open()
             self.anchors = Anchors(folder / "anchors", self.disk)
             self.partial = Partial(folder, self.disk)
+            self.working = Working(folder, self.disk)
         except BaseException:
             os.close(self._lock)
             raise
