@@ -6,6 +6,7 @@ something of it (another dtype, a repacked or quantized weight), so its modules 
 each version that touches them; what the loader was given is hashed, what it made is hashed too, and must stay so.
 """
 
+import os
 import random
 import threading
 from collections import Counter
@@ -25,6 +26,7 @@ from node.engines.base import Completion, EngineError, Prompt, SamplingParams, S
 from node.engines.vllm.links import Link, Listener, PluginFailed, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
+    Check,
     Close,
     Commit,
     Connect,
@@ -34,6 +36,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Front,
     Generate,
     Generated,
+    Learned,
     Load,
     Loaded,
     Mapped,
@@ -165,9 +168,8 @@ class VllmEngine:
             raise UsageError(f"This vLLM cannot follow the swarm. {facts.refusal}")
         _check_files(layout, facts)
         connected = front.ask(lambda n: Connect(n, str(self._listener.path)))
-        tensors = tuple(Tensor((t.name, *t.aliases), t.dtype, t.shape, layout.offset(t.name)) for t in layout.tensors)
         ranks = [self._listener.next(CONNECT_WITHIN_S) for _ in range(facts.ranks)]
-        asked = [rank.ask(lambda n: Model(n, tensors, BLOCK_ELEMENTS), [fd]) for rank in ranks]
+        asked = [rank.ask(lambda n: Model(n, _tensors(layout), BLOCK_ELEMENTS), [fd]) for rank in ranks]
         try:
             maps = [wait(answer, Mapped, MAP_WITHIN_S) for answer in asked]
             wait(connected, Did, SHORT_S)
@@ -176,10 +178,19 @@ class VllmEngine:
         if sorted(rank.hello.rank for rank in ranks if isinstance(rank.hello, Rank)) != list(range(facts.ranks)):
             raise EngineError("not every rank of vLLM connected")
         self._front, self._ranks = front, ranks
-        self._layout, self._replica, self._hashes, self._classes = layout, replica, None, None
+        self._layout, self._replica, self._hashes = layout, replica, None
         self._modules, self._opaque = _merge(maps)
+        learned = facts.learned if self._classes is None else self._classes.loaded
+        self._classes = None if learned is None else Classes.of(learned, self._modules)
         self.poisoned = "it has not been filled yet"
-        _log.info("mapped", tensors=len(tensors), ranks=len(ranks), seconds=round(max(m.seconds for m in maps), 3))
+        _log.info(
+            "mapped", tensors=len(layout.tensors), ranks=len(ranks), seconds=round(max(m.seconds for m in maps), 3)
+        )
+
+    def give_weights(self, layout: Layout, fd: int) -> None:
+        """Let a vLLM that is about to be started load its first weights from the replica. `fd` stays the caller's."""
+        own = os.dup(fd)
+        self._listener.on_loader = lambda link: _give(link, layout, own)
 
     # ------------------------------------------------------------ filling and proving
 
@@ -192,46 +203,74 @@ class VllmEngine:
         with self._weights:
             self.poisoned = f"the reload of version {version} did not finish"
             self._staged = None
-            took = front.get(lambda n: Load(n, None), Changed, FILL_WITHIN_S)
-            self._hashes = hashes = np.zeros((layout.n_blocks, 32), np.uint8)
-            every = [tensor.name for tensor in layout.tensors]
-            if not self._take_sources(every, hashes):
-                return bytes(32)
-            self._classify(hashes)
-            held = state_root(layout.hash, hashes)
-            _log.info("filled", seconds=round(took.pause_s, 3), version=version, moved_on=held != root)
+            hashes = self._learn() if self._classes is None else np.zeros((layout.n_blocks, 32), np.uint8)
+            if (held := state_root(layout.hash, hashes)) != root:
+                hashes = self._fill()
+                held = state_root(layout.hash, hashes)
+            self._hashes = hashes
+            _log.info("filled", version=version, moved_on=held != root)
             if held == root:
                 front.get(lambda n: Open(n, _text(version)), Did, SHORT_S)
                 self.version, self.root, self.poisoned = version, root, None
             return held
 
-    def _take_sources(self, names: Sequence[str], hashes: NDArray[np.uint8]) -> bool:
-        """Put the hashes of what was loaded into `hashes`; False when two ranks read different bits."""
+    def _fill(self) -> NDArray[np.uint8]:
+        """Load everything from the replica and read it back; the hashes of what was loaded."""
+        front, layout, _ = self._attached()
+        took = front.get(lambda n: Load(n, None), Changed, FILL_WITHIN_S)
+        _log.info("loaded", seconds=round(took.pause_s, 3))
+        hashes = self._taken([tensor.name for tensor in layout.tensors])
+        if wrong := self._wrong(self._scattered_blocks(), hashes):
+            raise EngineError(f"the live bits of {layout.block(min(wrong)).name} are not what was loaded")
+        return hashes
+
+    def _learn(self) -> NDArray[np.uint8]:
+        """Prove the map against what vLLM loaded at its start; the hashes of that.
+
+        Tensors that do not read back are repacked; they can be followed if loading them again makes of them what the
+        first load did. Raises `UsageError` when it does not.
+        """
+        front, layout, _ = self._attached()
+        hashes = self._taken([tensor.name for tensor in layout.tensors])
+        blocks = [b for t in layout.tensors if t.name not in self._opaque for b in layout.blocks_of(t.name)]
+        repacked = {layout.block(block).name for block in self._wrong(blocks, hashes)}
+        reasons = self._opaque | dict.fromkeys(repacked, "its live bits are not the checkpoint's: it is repacked")
+        self._classes = Classes.of(reasons, self._modules)
+        loaded = self._classes.loaded
+        _log.info("classed", scattered=len(layout.tensors) - len(loaded), loaded=dict(Counter(loaded.values())))
+        if loaded:
+            try:
+                took = front.get(lambda n: Check(n, tuple(sorted(loaded))), Changed, FILL_WITHIN_S)
+            except PluginFailed as error:
+                name, why = next(iter(sorted(loaded.items())))
+                raise UsageError(
+                    f"This vLLM cannot follow the swarm. {name} cannot be written in place ({why}), and {error}. "
+                    "Choose a kernel that leaves weights as they are: for experts, a GPU and --moe-backend triton."
+                ) from error
+            _log.info("reloadable", tensors=len(loaded), seconds=round(took.pause_s, 3))
+        front.get(lambda n: Learned(n, loaded), Did, SHORT_S)
+        return hashes
+
+    def _scattered_blocks(self) -> list[int]:
         _, layout, _ = self._attached()
+        loaded = self.classes.loaded
+        return [block for t in layout.tensors if t.name not in loaded for block in layout.blocks_of(t.name)]
+
+    def _taken(self, names: Sequence[str]) -> NDArray[np.uint8]:
+        """The version's hashes as they are known, and those of `names` as they were loaded; zeros where two ranks read
+        different bits."""
+        _, layout, _ = self._attached()
+        hashes = np.zeros((layout.n_blocks, 32), np.uint8) if self._hashes is None else self._hashes.copy()
         asked = [rank.ask(Loaded) for rank in self._ranks]
         found = [wait(answer, Sources, FILL_WITHIN_S).hashes for answer in asked]
         for name in names:
-            read = {each[name] for each in found if name in each}
-            if len(read) != 1:
-                return False
+            read = {each.get(name) for each in found}
             blocks = layout.blocks_of(name)
-            hashes[blocks.start : blocks.stop] = np.frombuffer(read.pop(), np.uint8).reshape(len(blocks), 32)
-        return True
-
-    def _classify(self, hashes: NDArray[np.uint8]) -> None:
-        """Prove the map where there is one. Tensors that do not read back as they were filled are repacked."""
-        _, layout, _ = self._attached()
-        first = self._classes is None
-        loaded = self._opaque if self._classes is None else self._classes.loaded
-        blocks = [b for tensor in layout.tensors if tensor.name not in loaded for b in layout.blocks_of(tensor.name)]
-        wrong = {layout.block(block).name for block in self._wrong(blocks, hashes)}
-        if wrong and not first:
-            raise EngineError(f"the live bits of {min(wrong)} are not what was loaded")
-        if first:
-            repacked = dict.fromkeys(wrong, "its live bits are not the checkpoint's: it is repacked")
-            self._classes = Classes.of(self._opaque | repacked, self._modules)
-            counts = Counter(self._classes.loaded.values())
-            _log.info("classed", scattered=len(layout.tensors) - len(self._classes.loaded), loaded=dict(counts))
+            digests = read.pop() if len(read) == 1 else None
+            hashes[blocks.start : blocks.stop] = (
+                0 if digests is None else np.frombuffer(digests, np.uint8).reshape(len(blocks), 32)
+            )
+        return hashes
 
     def _wrong(self, blocks: Sequence[int], hashes: NDArray[np.uint8]) -> set[int]:
         _, layout, replica = self._attached()
@@ -248,9 +287,8 @@ class VllmEngine:
             if self._hashes is None:
                 raise EngineError("the engine has not been filled yet")
             loaded = tuple(self.classes.loaded)
-            scattered = [t.name for t in layout.tensors if t.name not in self.classes.loaded]
             out = self._hashes.copy()
-            for block in self._wrong([b for name in scattered for b in layout.blocks_of(name)], out):
+            for block in self._wrong(self._scattered_blocks(), out):
                 out[block] = 0
             if loaded:
                 asked = [rank.ask(lambda n: Unchanged(n, loaded)) for rank in self._ranks]
@@ -314,11 +352,9 @@ class VllmEngine:
     def _check_committed(self, staged: _Staged) -> None:
         """What was loaded is the version's, and a sample of the others reads back as it must; else stop the engine."""
         _, layout, _ = self._attached()
-        hashes = staged.hashes.copy()
-        if staged.to_load and (not self._take_sources(staged.to_load, hashes) or (hashes != staged.hashes).any()):
+        if staged.to_load and (self._taken(staged.to_load) != staged.hashes).any():
             self._poison(f"the replica was past {staged.version} when modules were loaded from it")
-        scattered = [t.name for t in layout.tensors if t.name not in self.classes.loaded]
-        others = [block for name in scattered for block in layout.blocks_of(name)]
+        others = self._scattered_blocks()
         changed = sorted(set(staged.touched) & set(others))
         sample = set(self._chance.sample(changed, min(AUDITED_BLOCKS, len(changed))))
         sample |= set(self._chance.sample(others, min(AUDITED_BLOCKS, len(others))))
@@ -401,6 +437,20 @@ def _check_files(layout: Layout, facts: Front) -> None:
             raise UsageError(f"vLLM's model folder lacks the swarm's {spec.name}: serve a copy of the swarm's base.")
         if theirs != spec.hash:
             raise UsageError(f"vLLM's {spec.name} is not the swarm's: serve a copy of the swarm's base, unchanged.")
+
+
+def _tensors(layout: Layout) -> tuple[Tensor, ...]:
+    return tuple(Tensor((t.name, *t.aliases), t.dtype, t.shape, layout.offset(t.name)) for t in layout.tensors)
+
+
+def _give(link: Link, layout: Layout, fd: int) -> None:
+    """A worker process takes its first weights; the replica's descriptor stays ours."""
+    try:
+        link.get(lambda n: Model(n, _tensors(layout), BLOCK_ELEMENTS), Did, FILL_WITHIN_S, [fd])
+    except EngineError as error:
+        _log.warning("first_load", why=str(error))
+    finally:
+        link.retire()
 
 
 def _merge(maps: Sequence[Mapped]) -> tuple[dict[str, frozenset[str]], dict[str, str]]:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from codec.errors import PeerError
 from node.engines.base import EngineError
-from node.engines.vllm.plugin.swarm_vllm.messages import Failed, FromPlugin, Front, Rank, Told
+from node.engines.vllm.plugin.swarm_vllm.messages import Failed, FromPlugin, Front, Loader, Rank, Told
 from node.local import Channel, ChannelClosed, ChannelTimeout, check_path, check_same_user, close_fds
 
 __all__ = ["Link", "Listener", "PluginFailed"]
@@ -39,7 +39,7 @@ class PluginFailed(EngineError):
 class Link:
     """One connected process of vLLM's. `hello`: what it said first."""
 
-    def __init__(self, channel: Channel, hello: Front | Rank, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, channel: Channel, hello: Front | Rank | Loader, on_lost: Callable[[str], None]) -> None:
         """`on_lost(why)` is called, from the receiving thread, when the process is gone or makes no sense."""
         self.hello = hello
         self._channel = channel
@@ -83,7 +83,7 @@ class Link:
         self._asked.clear()
         if self._retired:
             return
-        who = "API server" if isinstance(self.hello, Front) else f"rank {self.hello.rank}"
+        who = f"rank {self.hello.rank}" if isinstance(self.hello, Rank) else "API server"
         self._on_lost(f"vLLM's {who} is gone: {why}")
 
     def _take(self, message: Any) -> None:
@@ -117,6 +117,10 @@ def wait(future: "Future[Any]", kind: type[Answer], within_s: float) -> Answer:
     return answer
 
 
+def _ignore(why: str) -> None:
+    """A loader hangs up when it is done."""
+
+
 class Listener:
     """The Unix socket that vLLM's processes connect to."""
 
@@ -126,6 +130,8 @@ class Listener:
         path.unlink(missing_ok=True)
         self.path = path
         self._on_lost = on_lost
+        self.on_loader: Callable[[Link], None] | None = None
+        """Gives its weights to a worker process that loads its model; called from a thread of its own."""
         self._arrived: queue.Queue[Link] = queue.Queue()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(path))
@@ -150,7 +156,13 @@ class Listener:
         except (ChannelClosed, ChannelTimeout, PeerError):
             sock.close()
             return
-        if isinstance(hello, Front | Rank):
+        if isinstance(hello, Loader):
+            link = Link(channel, hello, _ignore)
+            if (serve := self.on_loader) is not None:
+                serve(link)
+            else:
+                link.retire()
+        elif isinstance(hello, Front | Rank):
             self._arrived.put(Link(channel, hello, self._on_lost))
         else:
             channel.close()

@@ -79,16 +79,18 @@ class Server:
         log: Path,
         *,
         port: int,
+        socket: Path,
         ranks: int = 1,
         more: Sequence[str] = (),
     ) -> None:
-        """`folder`: config and tokenizer. `port`: of its OpenAI endpoint, on loopback. `more`: vLLM's own flags."""
+        """`folder`: config and tokenizer. `port`: of its OpenAI endpoint, on loopback. `socket`: where it gets its
+        weights. `more`: vLLM's own flags."""
         self.port, self._log = port, log
         command = [
             str(where.python),
             "-m",
             "vllm.entrypoints.openai.api_server",
-            *flags(folder, port, ranks, where.cpu),
+            *flags(folder, port, socket, ranks, where.cpu),
         ]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -118,10 +120,11 @@ class Server:
                 self._process.wait()
 
 
-def flags(folder: Path, port: int, ranks: int, cpu: bool) -> list[str]:
+def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool) -> list[str]:
     """vLLM's flags for an engine that takes its weights from a replica."""
     out = ["--model", str(folder), "--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
-    out += ["--load-format", "dummy", "--weight-transfer-config", '{"backend": "swarm"}']
+    out += ["--load-format", "swarm", "--model-loader-extra-config", json.dumps({"socket": str(socket)})]
+    out += ["--weight-transfer-config", '{"backend": "swarm"}']
     out += ["--middleware", "swarm_vllm.front.SwarmFront", "--logprobs-mode", "processed_logprobs"]
     out += ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
     if cpu:

@@ -113,9 +113,11 @@ class VllmWorker(Worker):
         elif self._where is None:
             attach_to(given.url, self._listener.path)
         else:
+            self._vllm.give_weights(layout, fds[0])
             server = Server(
-                self._where, Path(message.folder), given.log, port=given.port, ranks=given.tp, more=given.more
-            )
+                self._where, Path(message.folder), given.log, port=given.port, socket=self._listener.path,
+                ranks=given.tp, more=given.more,
+            )  # fmt: skip
             server.wait_ready()
             attach_to(f"http://127.0.0.1:{given.port}", self._listener.path)
         self._vllm.attach(layout, replica, fds[0])

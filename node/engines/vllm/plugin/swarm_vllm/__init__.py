@@ -9,7 +9,7 @@ BACKEND = "swarm"
 
 
 def register() -> None:
-    """Make `--weight-transfer-config '{"backend": "swarm"}'` known. An engine without it is left as it is."""
+    """Make `swarm` known as a weight-transfer backend and as a load format. Engines that use neither stay as they are."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
 
     if BACKEND not in Factory._registry:
@@ -20,6 +20,7 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
+    from . import loader  # noqa: F401 - which registers the load format of the same name
     from .core import install
 
     install()

@@ -1,6 +1,6 @@
 """The engine core's side: what must happen between two steps, in one call.
 
-`install` adds four calls to vLLM's `EngineCore`, and salts the prefix cache by version. The core's loop carries calls
+`install` adds five calls to vLLM's `EngineCore`, and salts the prefix cache by version. The core's loop carries calls
 out one by one between its steps, so within one of them no token is sampled: bits, version name and cache change
 together, or the core stops.
 """
@@ -16,7 +16,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
-from .rank import commit_on, load_on
+from .rank import check_on, commit_on, load_on
 
 __all__ = ["install"]
 
@@ -29,6 +29,7 @@ def install() -> None:
         EngineCore.add_request = _add_request
         EngineCore.swarm_commit = _commit  # type: ignore[attr-defined]
         EngineCore.swarm_load = _load  # type: ignore[attr-defined]
+        EngineCore.swarm_check = _check  # type: ignore[attr-defined]
         EngineCore.swarm_open = _open  # type: ignore[attr-defined]
         EngineCore.swarm_close = _close  # type: ignore[attr-defined]
 
@@ -110,6 +111,16 @@ def _load(core: Any, names: Any) -> Any:
         core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     started = time.perf_counter()
     result = _together(core, load_on, None if names is None else tuple(names))
+    return result | {"pause_s": time.perf_counter() - started}
+
+
+def _check(core: Any, names: list) -> Any:
+    """Does loading these tensors again leave them as their first load did? Stops the core when not."""
+    _finish_batches(core)
+    started = time.perf_counter()
+    result = _together(core, check_on, tuple(names))
+    if result["error"]:
+        _stop(core)
     return result | {"pause_s": time.perf_counter() - started}
 
 

@@ -26,6 +26,7 @@ from vllm.sampling_params import RequestOutputKind
 from .channel import Channel, Closed, connect
 from .messages import (
     Changed,
+    Check,
     Close,
     Commit,
     Connect,
@@ -36,6 +37,7 @@ from .messages import (
     Front,
     Generate,
     Generated,
+    Learned,
     Load,
     Open,
     Output,
@@ -74,6 +76,7 @@ class SwarmFront:
         """Why nothing may be generated, or None."""
         self._channel: Channel | None = None
         self._known = False
+        self._learned: dict[str, str] | None = None
         self._requests = 0
         self._flights: dict[int, list[asyncio.Task[Output]]] = {}
 
@@ -97,11 +100,11 @@ class SwarmFront:
         await self._app(scope, receive, send)
 
     def _look(self, client: Any) -> None:
-        """An engine that was started without weights has nothing to serve before a driver filled it."""
+        """What an engine of a node's holds is proven before it serves."""
         if not self._known:
             self._known = True
-            if client.vllm_config.load_config.load_format == "dummy":
-                self._closed = "it has not been filled yet"
+            if client.vllm_config.load_config.load_format == "swarm":
+                self._closed = "it has not been proven yet"
 
     # ------------------------------------------------------------ attaching
 
@@ -125,7 +128,7 @@ class SwarmFront:
             self._channel = connect(socket, FromDriver)
             client = scope["app"].state.engine_client
             loop = asyncio.get_running_loop()
-            facts = await loop.run_in_executor(None, _facts, client.vllm_config, scope["app"].state)
+            facts = await loop.run_in_executor(None, _facts, client.vllm_config, scope["app"].state, self._learned)
             await loop.run_in_executor(None, self._channel.send, facts)
         except Closed as error:
             self._channel = None
@@ -173,6 +176,12 @@ class SwarmFront:
                 self._closed = self._closed or "it is being filled anew"
                 result = await core.call_utility_async("swarm_load", names)
                 return self._changed(number, result)
+            case Check(number, names):
+                result = await core.call_utility_async("swarm_check", list(names))
+                return self._changed(number, result)
+            case Learned(number, loaded):
+                self._learned = loaded
+                return Did(number)
             case Commit(number, version, policy, dense):
                 result = await core.call_utility_async("swarm_commit", version, policy, list(dense))
                 return self._changed(number, result)
@@ -243,12 +252,12 @@ class SwarmFront:
         return Output(tuple(ids), tuple(logprobs), made.finish_reason or "abort", spans)
 
 
-def _facts(config: Any, state: Any) -> Front:
+def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
     """What the driver must know before it fills this engine."""
     parallel, model = config.parallel_config, config.model_config
     folder = Path(model.model)
     files = {path.name: blake3(path.read_bytes()).digest() for path in _small_files(folder)}
-    return Front(os.getpid(), __version__, int(parallel.world_size), files, _refusal(config, state, folder))
+    return Front(os.getpid(), __version__, int(parallel.world_size), files, _refusal(config, state, folder), learned)
 
 
 def _small_files(folder: Path) -> list[Path]:

@@ -21,6 +21,7 @@ import msgspec
 
 __all__ = [
     "Changed",
+    "Check",
     "Close",
     "Commit",
     "Compare",
@@ -35,8 +36,10 @@ __all__ = [
     "Gather",
     "Generate",
     "Generated",
+    "Learned",
     "Load",
     "Loaded",
+    "Loader",
     "Mapped",
     "Model",
     "Open",
@@ -97,6 +100,20 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
     number: int
     names: tuple[str, ...] | None
+
+
+class Check(msgspec.Struct, frozen=True, tag="check"):
+    """Load these tensors again from where they were loaded at first: does that make of them what the first load did?"""
+
+    number: int
+    names: tuple[str, ...]
+
+
+class Learned(msgspec.Struct, frozen=True, tag="learned"):
+    """Remember, for whoever attaches next, which tensors must be loaded rather than scattered, and why."""
+
+    number: int
+    loaded: dict[str, str]
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
@@ -181,13 +198,15 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class Front(msgspec.Struct, frozen=True, tag="front"):
-    """An API server. `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated."""
+    """An API server. `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated.
+    `learned`: see `Learned`; None before."""
 
     pid: int
     vllm: str
     ranks: int
     files: dict[str, bytes]
     refusal: str
+    learned: dict[str, str] | None
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
@@ -196,6 +215,12 @@ class Rank(msgspec.Struct, frozen=True, tag="rank"):
     pid: int
     rank: int
     ranks: int
+
+
+class Loader(msgspec.Struct, frozen=True, tag="loader"):
+    """A worker process that is loading its model for the first time (`--load-format swarm`), and wants the weights."""
+
+    pid: int
 
 
 class Mapped(msgspec.Struct, frozen=True, tag="mapped"):
@@ -272,6 +297,20 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 FromDriver = (
-    Connect | Model | Load | Stage | Commit | Open | Close | Gather | Compare | Loaded | Unchanged | Generate | Forget
+    Connect
+    | Model
+    | Load
+    | Check
+    | Learned
+    | Stage
+    | Commit
+    | Open
+    | Close
+    | Gather
+    | Compare
+    | Loaded
+    | Unchanged
+    | Generate
+    | Forget
 )
-FromPlugin = Front | Rank | Mapped | Did | Changed | Differs | Sources | Told | Generated | Failed
+FromPlugin = Front | Rank | Loader | Mapped | Did | Changed | Differs | Sources | Told | Generated | Failed

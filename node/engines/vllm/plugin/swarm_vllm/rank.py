@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from . import loader
 from .channel import Channel, Closed, connect
 from .messages import (
     Compare,
@@ -38,9 +40,10 @@ from .messages import (
     Unchanged,
 )
 from .shared import map_scratch, map_sealed
+from .sources import FolderSource, ReplicaSource, Source
 from .weights import LiveWeights, NotStaged
 
-__all__ = ["SwarmEngine", "commit_on", "load_on"]
+__all__ = ["SwarmEngine", "check_on", "commit_on", "load_on"]
 
 _LOW_PRIORITY = 19
 """Staging may use what generation leaves over; at equal priority it would cost a step each time it runs."""
@@ -67,6 +70,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
 
     _channel: Channel | None = None
     _weights: LiveWeights | None = None
+    _origin: Source | None = None
 
     def init_transfer_engine(self, init_info: SwarmInit) -> None:
         """Connect to the driver, take the layout and the replica from it, map every tensor."""
@@ -79,9 +83,9 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             raise RuntimeError("the driver did not begin with the model")
         started = time.perf_counter()
         try:
-            self._weights = weights = LiveWeights(
-                self.model, message.tensors, map_sealed(fds[0]), message.block_elements
-            )
+            replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
+            self._weights = weights = LiveWeights(self.model, message.tensors, replica)
+            self._look_at_origin(weights, replica, message.block_elements)
         except Exception as error:
             channel.send(Failed(message.number, str(error)))
             channel.close()
@@ -90,6 +94,14 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         channel.send(Mapped(message.number, weights.covered, weights.opaque, weights.modules, seconds))
         self._channel = channel
         threading.Thread(target=self._serve, args=(channel, weights), name="swarm", daemon=True).start()
+
+    def _look_at_origin(self, weights: LiveWeights, replica: ReplicaSource, block_elements: int) -> None:
+        """Where the weights that vLLM loaded at its start came from, and the hashes of these."""
+        if loader.first_load:
+            self._origin, weights.sources = replica, dict(loader.first_load)
+        else:
+            self._origin = FolderSource(Path(self.model_config.model), block_elements)
+            weights.hash(self._origin)
 
     def shutdown(self) -> None:
         if self._channel is not None:
@@ -132,7 +144,6 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             case Compare():
                 return Differs(message.number, tuple(weights.differing(message.parts, map_scratch(fds[0]))))
             case Loaded():
-                weights.remember(weights.sources)
                 return Sources(message.number, dict(weights.sources))
             case Unchanged():
                 return Differs(message.number, tuple(weights.changed(message.names)))
@@ -153,6 +164,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             if dense:
                 started = time.perf_counter()
                 self._weights.load(dense, lambda pairs: worker.reload_weights(weights_iterator=pairs))
+                self._weights.remember(dense)
                 loaded_s = time.perf_counter() - started
         except NotStaged as error:
             return {"error": str(error), "touched": False}
@@ -167,8 +179,23 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             if self._weights is None:
                 raise NotStaged("nothing is attached")
             self._weights.load(names, lambda pairs: worker.reload_weights(weights_iterator=pairs))
+            self._weights.remember(self._weights.sources)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}", "touched": True}
+        return {"error": "", "touched": True, "loaded_s": time.perf_counter() - started}
+
+    def check(self, names: Iterable[str], worker: Any) -> dict[str, Any]:
+        """Load tensors again from their origin and see whether that changes anything. Never raises."""
+        started = time.perf_counter()
+        try:
+            if self._weights is None or self._origin is None:
+                raise NotStaged("nothing is attached")
+            self._weights.remember(names)
+            self._weights.load(names, lambda pairs: worker.reload_weights(weights_iterator=pairs), self._origin)
+            if changed := self._weights.changed(names):
+                raise NotStaged(f"reloading {changed[0]} does not make of it what its first load did")
+        except Exception as error:
+            return {"error": str(error), "touched": True}
         return {"error": "", "touched": True, "loaded_s": time.perf_counter() - started}
 
 
@@ -182,6 +209,13 @@ def commit_on(worker: Any, version: str, dense: tuple[str, ...]) -> dict[str, An
     engine, worker = _engine_of(worker)
     with torch.no_grad():
         return engine.commit(version, dense, worker)
+
+
+def check_on(worker: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """What the engine core has each worker do to see whether reloading is like loading."""
+    engine, worker = _engine_of(worker)
+    with torch.no_grad():
+        return engine.check(names, worker)
 
 
 def load_on(worker: Any, names: tuple[str, ...] | None) -> dict[str, Any]:

@@ -13,24 +13,11 @@ from numpy.typing import NDArray
 from .boxes import Box
 from .messages import Part, Tensor
 from .patch import entries
+from .sources import DTYPES, Source
 from .trace import Storages, TensorMap, derived_tensors, trace
 
-__all__ = ["DTYPES", "LiveWeights", "NotStaged"]
+__all__ = ["LiveWeights", "NotStaged"]
 
-DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "BOOL": torch.bool,
-}
 _AT_ONCE = 1 << 18
 """Changes mapped at a time while staging: some milliseconds, in which the interpreter is ours."""
 
@@ -42,11 +29,10 @@ class NotStaged(Exception):
 class LiveWeights:
     """What one worker process has of the model, in checkpoint coordinates."""
 
-    def __init__(self, model: Any, tensors: Iterable[Tensor], replica: NDArray[np.uint8], block_elements: int) -> None:
+    def __init__(self, model: Any, tensors: Iterable[Tensor], replica: Source) -> None:
         """Trace every tensor. Raises `ValueError`, with a sentence, when the model is another one."""
         self._tensors = {tensor.names[0]: tensor for tensor in tensors}
         self._replica = replica
-        self._block_elements = block_elements
         self._storages = Storages(model)
         self._maps: dict[str, TensorMap] = {}
         self._staged: tuple[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
@@ -164,17 +150,22 @@ class LiveWeights:
                 flat.index_copy_(0, places, bits)
         _synchronize(self._storages)
 
-    def load(self, names: Iterable[str] | None, reload_weights: Callable[[Iterable[Any]], None]) -> None:
-        """Take tensors whole from the replica through vLLM's own loaders; what they were given stands in `sources`."""
+    def load(
+        self, names: Iterable[str] | None, reload_weights: Callable[[Iterable[Any]], None], source: Source | None = None
+    ) -> None:
+        """Take tensors whole through vLLM's own loaders, from the replica if from nothing else.
+
+        The hashes of what these were given stand in `sources`.
+        """
         self._staged = None
-        wanted = list(self._maps) if names is None else list(names)
         self.sources = {}
+        wanted = list(self._maps) if names is None else list(names)
         quiet = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
         level = quiet.level
         if names is not None:
             quiet.setLevel(logging.ERROR)  # it warns of each module that is left as it is
         try:
-            reload_weights(self._weights(wanted))
+            reload_weights(self._weights(wanted, source or self._replica))
         finally:
             quiet.setLevel(level)
         _synchronize(self._storages)
@@ -184,17 +175,13 @@ class LiveWeights:
         for number in {number for name in names for number in self._maps[name].storages}:
             self._as_loaded[number] = self._digest(number)
 
-    def _weights(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor, copied and then hashed, so that what was hashed is what is loaded, whatever the replica does."""
+    def hash(self, source: Source) -> None:
+        """Put the hashes of what a source has into `sources`, without loading anything."""
+        self.sources = {name: source.read(tensor)[1] for name, tensor in self._tensors.items()}
+
+    def _weights(self, names: Iterable[str], source: Source) -> Iterator[tuple[str, torch.Tensor]]:
         for name in names:
-            tensor = self._tensors[name]
-            itemsize = DTYPES[tensor.dtype].itemsize
-            count = int(np.prod(tensor.shape, dtype=np.int64))
-            copy = self._replica[tensor.offset : tensor.offset + count * itemsize].copy()
-            step = self._block_elements * itemsize
-            blocks = (copy[at : at + step] for at in range(0, copy.size, step))
-            self.sources[name] = b"".join(blake3(block.data).digest() for block in blocks)
-            weight = torch.from_numpy(copy.view(f"i{itemsize}")).view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+            weight, self.sources[name] = source.read(self._tensors[name])
             for accepted in self._maps[name].accepted:
                 yield accepted, weight
 

@@ -1,0 +1,53 @@
+"""`--load-format swarm`: vLLM's first load takes its weights from the replica, so a node needs no checkpoint on disk.
+
+It is a load like any other (the model's own loaders, then whatever vLLM makes of the weights), so what stands in
+memory afterwards is what a load leaves, and the map can be proven against it.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# vLLM is in another environment.
+
+import os
+from typing import Any
+
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+from .channel import connect
+from .messages import Did, FromDriver, Loader, Model, Tensor
+from .shared import map_sealed
+from .sources import ReplicaSource
+
+__all__ = ["SwarmLoader", "first_load"]
+
+first_load: dict[str, bytes] = {}
+"""BLAKE3 of the blocks of each tensor that this process was loaded with."""
+
+
+@register_model_loader("swarm")
+class SwarmLoader(BaseModelLoader):
+    """Configured by `--model-loader-extra-config '{"socket": "/path/of/the/driver"}'`."""
+
+    def download_model(self, model_config: Any) -> None:
+        pass
+
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        extra = self.load_config.model_loader_extra_config
+        channel = connect(extra["socket"], FromDriver)
+        try:
+            channel.send(Loader(os.getpid()))
+            message, fds = channel.recv()
+            assert isinstance(message, Model)
+            source = ReplicaSource(map_sealed(fds[0]), message.block_elements)
+            first_load.clear()
+            model.load_weights(_weights(source, message.tensors))
+            channel.send(Did(message.number))
+        finally:
+            channel.close()
+
+
+def _weights(source: ReplicaSource, tensors: tuple[Tensor, ...]) -> Any:
+    for tensor in tensors:
+        weight, first_load[tensor.names[0]] = source.read(tensor)
+        for name in tensor.names:
+            yield name, weight
