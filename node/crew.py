@@ -35,6 +35,8 @@ __all__ = ["Crew", "Crews"]
 
 GATHER_WITHIN_S: Final = 60.0
 """All ranks attach within moments of one another; after a restart of the seed as soon as each looks for it."""
+RETURN_WITHIN_S: Final = 10.0
+"""A rank that was there and hung up comes back at once, or not at all."""
 BATCHES_A_CHUNK: Final = 4
 """A chunk leaves as it fills: blocks come in parts of one."""
 
@@ -47,9 +49,13 @@ class Crew:
         self._world = world
         self._members: dict[int, AsyncChannel] = {}
         self._arrived = trio.Event()
+        self._met = False
+        """All ranks were there once."""
         self._ended: dict[int, PublishEnd] = {}
         self._sending = trio.Lock()
         self.open = False
+        self._sealing: int | None = None
+        """The rank whose word was the last: the version is sealed now whoever else hangs up."""
 
     def __bool__(self) -> bool:
         return bool(self._members)
@@ -91,12 +97,9 @@ class Crew:
             return
         root = self._whole()
         changed = sum(ended.changed for ended in self._ended.values())
-        self.open = False  # it is sealed now whoever hangs up
-        try:
-            sealed = await self._publisher.end(changed, root)
-        except SwarmError:
-            self.open = True
-            raise
+        self._sealing = rank
+        sealed = await self._publisher.end(changed, root)
+        self.open, self._sealing = False, None
         await self._tell(PublishSealed(sealed.root, sealed.payload_bytes, sealed.chunks, changed))
 
     async def go_back(self, message: GoBack) -> None:
@@ -110,7 +113,7 @@ class Crew:
         if not self.has(rank, channel):
             return
         del self._members[rank]
-        if not self.open and why is None:
+        if self._sealing not in (None, rank) or (not self.open and why is None):
             return
         others, self._members = self._members, {}
         text = str(why) if why is not None else f"Rank {rank} of this trainer went away in the middle of a version."
@@ -119,15 +122,16 @@ class Crew:
                 await _try(other, Refusal(text, usage=isinstance(why, UsageError)))
             other.close()
         if self.open:
-            self.open = False
+            self.open, self._sealing = False, None
             await self._publisher.abandon()
 
     async def _gather(self) -> None:
-        with trio.move_on_after(GATHER_WITHIN_S) as waiting:
+        with trio.move_on_after(RETURN_WITHIN_S if self._met else GATHER_WITHIN_S) as waiting:
             while len(self._members) < self._world:
                 await self._arrived.wait()
         if waiting.cancelled_caught:
             self._check_all_here()
+        self._met = True
 
     def _check_all_here(self) -> None:
         missing = ", ".join(str(rank) for rank in range(self._world) if rank not in self._members)

@@ -4,7 +4,7 @@ Trusted bytes only: the trainer is on this host and runs as the same user. Yet i
 open is abandoned, and the next attempt names itself.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
@@ -84,7 +84,7 @@ class Seed(Protocol):
         """Durably begin the next version (again); or the way back to an older one, in a new epoch."""
         ...
 
-    def rewind(self, to: Seal) -> AsyncIterator[list[tuple[BlockDelta, int]]]:
+    def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
         """What turns the replica into an older version, from what is kept: (delta, elements changed), some at a time.
 
         Raises `UsageError` when not enough of it is kept.

@@ -2,66 +2,79 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codec import BlockDelta, Replica
 from node.trainers.copies import Copies, await_true
 from node.trainers.shares import Shares
 
-__all__ = ["deltas"]
+__all__ = ["Encoder"]
 
 COPIED_WITHIN_S: Final = 300.0
 """Another rank copies its weights as fast as this one does; one that takes so much longer is stuck."""
+LOOK_EVERY_S: Final = 0.1
+"""How often a rank that waits for another's bits asks whether the version is still wanted."""
 
 Found = tuple[BlockDelta, int]
 
 
-def deltas(
-    replica: Replica,
-    copies: Copies,
-    shares: Shares,
-    blocks: NDArray[np.int64],
-    slot: int,
-    publish: int,
-    pool: ThreadPoolExecutor,
-    ahead: int,
-    coder: int,
-) -> Iterator[Found]:
-    """(delta, elements changed) of each of `blocks` that differs from the replica. `ahead`: blocks begun at a time.
-    `coder`: of `codec.chunk`.
+class Encoder:
+    """One rank's encoders. `blocks`: those that it encodes, ascending."""
 
-    Waits for the bits of a block until every rank that has some of it has written them. Raises `SwarmTimeout` when that
-    takes too long, `PublishFailed` when a rank cannot.
-    """
-    deadline = time.monotonic() + COPIED_WITHIN_S
+    def __init__(self, copies: Copies, shares: Shares, rank: int, threads: int) -> None:
+        self._copies, self._shares = copies, shares
+        self.blocks = shares.blocks_of(rank)
+        self._ahead = 2 * threads
+        self._pool = ThreadPoolExecutor(threads, "swarm-encode")
 
-    def encode(block: int) -> Found | None:
-        new = copies.block(slot, block)
-        delta = replica.encode_block(block, new, coder)
-        return None if delta is None else (delta, int(np.count_nonzero(replica.block(block) != new)))
+    def deltas(
+        self, replica: Replica, slot: int, publish: int, coder: int, still_wanted: Callable[[], None] = lambda: None
+    ) -> Iterator[Found]:
+        """(delta, elements changed) of each of our blocks that differs from the replica. `coder`: of `codec.chunk`.
 
-    def await_bits(block: int) -> None:
-        ranks, tensor = shares.touching(block), replica.layout.block(block).tensor
-        await_true(
-            lambda: copies.written(slot, publish, ranks, tensor), deadline, "A rank did not copy its weights in time."
-        )
+        Waits for the bits of a block until every rank that has some of it has written them; `still_wanted()` raises
+        when that is in vain. Raises `SwarmTimeout` when it takes too long, `PublishFailed` when a rank cannot.
+        """
+        deadline = time.monotonic() + COPIED_WITHIN_S
 
-    running: deque[Future[Found | None]] = deque()
-    left = iter(blocks.tolist())
-    try:
-        while True:
-            while len(running) < ahead and (block := next(left, None)) is not None:
-                await_bits(block)
-                running.append(pool.submit(encode, block))
-            if not running:
-                return
-            if (found := running.popleft().result()) is not None:
-                yield found
-    finally:
-        for future in running:
-            future.cancel()
+        def encode(block: int) -> Found | None:
+            new = self._copies.block(slot, block)
+            delta = replica.encode_block(block, new, coder)
+            return None if delta is None else (delta, int(np.count_nonzero(replica.block(block) != new)))
+
+        running: deque[Future[Found | None]] = deque()
+        left = iter(self.blocks.tolist())
+        try:
+            while True:
+                while len(running) < self._ahead and (block := next(left, None)) is not None:
+                    self._await_bits(slot, publish, block, replica.layout.block(block).tensor, deadline, still_wanted)
+                    running.append(self._pool.submit(encode, block))
+                if not running:
+                    return
+                if (found := running.popleft().result()) is not None:
+                    yield found
+        finally:
+            for future in running:
+                future.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _await_bits(
+        self, slot: int, publish: int, block: int, tensor: int, deadline: float, still_wanted: Callable[[], None]
+    ) -> None:
+        ranks = self._shares.touching(block)
+        look_at = time.monotonic() + LOOK_EVERY_S
+
+        def there() -> bool:
+            nonlocal look_at
+            if time.monotonic() >= look_at:
+                still_wanted()
+                look_at = time.monotonic() + LOOK_EVERY_S
+            return self._copies.written(slot, publish, ranks, tensor)
+
+        await_true(there, deadline, "A rank did not copy its weights in time.")

@@ -71,7 +71,7 @@ class Ranks:
             raise UsageError("The model is sharded over some of the processes only: shard it over all of them.")
         self.rank, self.world = dist.get_rank(), len(ranks)
         self._dist = dist
-        self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=MEET_WITHIN_S))
+        self._group: Any = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=MEET_WITHIN_S))
         hosts = self.gather(_BOOT_ID.read_text().strip)
         if len(set(hosts)) > 1:
             raise UsageError(

@@ -8,11 +8,11 @@ Of a trainer with several ranks each runs all of this for its own share. Publish
 rank 0 decides into which copy each goes and begins it, the others follow.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -20,7 +20,7 @@ from codec.errors import SwarmError
 from node.local import ChannelTimeout
 from node.trainers.attempt import Attempt
 from node.trainers.copies import BUSY, LOOK_S, SLOTS, Copies, Decision, await_true
-from node.trainers.encoding import deltas
+from node.trainers.encoding import Encoder
 from node.trainers.errors import PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.link import Link, Seat
 from node.trainers.messages import (
@@ -99,12 +99,10 @@ class PublishLine:
     ) -> None:
         """`threads`: encoders of this rank. `holders`: the share of the nodes that hold a publication."""
         self.layout = link.replica.layout
-        self._seat, self._link, self._copies, self._shares = seat, link, copies, shares
+        self._seat, self._link, self._copies = seat, link, copies
         self._holders = holders
         self._copier = Copier(self.layout, copies, shares, seat.rank)
-        self._blocks = shares.blocks_of(seat.rank)
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(self._threads, "swarm-encode")
+        self._encoder = Encoder(copies, shares, seat.rank, threads)
         self._number = 0
         self._spare = set(range(SLOTS))
         self._line: deque[_Entry | _Return] = deque()
@@ -174,7 +172,7 @@ class PublishLine:
         self._thread.join(timeout_s)
         self._link.channel.close()
         self._thread.join(5.0)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._encoder.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -270,7 +268,7 @@ class PublishLine:
 
     def _run(self, entry: _Entry | _Return) -> None:
         """Do it, over a new connection if the seed was restarted meanwhile."""
-        attempt = Attempt(self._blocks)
+        attempt = Attempt(self._encoder.blocks)
         for tries_left in range(TRIES, 0, -1):
             try:
                 if isinstance(entry, _Return):
@@ -365,10 +363,8 @@ class PublishLine:
     def _stream(self, entry: _Entry, opened: PublishOpened, attempt: Attempt) -> None:
         """Diff, encode and send what is ours; then say so."""
         link, batch, size = self._link, [], 0
-        found = deltas(
-            link.replica, self._copies, self._shares, self._blocks, entry.slot, entry.number,
-            self._pool, 2 * self._threads, opened.coder,
-        )  # fmt: skip
+        slot, number = entry.slot, entry.number
+        found = self._encoder.deltas(link.replica, slot, number, opened.coder, self._still_wanted)
         for delta, changed in found:
             attempt.note(delta, changed)
             batch.append(Delta(delta.block, delta.coder, delta.new_hash, delta.payload))
@@ -380,6 +376,11 @@ class PublishLine:
             link.channel.send(PublishBlocks(tuple(batch)), timeout_s=TAKEN_WITHIN_S)
         link.channel.send(PublishEnd(attempt.changed, attempt.runs, attempt.root))
         attempt.ended = True
+
+    def _still_wanted(self) -> None:
+        """Raises what the seed has to say, which it does of itself only when another rank has gone."""
+        with contextlib.suppress(ChannelTimeout):
+            expect(self._link.channel, PublishSealed, LOOK_S)
 
     def _go_back(self, back: _Return) -> None:
         if self._seat.leads:

@@ -10,7 +10,7 @@ version that the next start replays from the store. The database refuses a secon
 happens.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -160,7 +160,7 @@ class Seed:
             raise RuntimeError("no attempt is open")
         return self._open
 
-    async def rewind(self, to: Seal) -> AsyncIterator[list[tuple[BlockDelta, int]]]:
+    async def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
         """What turns the replica into an older version: (delta, elements changed), some blocks at a time.
 
         Raises `UsageError` when what the store keeps does not lead to it.
