@@ -1,0 +1,140 @@
+"""Between text and token ids, as the base checkpoint says: its tokenizer, its chat template, its stop tokens.
+
+Needs neither torch nor transformers; `tokenizers` and `jinja2` only where text is used at all.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from codec.errors import UsageError
+
+__all__ = ["BadText", "Text"]
+
+DEFAULT_CONTEXT: Final = 4096
+"""Tokens of prompt and completion, of a model that does not say."""
+MAX_CHARACTERS: Final = 4 << 20
+"""More cannot be as few tokens as a prompt may have, of any tokenizer."""
+
+
+class BadText(ValueError):
+    """What the client sent cannot be made into tokens; the message is for it."""
+
+
+class Text:
+    """`files`: the base's small files, by name."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        """Raises `UsageError` when a file is damaged."""
+        configs = {name: _json(files, name) for name in ("config.json", "generation_config.json")}
+        self._config = _json(files, "tokenizer_config.json")
+        self._tokenizer = _tokenizer(files.get("tokenizer.json"))
+        self._template = _template(files, self._config)
+        self._compiled: Any = None
+        model = configs["config.json"]
+        said = model.get("text_config")
+        inner: dict[str, Any] = said if isinstance(said, dict) else {}
+        self.context = int(model.get("max_position_embeddings") or inner.get("max_position_embeddings") or 0)
+        self.context = self.context or DEFAULT_CONTEXT
+        ends = [c.get("eos_token_id") for c in (configs["generation_config.json"], model, inner)]
+        self.stop_tokens = self._stops(next((end for end in ends if end is not None), None))
+
+    def _stops(self, said: Any) -> tuple[int, ...]:
+        if isinstance(said, int):
+            return (said,)
+        if isinstance(said, list):
+            return tuple(int(token) for token in said)
+        end = _content(self._config.get("eos_token"))
+        found = self._tokenizer.token_to_id(end) if self._tokenizer is not None and end else None
+        return () if found is None else (found,)
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """`special`: with the tokens that this model begins a text with. Raises `BadText`."""
+        if self._tokenizer is None:
+            raise BadText("This model's base has no tokenizer.json: give the prompt as token ids.")
+        if len(text) > MAX_CHARACTERS:
+            raise BadText(f"The prompt is longer than {MAX_CHARACTERS} characters.")
+        return tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Without special tokens; empty where there is no tokenizer."""
+        return "" if self._tokenizer is None else self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def token(self, token_id: int) -> str:
+        """One token for people: its text, or its id where it has none."""
+        if self._tokenizer is None or self._tokenizer.id_to_token(token_id) is None:
+            return f"token_id:{token_id}"
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **more: Any) -> str:
+        """A conversation as the text that the model was trained on. Raises `BadText`."""
+        if self._template is None:
+            raise BadText("This model's base has no chat template: use /v1/completions.")
+        import jinja2
+
+        try:
+            self._compiled = self._compiled or _environment().from_string(self._template)
+            names = ("bos_token", "eos_token", "pad_token", "unk_token")
+            special = {name: _content(self._config.get(name)) for name in names}
+            return self._compiled.render(**({"tools": tools, "documents": None} | special | more), messages=messages)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise BadText(f"The chat template refuses these messages: {error}") from error
+
+
+def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(files.get(name) or b"{}")
+    except ValueError as error:
+        raise UsageError(f"{name} of the base checkpoint is no JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _tokenizer(data: bytes | None) -> Any:
+    if data is None:
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise UsageError("Text prompts need tokenizers and jinja2: pip install 'swarm-node[gateway]'") from error
+    try:
+        return Tokenizer.from_str(data.decode())
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UsageError(f"tokenizer.json of the base checkpoint cannot be read: {error}") from error
+
+
+def _template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
+    if (found := files.get("chat_template.jinja")) is not None:
+        return found.decode()
+    said = config.get("chat_template")
+    if isinstance(said, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in said if isinstance(entry, dict)}
+        said = named.get("default")
+    return said if isinstance(said, str) else None
+
+
+def _content(token: Any) -> str:
+    """A special token, which is a string or an object that has one."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _environment() -> Any:
+    """As chat templates expect it; sandboxed, for a template is a program that came with a model."""
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(why: str) -> None:
+        raise TemplateError(why)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment

@@ -1,0 +1,109 @@
+"""Many requests at once, while nodes come and go: each is answered once, with its own answer."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import trio
+from gateway_kit import END, LETTERS, gateway, with_client
+
+IN_FLIGHT = 256
+
+
+def prompt(i: int) -> list[int]:
+    """Every request its own, so that an answer shows whose it is."""
+    return [i // 27 % 27, i % 27, 5]
+
+
+async def ask_all(client, count: int, *, stream_every: int = 5) -> list[tuple[int, tuple[int, ...]]]:
+    """(request, tokens of each answer it got)."""
+
+    async def ask(i: int) -> tuple[int, tuple[int, ...]]:
+        create = client.completions.create
+        if i % stream_every:
+            answer = await create(model="policy", prompt=prompt(i), max_tokens=8)
+            choices = answer.choices
+        else:
+            choices = [
+                choice
+                async for part in await create(model="policy", prompt=prompt(i), max_tokens=8, stream=True)
+                for choice in part.choices
+            ]
+        assert len(choices) == 1, "answered twice"
+        return i, tuple(choices[0].model_extra["token_ids"])
+
+    return await asyncio.gather(*(ask(i) for i in range(count)))
+
+
+def assert_all(answers, count: int) -> None:
+    assert dict(answers) == {i: (*reversed(prompt(i)), END) for i in range(count)}
+    assert max(Counter(i for i, _ in answers).values()) == 1
+
+
+async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: Path):
+    settings = {"min_deadline_s": 1.0, "max_deadline_s": 1.5}
+    async with gateway(tmp_path, settings=settings) as (swarm, url):
+        for i in (1, 2, 3, 4):
+            await swarm.add(i, seconds=0.3, batch=16)
+
+        async def kill() -> None:
+            while swarm.service.state()["accepted"] < 20:  # noqa: ASYNC110 - it tells nobody
+                await trio.sleep(0.01)
+            assert swarm.service.state()["samples_leased"] > 100
+            swarm.kill(1)
+            swarm.kill(2, known=False)  # nobody sees it die: its leases run out
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill)
+            with trio.fail_after(30):
+                answers = await with_client(url, lambda client: ask_all(client, IN_FLIGHT))
+        assert_all(answers, IN_FLIGHT)
+        state = swarm.service.state()
+        assert state["accepted"] == IN_FLIGHT
+        assert (state["groups_open"], state["groups_ready"], state["samples_leased"]) == (0, 0, 0)
+        drawn = sum(len(engine.drawn) for engine in swarm.engines.values())
+        assert drawn >= IN_FLIGHT
+
+
+async def test_all_nodes_die_and_another_comes(tmp_path: Path):
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1, seconds=5.0)
+
+        async def replace() -> None:
+            while swarm.service.state()["samples_leased"] < 8:  # noqa: ASYNC110 - it tells nobody
+                await trio.sleep(0.01)
+            swarm.kill(1)
+            await trio.sleep(0.2)
+            await swarm.add(2)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(replace)
+            with trio.fail_after(15):
+                answers = await with_client(url, lambda client: ask_all(client, 8))
+        assert_all(answers, 8)
+
+
+async def test_more_than_it_takes_is_told_so_and_the_rest_is_answered(tmp_path: Path):
+    async with gateway(tmp_path, most=64) as (swarm, url):
+        await swarm.add(1, seconds=0.2)
+
+        async def use(client):
+            async def ask(i: int) -> int:
+                try:
+                    answer = await client.completions.create(model="policy", prompt=prompt(i), max_tokens=8)
+                except Exception as error:
+                    return error.status_code
+                assert answer.choices[0].text == "".join(LETTERS[token] for token in reversed(prompt(i)))
+                return 200
+
+            return Counter(await asyncio.gather(*(ask(i) for i in range(200))))
+
+        codes = await with_client(url, use)
+        assert codes.keys() == {200, 429}
+        assert codes[200] >= 64
+
+        async def patient(client):  # its own retries are all that a user needs
+            return await ask_all(client, 70, stream_every=1000)
+
+        answers = await with_client(url, patient, max_retries=20)
+        assert_all(answers, 70)

@@ -1,0 +1,234 @@
+"""The unmodified OpenAI client against the gateway: what it sends is understood, what it gets it can read."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from gateway_kit import END, LETTERS, gateway, until, with_client
+from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError, RateLimitError
+
+IDS = [LETTERS.index(letter) for letter in "abc"]
+
+
+async def test_completions_of_text_and_of_token_ids(tmp_path: Path):
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1)
+
+        async def use(client):
+            models = [model.id async for model in client.models.list()]
+            assert models == ["policy"]
+            assert (await client.models.retrieve("policy")).id == "policy"
+            text = await client.completions.create(model="policy", prompt="hello", max_tokens=16)
+            ids = await client.completions.create(model="policy", prompt=IDS, max_tokens=16, logprobs=1, n=3)
+            both = await client.completions.create(model="policy", prompt=["ab", "xyz"], n=2, max_tokens=16)
+            return text, ids, both
+
+        text, ids, both = await with_client(url, use)
+        (choice,) = text.choices
+        assert (choice.text, choice.finish_reason, choice.index) == ("olleh", "stop", 0)
+        assert text.usage.completion_tokens == 6
+        assert text.usage.prompt_tokens == 5
+        assert [c.index for c in ids.choices] == [0, 1, 2]
+        for choice in ids.choices:
+            extra = choice.model_extra
+            assert choice.text == "cba"
+            assert extra["token_ids"] == [*reversed(IDS), END]
+            assert extra["prompt_token_ids"] == IDS
+            assert extra["versions"] == [[0, 0]] * 4
+            assert choice.logprobs.token_logprobs == [-0.25] * 4
+            assert choice.logprobs.tokens == ["c", "b", "a", "<end>"]
+            assert choice.logprobs.text_offset == [0, 1, 2, 3]
+        assert [c.text for c in both.choices] == ["ba", "ba", "zyx", "zyx"]
+        assert swarm.service.state()["groups_open"] == swarm.service.state()["groups_ready"] == 0
+
+
+async def test_chat_by_the_bases_template(tmp_path: Path):
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1)
+
+        async def use(client):
+            return await client.chat.completions.create(
+                model="policy",
+                messages=[
+                    {"role": "system", "content": "be brief"},
+                    {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]},
+                ],
+                logprobs=True,
+                max_completion_tokens=64,
+            )
+
+        answer = await with_client(url, use)
+        said = "system: be brief\nuser: hi\nassistant: "
+        (choice,) = answer.choices
+        assert (choice.message.content, choice.message.role) == (said[::-1], "assistant")
+        assert [entry.logprob for entry in choice.logprobs.content] == [-0.25] * (len(said) + 1)
+        assert len(choice.model_extra["token_ids"]) == len(choice.model_extra["versions"]) == len(said) + 1
+
+
+async def test_streams_hold_what_the_whole_answers_hold(tmp_path: Path):
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1)
+
+        async def use(client):
+            parts = [
+                part
+                async for part in await client.completions.create(
+                    model="policy", prompt="abc", n=2, max_tokens=9, stream=True, stream_options={"include_usage": True}
+                )
+            ]
+            chat = [
+                part
+                async for part in await client.chat.completions.create(
+                    model="policy", messages=[{"role": "user", "content": "hi"}], stream=True, max_tokens=64
+                )
+            ]
+            return parts, chat
+
+        parts, chat = await with_client(url, use)
+        texts = {0: "", 1: ""}
+        for part in parts:
+            for choice in part.choices:
+                texts[choice.index] += choice.text
+        assert texts == {0: "cba", 1: "cba"}
+        assert parts[-1].usage.completion_tokens == 8
+        said = "".join(choice.delta.content or "" for part in chat for choice in part.choices)
+        assert said == "user: hi\nassistant: "[::-1]
+        assert chat[-1].choices[0].finish_reason == "stop"
+        ids = [choice.model_extra for part in chat for choice in part.choices if "token_ids" in choice.model_extra]
+        assert len(ids) == 1
+        assert len(ids[0]["token_ids"]) == len(ids[0]["versions"]) == len(said) + 1
+
+
+async def test_stops_and_lengths(tmp_path: Path):
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1)
+
+        async def use(client):
+            create = client.completions.create
+            short = await create(model="policy", prompt="abcdef", max_tokens=3)
+            cut = await create(model="policy", prompt="abcdef", max_tokens=20, stop=["cb", "zz"], logprobs=0)
+            on = await create(model="policy", prompt="ab", max_tokens=6, extra_body={"ignore_eos": True})
+            return short.choices[0], cut.choices[0], on.choices[0]
+
+        short, cut, on = await with_client(url, use)
+        assert (short.text, short.finish_reason) == ("fed", "length")
+        assert (cut.text, cut.finish_reason) == ("fed", "stop")
+        assert len(cut.model_extra["token_ids"]) == len(cut.logprobs.token_logprobs) == 4  # up to the c of "cb"
+        assert (on.finish_reason, len(on.model_extra["token_ids"])) == ("length", 6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"prompt": "abc", "n": 0}, "n: 1 to"),
+        ({"prompt": "abc", "n": 1000}, "n: 1 to"),
+        ({"prompt": [], "max_tokens": 4}, "prompt:"),
+        ({"prompt": "", "max_tokens": 4}, "at least one token"),
+        ({"prompt": "abc", "max_tokens": 1000}, "reads 128 tokens"),
+        ({"prompt": "abc", "temperature": -1.0}, "temperature"),
+        ({"prompt": "abc", "top_p": 7}, "top_p"),
+        ({"prompt": "abc", "presence_penalty": 0.5}, "presence_penalty is not offered"),
+        ({"prompt": "abc", "logprobs": 5}, "logprobs"),
+        ({"prompt": "abc", "extra_body": {"top_k": 20}}, "top_k is not offered"),
+        ({"prompt": "abc", "echo": True}, "echo"),
+        ({"prompt": [1, "a"]}, "not both"),
+        ({"prompt": [1, -1]}, "token ids are whole numbers"),
+        ({"prompt": [99]}, "token id outside"),
+        ({"prompt": "abc", "stop": ["x"] * 50}, "at most"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_in_a_sentence(tmp_path: Path, asked, says):
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1)
+
+        async def use(client):
+            with pytest.raises(BadRequestError, match=says) as caught:
+                await client.completions.create(model="policy", **asked)
+            assert caught.value.status_code == 400
+            after = await client.completions.create(model="policy", prompt="abc")
+            assert after.choices[0].text == "cba"
+
+        await with_client(url, use)
+
+
+async def test_other_errors_have_their_codes(tmp_path: Path):
+    async with gateway(tmp_path, most=4, key="sesame") as (swarm, url):
+
+        async def use(client):
+            with pytest.raises(InternalServerError, match="No node of this swarm generates") as caught:
+                await client.completions.create(model="policy", prompt="abc")
+            assert caught.value.status_code == 503
+
+        await with_client(url, use, api_key="sesame")
+        await swarm.add(1)
+
+        async def use_more(client):
+            with pytest.raises(NotFoundError, match="no model 'gpt-5'"):
+                await client.completions.create(model="gpt-5", prompt="abc")
+            with pytest.raises(RateLimitError, match="in flight") as caught:
+                await client.completions.create(model="policy", prompt="abc", n=5)
+            assert caught.value.response.headers["retry-after"] == "1"
+            with pytest.raises(BadRequestError, match="no tools"):
+                await client.chat.completions.create(model="policy", messages=[{"role": "tool", "content": "x"}])
+            image = {"type": "image_url", "image_url": {"url": "x"}}
+            with pytest.raises(BadRequestError, match="only text"):
+                await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": [image]}])
+
+        await with_client(url, use_more, api_key="sesame")
+
+        async def stranger(client):
+            with pytest.raises(APIStatusError) as caught:
+                await client.completions.create(model="policy", prompt="abc")
+            assert caught.value.status_code == 401
+
+        await with_client(url, stranger)
+
+
+async def test_without_a_tokenizer_there_are_still_token_ids(tmp_path: Path):
+    async with gateway(tmp_path, files={}) as (swarm, url):
+        await swarm.add(1)
+
+        async def use(client):
+            ids = await client.completions.create(model="policy", prompt=[3, 4], max_tokens=2)
+            with pytest.raises(BadRequestError, match="token ids"):
+                await client.completions.create(model="policy", prompt="abc")
+            with pytest.raises(BadRequestError, match="chat template"):
+                await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
+            return ids
+
+        ids = await with_client(url, use)
+        assert ids.choices[0].model_extra["token_ids"] == [4, 3]
+        assert ids.choices[0].text == ""
+
+
+async def test_a_session_stays_with_its_node(tmp_path: Path):
+    async with gateway(tmp_path) as (swarm, url):
+        for i in (1, 2, 3, 4):
+            await swarm.add(i)
+
+        async def use(client):
+            for turn in range(6):
+                for session in ("left", "right"):
+                    await client.completions.create(
+                        model="policy", prompt=session + "abcdef"[turn], extra_headers={"X-Session-Id": session}
+                    )
+
+        await with_client(url, use)
+        for session in ("left", "right"):
+            ids = tuple(LETTERS.index(letter) for letter in session)
+            where = [node for node, e in swarm.engines.items() if any(d[:-1] == ids for d in e.drawn)]
+            assert len(where) == 1, "its prefix is in one cache"
+
+
+async def test_a_client_that_hangs_up_withdraws_its_work(tmp_path: Path):
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1, seconds=30.0)
+        with trio.move_on_after(0.5):
+
+            async def use(client):
+                await client.completions.create(model="policy", prompt="abc", timeout=0.3)
+
+            with pytest.raises(Exception, match="timed out"):
+                await with_client(url, use)
+        await until(lambda: not swarm.service.state()["groups_open"])
+        await until(lambda: not next(iter(swarm.workers.values())).state()["generating"])
