@@ -1,10 +1,10 @@
 """How many connections an edge is worth.
 
-A TCP connection moves at most its window a round trip, and the window is bounded by the socket buffers, a third of which
-the kernel needs for itself. Over a long path several connections together fill a link that one cannot. More than needed
-do harm: each BBR connection keeps its own share of packets in the queue before the link, and two that suffice carry more
-past random losses than eight do. Where the system lets us choose no BBR it is the other way round: the more there are,
-the less one loss or one slow start costs.
+A TCP connection moves at most its window a round trip, and the window is bounded by the socket buffers, a third of
+which the kernel needs for itself. Over a long path several connections together fill a link that one cannot. More than
+needed do harm: each BBR connection keeps its own share of packets in the queue before the link, and two that suffice
+carry more past random losses than eight do. Where the system lets us choose no BBR it is the other way round: the more
+there are, the less one loss or one slow start costs.
 """
 
 import math

@@ -78,9 +78,9 @@ class Upgrader(TransportUpgrader):
         conn.negotiated_security_protocol = protocol  # type: ignore[attr-defined]  # where the library looks for it
         if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, CountedSocket):
             raw_conn.stream.belongs_to(peer)
+            conn.congestion_control = raw_conn.stream.congestion_control  # type: ignore[attr-defined]
         if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, Path):
             conn.path = raw_conn.stream  # type: ignore[attr-defined]  # for the muxed connection, as above
-            conn.congestion_control = raw_conn.stream.congestion_control  # type: ignore[attr-defined]
         return conn
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:

@@ -26,6 +26,7 @@ from swarm.transport.admission import AdmissionRules
 from swarm.transport.base import Accept, Lane, PeerKey, Unreachable
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.libp2p import DialRules, Libp2pTransport
+from swarm.transport.tuning import tune
 from swarm.transport.yamux import Limits
 
 ANY = "/ip4/127.0.0.1/tcp/0"
@@ -420,6 +421,16 @@ async def test_a_long_path_gets_several_bulk_connections(monkeypatch: pytest.Mon
             assert edge.idle(trio.current_time(), 60) == []
             assert len(edge.idle(trio.current_time() + 61, 60)) == 3  # of four, one stays
             nursery.cancel_scope.cancel()
+
+
+async def test_what_paces_a_connection_is_known() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        expected = tune(sock)
+    async with two() as (a, b, _):
+        assert a.congestion_control(b.key) == expected
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert b.congestion_control(a.key) == expected
+        assert a.congestion_control(bytes(32)) == ""
 
 
 async def test_too_many_handshakes_are_refused_and_known_peers_stay() -> None:
