@@ -24,6 +24,7 @@ from codec.rice import warm_up
 from codec.scan import scatter
 from codec.sign import Key
 from codec.staging import Torn, block_hash, encode, stage_chunk
+from node.delta_anchors import ANCHORS, Timed, measure
 from node.delta_file import DeltaFile, DeltaWriter
 
 __all__ = ["DeltaReport", "Progress", "apply", "delta", "render"]
@@ -31,8 +32,23 @@ __all__ = ["DeltaReport", "Progress", "apply", "delta", "render"]
 Progress = Callable[[float, float], None]
 """Called with how many blocks are done, and how many there are to do; a block is looked at more than once."""
 
+_ROUNDS: Final = 4
+"""Every block is looked at so often: hashed in OLD and NEW, coded and decoded, and coded in the other ways."""
+_WAYS: Final = {"leb128": "in LEB128", "gaps16_zstd": "in u16 and zstd"}
+"""The published ways, for people."""
 _SAMPLES: Final = 16
 """Blocks coded beforehand to guess F, from which the chunk size follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorReport:
+    """What another way makes of the same step: no hashes, no signatures."""
+
+    bits_per_change: float
+    ratio: float
+    encode_gb_s: float
+    decode_gb_s: float
+    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,9 @@ class DeltaReport:
     encode_gb_s: float
     decode_gb_s: float
     exact: bool
+    anchors: dict[str, AnchorReport]
+    """The published ways on the same bits: LEB128 gaps and raw values; u16 gaps, raw values and zstd (where the package
+    zstandard is installed)."""
     up_mbit: float
     nodes: int
     star_full_s: float
@@ -129,8 +148,8 @@ def delta(
     layout = after.layout
     for dtype in {tensor.dtype for tensor in layout.tensors}:
         warm_up(DTYPES[dtype])
-    source = _Mapped(before, layout, progress, 0, 3 * layout.n_blocks)
-    target = _Mapped(after, layout, progress, layout.n_blocks, 3 * layout.n_blocks)
+    source = _Mapped(before, layout, progress, 0, _ROUNDS * layout.n_blocks)
+    target = _Mapped(after, layout, progress, layout.n_blocks, _ROUNDS * layout.n_blocks)
     key = Key.generate()
     writer = None
     if out is not None:
@@ -212,7 +231,7 @@ def _chunks(
             yield chunk
             start = time.thread_time()
         tally.encode_s += time.thread_time() - start
-        progress(2 * layout.n_blocks + block, 3 * layout.n_blocks)
+        progress(2 * layout.n_blocks + block, _ROUNDS * layout.n_blocks)
 
 
 def _code(
@@ -240,6 +259,7 @@ def _code(
         if not exact:
             raise RuntimeError("what was decoded is not NEW; nothing was written")
         writer.finish(manifest)
+    anchors = _anchors(source, target, tally.changed, progress)
     elements = sum(tensor.elements for tensor in layout.tensors)
     cost, full, up = payload + len(manifest), layout.full_bytes, up_mbit * 1e6 / 8
     return DeltaReport(
@@ -255,6 +275,7 @@ def _code(
         encode_gb_s=full / 1e9 / max(tally.encode_s, 1e-9),
         decode_gb_s=full / 1e9 / max(tally.decode_s, 1e-9),
         exact=exact,
+        anchors=anchors,
         up_mbit=up_mbit,
         nodes=nodes,
         star_full_s=nodes * full / up,
@@ -262,6 +283,29 @@ def _code(
         # Every uplink works: the trainer's must carry F once, all together N copies of it.
         swarm_s=max(cost / up, nodes * cost / (up + nodes * up)),
     )
+
+
+def _anchors(source: _Mapped, target: _Mapped, changed: int, progress: Progress) -> dict[str, AnchorReport]:
+    """The published ways, block by block."""
+    layout, full = source.layout, source.layout.full_bytes
+    timed = {name: Timed() for name in ANCHORS}
+    for block in range(layout.n_blocks):
+        for name, sums in timed.items():
+            old, new, dtype = source.block(block), target.block(block), layout.block(block).dtype
+            if block == 0:
+                measure(name, old[:64], new[:64], dtype, Timed())  # compiles
+            measure(name, old, new, dtype, sums)
+        progress((_ROUNDS - 1) * layout.n_blocks + block + 1, _ROUNDS * layout.n_blocks)
+    return {
+        name: AnchorReport(
+            8 * sums.payload_bytes / max(changed, 1),
+            full / max(sums.payload_bytes, 1),
+            full / 1e9 / max(sums.encode_s, 1e-9),
+            full / 1e9 / max(sums.decode_s, 1e-9),
+            sums.exact,
+        )
+        for name, sums in timed.items()
+    }
 
 
 def apply(
@@ -347,6 +391,10 @@ def render(report: DeltaReport) -> str:
         (
             "exact",
             "yes: decoded, and every block hash is NEW's" if report.exact else "NO: this is a bug, please report it",
+        ),
+        *(
+            (f"  {_WAYS[name]}", f"{way.bits_per_change:.2f} bits a change, full copy {way.ratio:.0f} x")
+            for name, way in report.anchors.items()
         ),
         (f"to {report.nodes} nodes", f"at {report.up_mbit:g} Mbit/s a node up, at best"),
         ("  star, full copies", _seconds(report.star_full_s)),

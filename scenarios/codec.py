@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
         for title, (parts, expected) in _sources(options).items():
             found = measure(parts, expected, options.repeats)
             again = parts if isinstance(parts, list) else list(fabricate("16m", options.density))
-            rows[title] = report(found, scaling(again, options.repeats))
+            rows[title] = report(found, scaling(again))
             if not options.json:
                 print(_table(title, rows[title]), end="\n\n")
         published = _published(options.repeats) if options.published else []

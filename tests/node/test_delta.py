@@ -169,4 +169,10 @@ def test_the_table(report: DeltaReport) -> None:
     assert "yes: decoded" in text
     assert "to 10 nodes" in text
     assert "this is a bug" in render(replace(report, exact=False))
-    assert json.dumps(report.to_dict())
+    told = json.loads(json.dumps(report.to_dict()))
+    keys = {"bits_per_change", "ratio", "encode_gb_s", "decode_gb_s", "exact"}  # those of python -m scenarios.codec
+    assert keys <= told.keys()
+    assert "leb128" in told["anchors"]
+    for way in told["anchors"].values():
+        assert keys == way.keys()
+        assert way["exact"]

@@ -7,8 +7,9 @@ import pytest
 
 from codec.bits import DTYPES
 from codec.errors import UsageError
+from node.delta_anchors import ANCHORS
 from scenarios.codec import main, report
-from scenarios.codec_anchors import ANCHORS, Bounds
+from scenarios.codec_bounds import Bounds
 from scenarios.codec_data import SHAPES, Part, checkpoints, fabricate
 from scenarios.codec_measure import measure, scaling
 

@@ -1,21 +1,23 @@
-"""The published ways to send a sparse step, built anew, and the bounds that no coder of their kind can beat.
+"""The published ways to send a sparse step, built anew, to measure ours beside on the same bits.
 
 leb128: gaps as LEB128, values raw (SparrowRL's way). gaps16_zstd: gaps as u16, values raw, zstd level 1 (PULSE's
 way). Both are as fast as numba makes them and work on whole parts of tensors, so that the comparison is one of methods.
 """
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
-import numba
 import numpy as np
 
-from codec.bits import Bits, DType, ordinal
+from codec.bits import Bits, DType
+from codec.jit import kernel
 
-__all__ = ["ANCHORS", "Bounds"]
+__all__ = ["ANCHORS", "Timed", "measure", "seconds"]
 
 
-@numba.njit(nogil=True)
+@kernel
 def _leb128_encode(old: Any, new: Any, gaps: Any, values: Any) -> tuple[int, int]:
     """(bytes of gaps, changes)."""
     at = count = 0
@@ -35,7 +37,7 @@ def _leb128_encode(old: Any, new: Any, gaps: Any, values: Any) -> tuple[int, int
     return at, count
 
 
-@numba.njit(nogil=True)
+@kernel
 def _leb128_decode(gaps: Any, values: Any, words: Any) -> None:
     position = np.int64(-1)
     at = 0
@@ -50,7 +52,7 @@ def _leb128_decode(gaps: Any, values: Any, words: Any) -> None:
         words[position] = values[i]
 
 
-@numba.njit(nogil=True)
+@kernel
 def _gaps16_encode(old: Any, new: Any, gaps: Any, values: Any) -> int:
     """Changes. A gap above 65535 is written as 65535 and the old value, which changes nothing, and goes on."""
     count = 0
@@ -69,7 +71,7 @@ def _gaps16_encode(old: Any, new: Any, gaps: Any, values: Any) -> int:
     return count
 
 
-@numba.njit(nogil=True)
+@kernel
 def _gaps16_decode(gaps: Any, values: Any, words: Any) -> None:
     position = np.int64(-1)
     for i in range(values.size):
@@ -117,59 +119,33 @@ ANCHORS: Final[dict[str, tuple[Callable[[Bits, Bits, DType], bytes], Callable[[b
 """Each: (old, new, dtype) -> payload; and payload onto old bits, in place."""
 
 
-class Bounds:
-    """Entropies of the steps seen, in bits a change. Fitted to the very data, so a coder pays for its tables besides.
+@dataclass
+class Timed:
+    """Bytes and seconds of one coder, summed. Seconds: of this thread's CPU, the least of the repeats."""
 
-    Positions: -log2 of the binomial likelihood, plus half a log2 n for the rate of each context. Values: the plug-in
-    entropy of the ordinal difference.
-    """
-
-    def __init__(self) -> None:
-        self._elements = self._changed = 0
-        self._by_exponent_bits = 0.0
-        self._differences: dict[int, dict[int, int]] = {}
-
-    def add(self, old: Bits, new: Bits, dtype: DType) -> None:
-        """Count one part of a tensor: a context of its own, with each exponent."""
-        shift, mask = dtype.exponent_shift or 0, dtype.exponent_mask or 0
-        where = np.flatnonzero(old != new)
-        members = np.bincount((old >> dtype.bits.type(shift)) & dtype.bits.type(mask), minlength=mask + 1)
-        exponents = ((old[where] >> dtype.bits.type(shift)) & dtype.bits.type(mask)).astype(np.int64)
-        changes = np.bincount(exponents, minlength=mask + 1)
-        self._elements += old.size
-        self._changed += where.size
-        self._by_exponent_bits += sum(
-            _binomial_bits(int(n), int(k)) for n, k in zip(members, changes, strict=True) if n
-        )
-        signed = (ordinal(new[where], dtype) - ordinal(old[where], dtype)).view(f"i{dtype.itemsize}")
-        pairs, counts = np.unique(np.stack([exponents, signed.astype(np.int64)]), axis=1, return_counts=True)
-        for (exponent, difference), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
-            table = self._differences.setdefault(exponent, {})
-            table[difference] = table.get(difference, 0) + count
-
-    def naive(self) -> float:
-        """Positions independent of everything, differences independent of everything."""
-        together: dict[int, int] = {}
-        for table in self._differences.values():
-            for difference, count in table.items():
-                together[difference] = together.get(difference, 0) + count
-        bits = _binomial_bits(self._elements, self._changed) + _entropy_bits(together)
-        return bits / max(self._changed, 1)
-
-    def conditional(self) -> float:
-        """Both given the old exponent; positions given the tensor too."""
-        bits = self._by_exponent_bits + sum(map(_entropy_bits, self._differences.values()))
-        return bits / max(self._changed, 1)
+    payload_bytes: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    exact: bool = True
 
 
-def _binomial_bits(n: int, k: int) -> float:
-    bits = 0.5 * np.log2(n)
-    for count in (k, n - k):
-        if count:
-            bits -= count * np.log2(count / n)
-    return float(bits)
+def measure(name: str, old: Bits, new: Bits, dtype: DType, timed: Timed, repeats: int = 1) -> None:
+    """Take a part of a tensor through the anchor `name`: no blocks, no hash, no signature."""
+    there, back = ANCHORS[name]
+    spent, payload = seconds(repeats, lambda: there(old, new, dtype))
+    timed.encode_s += spent
+    timed.payload_bytes += len(payload)
+    words = old.copy()
+    spent, _ = seconds(repeats, lambda: back(payload, words))
+    timed.decode_s += spent
+    timed.exact &= np.array_equal(words, new)
 
 
-def _entropy_bits(table: dict[int, int]) -> float:
-    counts = np.array(list(table.values()), np.float64)
-    return float(-(counts * np.log2(counts / counts.sum())).sum()) if counts.size else 0.0
+def seconds(repeats: int, work: Callable[[], Any]) -> tuple[float, Any]:
+    """(least CPU seconds of this thread, the last result)."""
+    least, result = float("inf"), None
+    for _ in range(repeats):
+        start = time.thread_time()
+        result = work()
+        least = min(least, time.thread_time() - start)
+    return least, result
