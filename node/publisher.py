@@ -76,8 +76,8 @@ class Seed(Protocol):
         """How the next version's blocks are to be coded: `codec.chunk.CODER_RICE` or `CODER_PCO`."""
         ...
 
-    async def find(self, wanted: Wanted) -> Seal:
-        """A sealed version. Raises `UsageError` when there is none such."""
+    async def find(self, root: bytes | None, version: int | None) -> Seal:
+        """A sealed version, by its root or its number. Raises `UsageError` when there is none such."""
         ...
 
     async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
@@ -130,7 +130,7 @@ class Publisher:
 
         Raises `Busy` when one is open; `UsageError` when there is no such older one.
         """
-        target = None if again is None else await self.seed.find(again)
+        target = None if again is None else await self.seed.find(again.root, again.version)
         return await self._begin(target)
 
     async def _begin(self, target: Seal | None) -> Attempt:
@@ -145,7 +145,7 @@ class Publisher:
 
         Raises `UsageError` when there is no such version, or too little of it is kept; `Busy`.
         """
-        target = await self.seed.find(wanted)
+        target = await self.seed.find(wanted.root, wanted.version)
         if target.root == self.seed.replica.root:
             return Went(*self.seed.head, target.root, 0)
         attempt = await self._begin(target)

@@ -91,7 +91,14 @@ class Seed:
         assert replica is not None, "a seed starts with a replica"
         return replica
 
-    async def find(self, root: bytes | None = None, version: int | None = None) -> Seal:
+    @property
+    def head(self) -> VersionId:
+        """The version of the replica."""
+        version = self._jobs.model.version
+        assert version is not None, "a seed starts with a sealed version"
+        return version
+
+    async def find(self, root: bytes | None, version: int | None) -> Seal:
         """The newest sealed version with this root, or of this number in the history of the head.
 
         Raises `UsageError` when there is none.

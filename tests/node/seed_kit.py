@@ -35,7 +35,6 @@ from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.publisher import Attempt
-from node.trainers.messages import Wanted
 from node.trainers.seedlink import SOCKET_NAME
 from swarm.store import Seal
 
@@ -91,9 +90,9 @@ class FakeSeed:
     def coder(self) -> int:
         return self.next_coder
 
-    async def find(self, wanted: Wanted) -> Seal:
+    async def find(self, root: bytes | None, version: int | None) -> Seal:
         for seal in reversed(self.seals):
-            if wanted.root == seal.root or wanted.version == seal.id.version:
+            if root == seal.root or version == seal.id.version:
                 return seal
         raise UsageError("This swarm has no such version.")
 

@@ -12,6 +12,7 @@ from shell_kit import CONFIG, Host, Killed, Swarm, new_replica, step, swarm, unt
 
 from codec import Checkpoint, write_checkpoint
 from node.publisher import Publisher
+from node.trainers.messages import Wanted
 from swarm.protocol.events import VersionId
 from swarm.shell import in_thread
 from swarm.store import Disk
@@ -143,6 +144,48 @@ async def test_a_publish_cut_short_harms_nobody(tmp_path: Path, autojump_clock: 
         assert seal is not None
         assert seal.attempt == 1
         assert {chunk.key.attempt for chunk in first.store.chunks.of(VersionId(0, 2))} == {1}
+
+
+async def test_a_way_back_is_followed_by_all_and_by_who_was_away(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        hosts = [await s.start_member(1), await s.start_member(2)]
+        relay = await s.start_member(3, relay=True)
+        await until(lambda: at(hosts, 0))
+        await follow(s, hosts, [1, 2])
+        root_2 = s.authority.root
+        await follow(s, hosts, [3])
+        await s.stop(hosts[1])
+        await follow(s, hosts[:1], [4])
+        seed = s.authority.seed
+        assert seed is not None
+        publisher = Publisher(seed)
+        went = await publisher.go_back(Wanted(version=2))
+        assert went[:3] == (1, 2, root_2)
+        assert went.payload_bytes > 0
+        again = await publisher.go_back(Wanted(root=root_2))
+        assert again == (1, 2, root_2, 0), "it is the head already"
+        back = VersionId(1, 2)
+        await until(lambda: hosts[0].model is not None and hosts[0].model.version == back)
+        assert hosts[0].root == root_2
+        assert hosts[0].log.commits[-1][2] is not None, "as a patch: its engine goes on"
+        await until(lambda: back in [version for version, _, _ in relay.log.commits])
+
+        root = await s.publish(5)
+        assert seed.head == VersionId(1, 3)
+        late = await s.start_member(2)  # at 0.3, of an epoch that is over
+        for host in (hosts[0], late):
+            await until(lambda host=host: host.model is not None and host.model.version == VersionId(1, 3))
+            assert host.root == root == s.authority.root
+            assert host.model is not None
+            assert host.model.replica is not None
+            assert host.model.replica.rehash() == []
+            assert not {"bad_bytes", "equivocation", "failed"} & set(host.log.names())
+
+        await s.stop(s.authority)
+        restarted = await s.start_seed()
+        assert restarted.model is not None
+        assert restarted.model.version == VersionId(1, 3)
+        assert restarted.root == root
 
 
 async def test_a_relay_passes_on_without_a_model(tmp_path: Path, autojump_clock: object) -> None:
