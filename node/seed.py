@@ -9,7 +9,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +33,6 @@ from node.ledger.state import Head
 from node.raw import write_raw_base
 from node.status import query
 from node.track import Track
-from node.trainers.messages import Wanted
 from node.trainers.seedlink import SOCKET_NAME
 from swarm.protocol.authority import Authority
 from swarm.protocol.events import VersionId
@@ -211,14 +210,14 @@ class _Seat:
         link_mbit = arrival_mbit(config.up_mbit, ups)
         return choose_coder(self.replica.layout.full_bytes, changed, link_mbit, config.node_cores)
 
-    async def find(self, wanted: Wanted) -> Seal:
-        return await self._seed.find(wanted.root, wanted.version)
+    async def find(self, root: bytes | None, version: int | None) -> Seal:
+        return await self._seed.find(root, version)
 
     async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
         self.track.begin()
         return await self._seed.open_attempt(back_to)
 
-    def rewind(self, to: Seal) -> AsyncIterator[list[tuple[BlockDelta, int]]]:
+    def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
         return self._seed.rewind(to)
 
     async def add_chunk(self, chunk: Any) -> None:

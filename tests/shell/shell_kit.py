@@ -138,6 +138,7 @@ class Swarm:
 
     async def start_seed(self, disk: Disk | None = None) -> Host:
         store = Store(self.folder / "seed", AUTHORITY.public, disk)
+        store.anchors.keep = 2  # as a seed has it
         model = Model(store, stage_bytes=self.limits.stage_bytes)
         restored = model.restore()
         if restored is None:
