@@ -18,6 +18,7 @@ from node.memory import ReplicaPlace
 
 __all__ = [
     "DemoConfig",
+    "GatewayConfig",
     "InviteConfig",
     "JoinConfig",
     "MemberConfig",
@@ -262,6 +263,55 @@ class InviteConfig:
     @property
     def expires_s(self) -> float:
         return duration_s(self.expires)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """An OpenAI-compatible endpoint in front of the swarm."""
+
+    home: Path = field(default_factory=default_home)
+    """The seed's SWARM_HOME."""
+    at: str = "127.0.0.1:8000"
+    """Address to listen on, as host:port. Port 0: any free one. Beyond this machine only with a key."""
+    model_name: str = "policy"
+    """What clients call the model."""
+    api_key: str = ""
+    """What clients must give as their API key; without it, nothing."""
+    max_lag: int = 1
+    """How many versions older than the newest a token may be when it is answered with; 0: none."""
+    in_flight: int = 1024
+    """Sequences in flight at a time; whoever wants more is told to come back (429)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "home", self.home.expanduser().absolute())
+        _, _, _, _, port = address(self.at).split("/")
+        assert port.isdecimal()
+        if not 1 <= self.in_flight <= 65536:
+            raise UsageError("--in-flight: 1 to 65536")
+        if not 0 <= self.max_lag <= 1024:
+            raise UsageError("--max-lag: 0 to 1024")
+        if not 1 <= len(self.model_name) <= 256:
+            raise UsageError("--model-name: 1 to 256 characters")
+        if not self.api_key and not _is_loopback(self.host):
+            raise UsageError(
+                f"Whoever reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key), "
+                "or listen on 127.0.0.1 only."
+            )
+
+    @property
+    def host(self) -> str:
+        return address(self.at).split("/")[2]
+
+    @property
+    def port(self) -> int:
+        return int(address(self.at).split("/")[4])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ Each connection has one purpose, named by its first message; see `node.trainers.
 byte: what it was publishing is abandoned, the work that only it wanted is withdrawn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import trio
 
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
+from node.config import GatewayConfig
 from node.crew import Crews
 from node.ledger.service import LedgerService, Session
 from node.ledger.state import Group
@@ -24,8 +25,12 @@ from node.trainers.messages import (
     Attach,
     Attached,
     FromTrainer,
+    GatewayOpened,
     GoBack,
+    Judge,
+    Judged,
     Offer,
+    OpenGateway,
     OpenRollouts,
     PublishBegin,
     PublishBlocks,
@@ -44,9 +49,17 @@ LEAVE_WITHIN_S: Final = 10.0
 
 
 class Desk:
-    """Serves trainers. `head`: (epoch, version) of the replica, asked when a publisher attaches."""
+    """Serves trainers. `head`: (epoch, version) of the replica, asked when a publisher attaches. `files`: the base's
+    small files by name, for a gateway's tokenizer."""
 
-    def __init__(self, seed: Seed, head: Callable[[], tuple[int, int]], ledger: LedgerService) -> None:
+    def __init__(
+        self,
+        seed: Seed,
+        head: Callable[[], tuple[int, int]],
+        ledger: LedgerService,
+        files: Callable[[], Mapping[str, bytes]] = dict,
+    ) -> None:
+        self._files = files
         self._seed = seed
         self._head = head
         self._ledger = ledger
@@ -67,6 +80,10 @@ class Desk:
                     await self._rollouts(channel, message)
                 case AskState():
                     await channel.send(State(self._state()))
+                case OpenGateway():
+                    await self._gateway(channel, message)
+                case Judge(node, release, why):
+                    await channel.send(self._judge(node, release, why))
                 case _:
                     raise PeerError(f"first message: {type(message).__name__}")
         except ChannelClosed:
@@ -76,6 +93,36 @@ class Desk:
 
     def _state(self) -> dict[str, Any]:
         return {"swarm": self._seed.state(), "work": self._ledger.state()}
+
+    # ------------------------------------------------------------ work
+
+    async def _gateway(self, channel: AsyncChannel, asked: OpenGateway) -> None:
+        """Serve until whoever asked hangs up."""
+        from node.gateway import Gateway  # most seeds never need it
+
+        config = GatewayConfig(
+            at=f"[{asked.host}]:{asked.port}" if ":" in asked.host else f"{asked.host}:{asked.port}",
+            model_name=asked.model_name,
+            api_key=asked.api_key,
+            max_lag=asked.max_lag,
+            in_flight=asked.in_flight,
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                url = await nursery.start(Gateway(self._ledger, self._files, self._head, config).run)
+                await channel.send(GatewayOpened(url))
+                await channel.recv()
+                raise PeerError("gateway: nothing more is said here")
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+
+    def _judge(self, node: bytes, release: bool, why: str) -> Judged:
+        changed = False
+        if node and release:
+            changed = self._ledger.release(node, why)
+        elif node:
+            changed = self._ledger.quarantine(node, why)
+        return Judged(changed, self._ledger.conduct())
 
     # ------------------------------------------------------------ publishing
 

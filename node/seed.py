@@ -170,7 +170,7 @@ class _Seat:
         async with self.endpoint.running(leave=False), trio.open_nursery() as nursery:
             addrs = config.announce or self.endpoint.addrs
             Contact(self._key.public, addrs[:4], config.preset).write(config.home)
-            desk = Desk(self, self._head, self.ledger)
+            desk = Desk(self, self._head, self.ledger, self._files)
             await nursery.start(self.ledger.run)
             await nursery.start(query.serve, config.home, self.state)
             await nursery.start(desk.run, config.home / SOCKET_NAME)
@@ -267,6 +267,10 @@ class _Seat:
         held = self.core.state.held
         assert held is not None
         return held
+
+    def _files(self) -> dict[str, bytes]:
+        found = {spec.name: self._store.file(spec.hash) for spec in self.replica.layout.files}
+        return {name: data for name, data in found.items() if data is not None}
 
     def state(self) -> dict[str, Any]:
         """Plain values for `status`, for `Swarm.state` and for the terminal view."""

@@ -21,7 +21,7 @@ from cyclopts import App, ArgumentCollection
 from cyclopts.config import Dict, Env
 
 from codec.errors import UsageError
-from node.config import DemoConfig, InviteConfig, JoinConfig, RelayConfig, SeedConfig
+from node.config import DemoConfig, GatewayConfig, InviteConfig, JoinConfig, RelayConfig, SeedConfig
 
 __all__ = ["CONFIGURABLE", "Toml", "explain", "toml_path"]
 
@@ -30,6 +30,7 @@ CONFIGURABLE: Final = {
     "join": JoinConfig,
     "relay": RelayConfig,
     "invite": InviteConfig,
+    "gateway": GatewayConfig,
     "demo": DemoConfig,
 }
 """The commands that a table of swarm.toml may be named after."""

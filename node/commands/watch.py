@@ -107,7 +107,7 @@ def register(app: App) -> None:
         Parameters
         ----------
         command
-            seed, join, relay, invite or demo.
+            seed, join, relay, invite, gateway or demo.
         """
         _config_show(app, command, as_json)
 

@@ -4,6 +4,6 @@ client --HTTP--> http --> app --> wanted (understood) --> counter --> ledger -->
 client <-------- http <-- answers <---------------------- counter <-- accepted, durable
 """
 
-from node.gateway.gateway import Gateway, GatewayConfig
+from node.gateway.gateway import Gateway
 
-__all__ = ["Gateway", "GatewayConfig"]
+__all__ = ["Gateway"]

@@ -372,14 +372,18 @@ class LedgerService:
         """Sequences that the nodes can hold in all; 0: there are no nodes that generate."""
         return self._ledger.capacity
 
-    def quarantine(self, node: bytes, why: str) -> None:
-        """By a person's word: no work for `node` until it is released."""
-        self._ledger.quarantine(node, why, None, self._clock())
+    def quarantine(self, node: bytes, why: str) -> bool:
+        """By a person's word: no work for `node` until it is released. False: it was so already."""
+        found = self._ledger.nodes.get(node)
+        if found is not None and (sentence := found.conduct.sentence) is not None and sentence.until is None:
+            return False
+        self._ledger.quarantine(node, why or "put there by hand", None, self._clock())
         self._due.set()
+        return True
 
     def release(self, node: bytes, why: str) -> bool:
         """By a person's word. False: it was free."""
-        released = self._ledger.release(node, why)
+        released = self._ledger.release(node, why or "released by hand")
         self._due.set()
         return released
 

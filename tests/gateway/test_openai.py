@@ -152,7 +152,7 @@ async def test_what_cannot_be_done_is_said_in_a_sentence(tmp_path: Path, asked, 
 
 
 async def test_other_errors_have_their_codes(tmp_path: Path):
-    async with gateway(tmp_path, most=4, key="sesame") as (swarm, url):
+    async with gateway(tmp_path, in_flight=4, api_key="sesame") as (swarm, url):
 
         async def use(client):
             with pytest.raises(InternalServerError, match="No node of this swarm generates") as caught:

@@ -1,0 +1,174 @@
+"""Commands about work: gateway, quarantine. Both speak to the seed that runs on this machine."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import App, Parameter
+
+from codec.errors import UsageError
+from node.commands.report import SEE, TRAIN, AsJson, examples, print_json
+from node.config import GatewayConfig, default_home
+
+if TYPE_CHECKING:
+    from node.local import Channel
+
+__all__ = ["register"]
+
+_FOR_EVER_S: Final = 1e9
+
+
+def gateway(
+    *, config: Annotated[GatewayConfig, Parameter(name="*")] = GatewayConfig(), as_json: AsJson = False
+) -> None:
+    """Serve OpenAI's clients from the swarm's nodes, until interrupted.
+
+    Under /v1: models, completions (of text or token ids), chat/completions; streams, log-probabilities, n. The
+    seed of this machine does it; this command asks it to, and waits. A request is a work lease like any other: it goes
+    to the node that has room and is fastest, stays with it for a session (X-Session-Id), is done again elsewhere if
+    that node dies, and is answered once.
+    """
+    from node.trainers.errors import SwarmDown
+    from node.trainers.messages import GatewayOpened, OpenGateway
+    from node.trainers.seedlink import expect, speaking
+
+    with speaking("a gateway ran"), _seed(config.home) as channel:
+        asked = OpenGateway(
+            config.host, config.port, config.model_name, config.api_key, config.max_lag, config.in_flight
+        )
+        channel.send(asked)
+        opened, _ = expect(channel, GatewayOpened)
+        if as_json:
+            print_json({"url": opened.url, "model": config.model_name})
+        else:
+            print(opened.url)
+            print(f"serves {config.model_name}. Interrupt to end.", file=sys.stderr)
+        sys.stdout.flush()
+        channel.recv(_FOR_EVER_S)
+    raise SwarmDown("The seed ended the gateway.")
+
+
+def quarantine(
+    node: str = "",
+    /,
+    *,
+    release: bool = False,
+    why: str = "",
+    home: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which nodes get no work, and why; put a node there, or release it.
+
+    A node goes there by itself when it sends what no honest node sends, when its leases run out with nothing to show,
+    or when others compute other probabilities for its samples. It comes back after a while, except from the last,
+    which needs --release.
+
+    Parameters
+    ----------
+    node
+        Its name, or its PeerId or the end of it, as in swarm-node status; without it, the record is shown.
+    release
+        Let it work again.
+    why
+        For the record.
+    home
+        The seed's SWARM_HOME.
+    """
+    from node.trainers.messages import AskState, Judge, Judged, State
+    from node.trainers.seedlink import expect, speaking
+
+    folder = (home or default_home()).expanduser().absolute()
+    if release and not node:
+        raise UsageError("--release: which node? swarm-node quarantine lists them.")
+    with speaking("it was asked about quarantine"), _seed(folder) as channel:
+        channel.send(AskState())
+        state = expect(channel, State)[0].info
+    key = _find(node, state) if node else b""
+    with speaking("it was asked about quarantine"), _seed(folder) as channel:
+        channel.send(Judge(key, release, why))
+        judged, _ = expect(channel, Judged)
+    names = _names(state)
+    there = {k: v["quarantine"] for k, v in state["work"]["nodes"].items() if v["quarantine"]}
+    if node and not release:
+        there[key.hex()] = {"why": why or "put there by hand", "left_s": None}
+    elif node:
+        there.pop(key.hex(), None)
+    record: list[dict[str, Any]] = [
+        entry | {"node": names.get(entry["node"].hex(), entry["node"].hex())} for entry in judged.record
+    ]
+    if as_json:
+        print_json(
+            {"changed": judged.changed, "quarantine": {names.get(k, k): v for k, v in there.items()}, "record": record}
+        )
+        return
+    if node:
+        did = "works again" if release else "gets no more work"
+        print(f"{node} {did}." if judged.changed else f"{node}: nothing to change.")
+    for k, sentence in there.items():
+        left = "until released" if sentence["left_s"] is None else f"for another {sentence['left_s']:.0f} s"
+        print(f"{names.get(k, k)}  {left}: {sentence['why']}")
+    if not there and not node:
+        print("No node is in quarantine.")
+    for entry in record[-10:]:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["at"]))
+        print(f"  {at}  {entry['node']}  {entry['what']}: {entry['why']}", file=sys.stderr)
+
+
+def _seed(home: Path) -> "Channel":
+    """A connection to the seed of `home`; `Unreachable`, which has an exit code of its own, when none serves it."""
+    from node.trainers.errors import SwarmDown
+    from node.trainers.seedlink import dial
+    from swarm.transport.base import Unreachable
+
+    try:
+        return dial(home)
+    except SwarmDown as error:
+        raise Unreachable(str(error)) from error
+
+
+def _names(state: dict[str, Any]) -> dict[str, str]:
+    """PeerIds of the nodes that the ledger knows, by public key in hex."""
+    from swarm.transport.identity import peer_id
+
+    return {key: peer_id(bytes.fromhex(key)) for key in state["work"]["nodes"]}
+
+
+def _name(names: dict[str, str], key: bytes) -> str:
+    return names.get(key.hex(), key.hex())
+
+
+def _find(node: str, state: dict[str, Any]) -> bytes:
+    """The one node that is meant. Raises `UsageError`."""
+    named = {member["peer"]: member["name"] for member in state["swarm"].get("nodes", [])}
+    found = [
+        key
+        for key, peer in _names(state).items()
+        if node in (key, named.get(peer)) or (peer.endswith(node) and len(node) >= 4)
+    ]
+    if len(found) == 1:
+        return bytes.fromhex(found[0])
+    if found:
+        raise UsageError(f"{len(found)} nodes are meant by {node!r}: give more of its PeerId, as in swarm-node status.")
+    raise UsageError(f"No node {node!r} has asked for work. swarm-node status lists names and PeerIds.")
+
+
+def register(app: App) -> None:
+    app.command(
+        gateway,
+        group=TRAIN,
+        help_epilogue=examples(
+            "swarm-node gateway",
+            "swarm-node gateway --at 127.0.0.1:9000 --model-name Qwen3-8B",
+            "SWARM_API_KEY=... swarm-node gateway --at 0.0.0.0:8000 --in-flight 4096",
+        ),
+    )
+    app.command(
+        quarantine,
+        group=SEE,
+        help_epilogue=examples(
+            "swarm-node quarantine",
+            "swarm-node quarantine box-7 --why 'answers too well'",
+            "swarm-node quarantine box-7 --release --json",
+        ),
+    )
