@@ -1,8 +1,8 @@
 """How a version's changes reach an engine in another process: one sealed memfd, (tensor, flat index, new bits).
 
 New bits, not differences: patching twice does no harm. The bytes, all little endian: magic, then for each entry a head
-(name length, element size, number of changes, first element: u16, u16, u32, u64; the hash that the block has
-afterwards, 32 bytes), the name, padding to 8, positions (u32, relative to the first element, ascending), padding to 8,
+(name length, element size, number of changes, first element: u16, u16, u32, u64; the hashes that the
+block has before and afterwards, 32 bytes each), the name, padding to 8, positions (u32, relative to the first element, ascending), padding to 8,
 bits, padding to 8. A head of zeros ends it.
 """
 
@@ -23,7 +23,7 @@ from codec.staging import Staged, StagedBlock
 __all__ = ["patch_hashes", "read_patch", "write_patch"]
 
 _MAGIC: Final = b"SWP2\0\0\0\0"
-_HEAD: Final = struct.Struct("<HHIQ32s")
+_HEAD: Final = struct.Struct("<HHIQ32s32s")
 _GROUP: Final = 1 << 22
 """Changes handed out at once: 32 MiB of indices, however large or dense the tensor."""
 
@@ -58,7 +58,9 @@ def write_patch(stageds: Iterable[Staged], layout: Layout) -> tuple[int, int]:
 
     for name, block in zip(names, blocks, strict=True):
         spec = layout.block(block.block)
-        put(_HEAD.pack(len(name), spec.dtype.itemsize, block.positions.size, spec.start, block.new_hash))
+        put(
+            _HEAD.pack(len(name), spec.dtype.itemsize, block.positions.size, spec.start, block.old_hash, block.new_hash)
+        )
         put(name)
         put(block.positions.view(np.uint8).data)
         put(np.ascontiguousarray(block.bits).view(np.uint8).data)
@@ -76,7 +78,7 @@ def read_patch(fd: int) -> Iterator[tuple[str, NDArray[np.int64], Bits]]:
     data = _mapped(fd)
     group: list[tuple[NDArray[np.int64], Bits]] = []
     current: tuple[str, Any] | None = None
-    for name, _, indices, bits, _ in _entries(data):
+    for name, _, indices, bits, _, _ in _entries(data):
         if current != (name, bits.dtype) or sum(part[0].size for part in group) >= _GROUP:
             if current is not None:
                 yield _joined(current[0], group)
@@ -88,12 +90,12 @@ def read_patch(fd: int) -> Iterator[tuple[str, NDArray[np.int64], Bits]]:
         yield _joined(current[0], group)
 
 
-def patch_hashes(fd: int, layout: Layout) -> Iterator[tuple[int, bytes]]:
-    """(block, the hash that it has once the patch is applied to its parent) by and by. `fd` stays open.
+def patch_hashes(fd: int, layout: Layout) -> Iterator[tuple[int, bytes, bytes]]:
+    """(block, the hashes that it has before and after the patch) by and by. `fd` stays open.
 
     Raises `PeerError` for what `write_patch` never writes, or writes for another layout.
     """
-    for name, start, _, bits, new_hash in _entries(_mapped(fd)):
+    for name, start, _, bits, old_hash, new_hash in _entries(_mapped(fd)):
         try:
             block = layout.blocks_of(name)[start // BLOCK_ELEMENTS]
         except (KeyError, IndexError) as error:
@@ -101,7 +103,7 @@ def patch_hashes(fd: int, layout: Layout) -> Iterator[tuple[int, bytes]]:
         spec = layout.block(block)
         if spec.start != start or spec.dtype.bits != bits.dtype:
             raise PeerError(f"patch.head: not a block of {name!r}")
-        yield block, new_hash
+        yield block, old_hash, new_hash
 
 
 def _mapped(fd: int) -> memoryview:
@@ -119,8 +121,8 @@ def _joined(name: str, group: list[tuple[NDArray[np.int64], Bits]]) -> tuple[str
     return name, np.concatenate([part[0] for part in group]), np.concatenate([part[1] for part in group])
 
 
-def _entries(data: memoryview) -> Iterator[tuple[str, int, NDArray[np.int64], Bits, bytes]]:
-    """(tensor name, first element of the block, flat indices, new bits, new hash of the block)."""
+def _entries(data: memoryview) -> Iterator[tuple[str, int, NDArray[np.int64], Bits, bytes, bytes]]:
+    """(tensor name, first element of the block, flat indices, new bits, old and new hash of the block)."""
     at = len(_MAGIC)
 
     def take(length: int, field: str) -> memoryview:
@@ -132,7 +134,7 @@ def _entries(data: memoryview) -> Iterator[tuple[str, int, NDArray[np.int64], Bi
         return part
 
     while True:
-        name_length, itemsize, count, start, new_hash = _HEAD.unpack(take(_HEAD.size, "head"))
+        name_length, itemsize, count, start, old_hash, new_hash = _HEAD.unpack(take(_HEAD.size, "head"))
         if name_length == itemsize == count == start == 0:
             if at != len(data):
                 raise PeerError("patch.end: bytes too many")
@@ -147,4 +149,4 @@ def _entries(data: memoryview) -> Iterator[tuple[str, int, NDArray[np.int64], Bi
         if positions[-1] >= BLOCK_ELEMENTS or np.any(positions[1:] <= positions[:-1]):
             raise PeerError(f"patch.positions: of {name!r} not ascending within a block")
         bits = np.frombuffer(take(itemsize * count, "bits"), f"<u{itemsize}")
-        yield name, start, positions.astype(np.int64) + start, bits, new_hash
+        yield name, start, positions.astype(np.int64) + start, bits, old_hash, new_hash

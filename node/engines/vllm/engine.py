@@ -122,7 +122,8 @@ class VllmEngine:
 
     def __init__(self, listener: Listener, policy: Policy = "continue") -> None:
         """`listener`: where vLLM's processes connect. `policy`: what becomes of running requests at a commit."""
-        self._listener, self._policy = listener, policy
+        self._listener = listener
+        self.policy: Policy = policy
         self._front: Link | None = None
         self._ranks: list[Link] = []
         self._layout: Layout | None = None
@@ -309,8 +310,10 @@ class VllmEngine:
         self._staged = None
         assert self._hashes is not None
         hashes, touched = self._hashes.copy(), []
-        for block, digest in patch_hashes(fd, layout):
-            hashes[block] = np.frombuffer(digest, np.uint8)
+        for block, before, after in patch_hashes(fd, layout):
+            if hashes[block].tobytes() != before:
+                raise EngineError(f"the patch to {version} is for another base than {self.version}")
+            hashes[block] = np.frombuffer(after, np.uint8)
             touched.append(block)
         names = {layout.block(block).name for block in touched}
         scattered = tuple(sorted(names - set(self.classes.loaded)))
@@ -331,11 +334,11 @@ class VllmEngine:
         if staged is None or staged.version != version:
             raise EngineError(f"{version} is not what is staged ({None if staged is None else staged.version})")
         if state_root(layout.hash, staged.hashes) != root:
-            raise EngineError(f"what is staged does not lead to {version} from {self.version}: it has another base")
+            raise EngineError(f"what is staged leads from {self.version} to something else than {version}")
         with self._weights:
             name, to_load = _text(version), staged.to_load
             try:
-                took = front.get(lambda n: Commit(n, name, self._policy, to_load), Changed, COMMIT_WITHIN_S)
+                took = front.get(lambda n: Commit(n, name, self.policy, to_load), Changed, COMMIT_WITHIN_S)
             except PluginFailed as error:
                 if error.touched:
                     self.poisoned = f"the commit of version {version} failed: {error}"
@@ -416,6 +419,13 @@ class VllmEngine:
     def counts(self) -> dict[int, list[int]]:
         """Tokens so far, of each flight's prompts in their order."""
         return {number: list(flight.counts) for number, flight in list(self._flights.items())}
+
+    def close(self) -> None:
+        """Hang up. A vLLM that runs by itself goes on with what it has."""
+        for link in (self._front, *self._ranks):
+            if link is not None:
+                link.retire()
+        self._listener.close()
 
     # ------------------------------------------------------------
 

@@ -7,6 +7,7 @@ weights: these come from the replica.
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -195,9 +196,8 @@ def attach_to(url: str, socket: Path) -> None:
 
 
 def _why(log: Path) -> str:
-    """The last line of vLLM's log that names an error, for whoever must find out."""
-    lines = log.read_bytes()[-65536:].decode(errors="replace").splitlines()
-    said = [line.strip() for line in lines if "Error" in line and "NOTE" not in line] or [
-        line for line in lines if line
-    ]
+    """The line of vLLM's log that names the first cause, for whoever must find out."""
+    lines = [line.strip() for line in log.read_bytes()[-262144:].decode(errors="replace").splitlines()]
+    said = [line for line in lines if re.search(r"\w(Error|Exception): ", line) and "initialization failed" not in line]
+    said = said or [line for line in lines if line]
     return f"{said[-1][-300:]} (all of it: {log})" if said else f"it said nothing; see {log}"

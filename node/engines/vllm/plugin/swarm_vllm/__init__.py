@@ -9,7 +9,7 @@ BACKEND = "swarm"
 
 
 def register() -> None:
-    """Make `swarm` known as a weight-transfer backend and as a load format. Engines that use neither stay as they are."""
+    """Make `swarm` known as a weight-transfer backend and as a load format. Engines with neither stay as they are."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
 
     if BACKEND not in Factory._registry:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 __all__ = ["BadPatch", "entries"]
 
 _MAGIC = b"SWP2\0\0\0\0"
-_HEAD = struct.Struct("<HHIQ32s")
+_HEAD = struct.Struct("<HHIQ32s32s")
 
 
 class BadPatch(Exception):
@@ -32,7 +32,7 @@ def entries(data: NDArray[np.uint8]) -> Iterator[tuple[str, NDArray[np.int64], N
         return part
 
     while True:
-        length, itemsize, count, start, _ = _HEAD.unpack(take(_HEAD.size))
+        length, itemsize, count, start, _, _ = _HEAD.unpack(take(_HEAD.size))
         if not itemsize:
             return
         if itemsize not in (1, 2, 4, 8):

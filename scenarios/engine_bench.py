@@ -1,0 +1,137 @@
+"""One vLLM under its driver, with a replica beside it that a test or a scenario moves on."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from codec import Checkpoint, Replica, write_patch
+from codec.staging import Staged
+from node.engines.base import Completion, EngineError, Prompt, SamplingParams
+from node.engines.vllm.engine import VllmEngine
+from node.engines.vllm.links import Listener
+from node.engines.vllm.server import Server, attach_to, installed
+
+__all__ = ["SMALL", "Bench", "bench", "free_port"]
+
+SMALL: Final = ("--max-model-len", "512", "--max-num-seqs", "8")
+"""vLLM's own flags for models that are there to be looked at."""
+WITHIN_S: Final = 300.0
+
+
+def free_port() -> int:
+    """A port of loopback that nobody had a moment ago."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@dataclass
+class Bench:
+    """`version`: of the replica. `lost`: what vLLM's processes that went away were, as the driver was told."""
+
+    engine: VllmEngine
+    replica: Replica
+    checkpoint: Checkpoint
+    url: str
+    pid: int
+    lost: list[str] = field(default_factory=list)
+    version: int = 0
+    _flights: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def advance(self, staged: Sequence[Staged]) -> int:
+        """Make the replica the next version; a descriptor of the patch that led there, the caller's to close."""
+        fd, _ = write_patch(staged, self.replica.layout)
+        self.replica.scatter(staged)
+        self.version += 1
+        return fd
+
+    def update(self, staged: Sequence[Staged]) -> float:
+        """The replica and then the engine become the next version; seconds of pause."""
+        fd = self.advance(staged)
+        try:
+            self.engine.stage(fd, (0, self.version))
+        finally:
+            os.close(fd)
+        return self.engine.commit((0, self.version), self.replica.root)
+
+    def reload(self) -> bytes:
+        return self.engine.reload((0, self.version), self.replica.root)
+
+    def begin(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> "Future[list[Completion]]":
+        """Start completions; a future of them."""
+        future: Future[list[Completion]] = Future()
+
+        def done(_: int, outcome: "list[Completion] | EngineError") -> None:
+            if isinstance(outcome, EngineError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        with self._lock:
+            self._flights += 1
+            flight = self._flights
+        self.engine.begin(flight, prompts, sampling, done)
+        return future
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+        return self.begin(prompts, sampling).result(WITHIN_S)
+
+    def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
+        """Tokens and log-probabilities, one prompt after the other, so that no batch differs between two engines."""
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
+        made = [self.generate([Prompt(tuple(prompt))], sampling)[0] for prompt in prompts]
+        return [(list(each.token_ids), list(each.logprobs)) for each in made]
+
+
+@contextlib.contextmanager
+def bench(
+    folder: Path, home: Path, python: Path, *, ranks: int = 1, more: Sequence[str] = SMALL, url: str = ""
+) -> Iterator[Bench]:
+    """A vLLM filled with `folder`'s weights at version 0. `url`: attach to that one instead of starting one."""
+    checkpoint = Checkpoint.open(folder)
+    replica = Replica.from_checkpoint(checkpoint)
+    home.mkdir(parents=True, exist_ok=True)
+    files = home / "files"
+    files.mkdir(exist_ok=True)
+    for name, data in checkpoint.files.items():
+        (files / name).write_bytes(data)
+    lost: list[str] = []
+    listener = Listener(home / "vllm.sock", lost.append)
+    engine = VllmEngine(listener)
+    fd = replica.seal_for_readers()
+    server: Any = None
+    try:
+        if not url:
+            engine.give_weights(replica.layout, fd)
+            port = free_port()
+            server = Server(
+                installed(python), files, home / "vllm.log", port=port, socket=listener.path, ranks=ranks, more=more
+            )
+            server.wait_ready()
+            url = f"http://127.0.0.1:{port}"
+        attach_to(url, listener.path)
+        engine.attach(replica.layout, replica, fd)
+        if engine.reload((0, 0), replica.root) != replica.root:
+            raise EngineError("the engine was not filled")
+        yield Bench(engine, replica, checkpoint, url, 0 if server is None else server.pid, lost)
+    finally:
+        engine.close()
+        if server is not None:
+            stop(server.pid, server)
+
+
+def stop(pid: int, server: Server) -> None:
+    """End a vLLM and whatever is left of its workers."""
+    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
+    server.stop()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            os.kill(int(child), 9)

@@ -1,0 +1,42 @@
+"""Run by vLLM's Python: what a fresh engine says of each checkpoint, with nothing of ours but the kernels' choice.
+
+    python engine_fresh.py QUESTIONS.json RANKS     {"prompts": [[...]], "tokens": 24, "folders": [...]}
+
+One JSON line a folder: [[tokens, log-probabilities], ...], one prompt after the other.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+import gc
+import json
+import os
+import sys
+
+
+def main() -> None:
+    with open(sys.argv[1]) as file:
+        questions = json.load(file)
+    ranks = int(sys.argv[2])
+    if ranks == 1:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM, SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=questions["tokens"], logprobs=0, ignore_eos=True)
+    for folder in questions["folders"]:
+        engine = LLM(
+            model=folder, enforce_eager=True, max_model_len=512, max_num_seqs=8, tensor_parallel_size=ranks,
+            weight_transfer_config={"backend": "swarm"}, logprobs_mode="processed_logprobs",
+            enable_prefix_caching=False,
+        )  # fmt: skip
+        answers = []
+        for prompt in questions["prompts"]:
+            made = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0].outputs[0]
+            logprobs = [at[token].logprob for at, token in zip(made.logprobs, made.token_ids)]  # noqa: B905
+            answers.append([list(made.token_ids), logprobs])
+        print("FRESH " + json.dumps(answers), flush=True)
+        del engine
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()

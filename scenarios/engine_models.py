@@ -1,0 +1,117 @@
+"""Models and steps to try engines on: random weights in shapes that users serve, changes as a trainer makes them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codec import Replica
+from codec.staging import Staged, StagedBlock, block_hash
+
+__all__ = ["make_experts", "make_qwen3", "make_wide_norms", "step_of"]
+
+
+def _tokenizer(folder: Path, vocabulary: int) -> None:
+    """Bytes and three markers: enough for an endpoint to read and write text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(vocabulary, 300), initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
+    made.train_from_iterator(["hello world"], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    fast.save_pretrained(folder)
+
+
+def _save(model: Any, folder: Path, vocabulary: int, seed: int) -> Path:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():  # wide enough that greedy text does not repeat itself
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                spread = 0.5 if "embed" in name else 1.3 / parameter.shape[-1] ** 0.5
+                parameter.normal_(0, spread, generator=generator)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    _tokenizer(folder, vocabulary)
+    return folder
+
+
+def make_qwen3(
+    folder: Path,
+    *,
+    hidden: int = 256,
+    layers: int = 4,
+    wide: int = 768,
+    vocabulary: int = 512,
+    tied: bool = False,
+    seed: int = 0,
+) -> Path:
+    """A Qwen3 of random bf16 weights in `folder`: 3.4 million parameters as it stands."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=wide, num_hidden_layers=layers,
+        num_attention_heads=max(4, hidden // 64), num_key_value_heads=2, head_dim=64, max_position_embeddings=2048,
+        tie_word_embeddings=tied, eos_token_id=2, pad_token_id=0, bos_token_id=None, dtype="bfloat16",
+    )  # fmt: skip
+    return _save(Qwen3ForCausalLM(config), folder, vocabulary, seed)
+
+
+def make_experts(folder: Path, *, seed: int = 0) -> Path:
+    """A Qwen3-MoE of 2.2 million random bf16 parameters."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=512, moe_intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=8, num_experts_per_tok=2,
+        max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=2, pad_token_id=0, bos_token_id=None,
+        dtype="bfloat16",
+    )  # fmt: skip
+    return _save(Qwen3MoeForCausalLM(config), folder, 512, seed)
+
+
+def make_wide_norms(base: Path, folder: Path) -> Path:
+    """`base` with the first layer's norms kept as float32, which an engine in bf16 cannot take in place."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in base.iterdir():
+        if path.suffix != ".safetensors":
+            (folder / path.name).write_bytes(path.read_bytes())
+    weights = load_file(base / "model.safetensors")
+    wide = {name: w.to(torch.float32) for name, w in weights.items() if "layers.0." in name and "layernorm" in name}
+    assert wide
+    save_file(weights | wide, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def step_of(replica: Replica, seed: int, share: float = 0.01, names: Sequence[str] | None = None) -> list[Staged]:
+    """About `share` of the elements moved to a neighbouring value, as what a node would have staged."""
+    rng = np.random.default_rng(seed)
+    out: list[StagedBlock] = []
+    for block in range(replica.layout.n_blocks):
+        spec = replica.layout.block(block)
+        if names is not None and spec.name not in names:
+            continue
+        old = replica.block(block)
+        count = max(1, rng.binomial(old.size, share))
+        positions = np.unique(rng.integers(0, old.size, count)).astype(np.uint32)
+        new: NDArray[Any] = old.copy()
+        new[positions] ^= new.dtype.type(1)
+        digest = block_hash(new)
+        out.append(StagedBlock(block, positions, new[positions], replica.hashes[block].tobytes(), digest))
+    return [Staged(tuple(out))]

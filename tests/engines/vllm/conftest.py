@@ -1,0 +1,70 @@
+"""Real vLLMs, as few as do: each takes half a minute to start, so tests share them."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Answers = list[tuple[list[int], list[float]]]
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    from scenarios.vllm_environment import vllm_python
+
+    return vllm_python()
+
+
+@pytest.fixture(scope="session")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from scenarios.engine_models import make_qwen3
+
+    return make_qwen3(tmp_path_factory.mktemp("models") / "untied")
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from scenarios.engine_models import make_qwen3
+
+    return make_qwen3(tmp_path_factory.mktemp("models") / "tied", tied=True, seed=1)
+
+
+@pytest.fixture(scope="module")
+def one(untied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An untied Qwen3 on one rank, shared: each test leaves it open, at whatever version."""
+    from scenarios.engine_bench import bench
+
+    with bench(untied, tmp_path_factory.mktemp("one"), python) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def two(tied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A tied Qwen3 on two ranks."""
+    from scenarios.engine_bench import bench
+
+    with bench(tied, tmp_path_factory.mktemp("two"), python, ranks=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def fresh(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Answers]]:
+    """What fresh engines say of checkpoints."""
+    from node.engines.vllm.server import environment
+    from scenarios import engine_fresh
+
+    def ask(folders: list[Path], prompts: list[list[int]], tokens: int, ranks: int = 1) -> list[Answers]:
+        file = tmp_path_factory.mktemp("fresh") / "questions.json"
+        file.write_text(json.dumps({"prompts": prompts, "tokens": tokens, "folders": [str(f) for f in folders]}))
+        done = subprocess.run(
+            [python, engine_fresh.__file__, str(file), str(ranks)],
+            capture_output=True, text=True, timeout=300, env=environment({"PATH": "/usr/bin:/bin"}, ranks, True),
+        )  # fmt: skip
+        lines = [line for line in done.stdout.splitlines() if line.startswith("FRESH ")]
+        assert len(lines) == len(folders), done.stderr[-3000:]
+        return [[(ids, logprobs) for ids, logprobs in json.loads(line[6:])] for line in lines]
+
+    return ask

@@ -1,0 +1,233 @@
+"""A real vLLM takes versions in place: the bits, the words and their provenance are those of a fresh engine."""
+
+import http.client
+import json
+import os
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from codec import write_checkpoint
+from node.engines.base import EngineError, Prompt, SamplingParams
+from scenarios.engine_models import step_of
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS = [list(range(3 + i, 40 + i)) for i in range(3)]
+LONG = list(range(3, 303))
+"""More than two blocks of the prefix cache."""
+
+
+def spoken(one) -> list:
+    return one.greedy(PROMPTS, 16)
+
+
+def metric(url: str, name: str) -> float:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def ask(url: str, body: dict, path: str = "/v1/completions") -> tuple[int, dict]:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    connection.close()
+    return response.status, answer
+
+
+def test_after_some_versions_it_is_a_fresh_engine(one, fresh, tmp_path: Path):
+    live = one
+    assert live.engine.classes.loaded == {}
+    before = spoken(live)
+    for _ in range(3):
+        assert live.update(step_of(live.replica, live.version, 0.3)) > 0
+        assert (live.engine.live_hashes() == live.replica.hashes).all()
+    after = spoken(live)
+    write_checkpoint(tmp_path / "now", live.replica.layout, live.replica.bits, live.checkpoint.files)
+    assert fresh([tmp_path / "now"], PROMPTS, 16) == [after]
+    assert before != after
+
+
+def test_any_bits_survive(one):
+    spec = one.replica.layout.tensors[0]
+    before = one.replica.bits(spec.name).copy()
+    staged = step_of(one.replica, 1, 0.5, names=[spec.name])
+    rng = np.random.default_rng(3)
+    for block in staged[0].blocks:  # NaN payloads, -0, denormals, infinities among them
+        block.bits[:] = rng.integers(0, 1 << 16, block.bits.size)
+    one.update(rehashed(one.replica, staged))
+    assert (one.engine.live_hashes() == one.replica.hashes).all()
+    back = step_of(one.replica, 1, 0.5, names=[spec.name])
+    for block in back[0].blocks:
+        block.bits[:] = before[block.positions]
+    one.update(rehashed(one.replica, back))
+    assert (one.engine.live_hashes() == one.replica.hashes).all()
+
+
+def rehashed(replica, staged):
+    """The same with the hashes that its bits lead to."""
+    from dataclasses import replace
+
+    from codec.staging import Staged, block_hash
+
+    blocks = []
+    for block in staged[0].blocks:
+        new = replica.block(block.block).copy()
+        new[block.positions] = block.bits
+        blocks.append(replace(block, new_hash=block_hash(new)))
+    return [Staged(tuple(blocks))]
+
+
+def test_a_commit_falls_between_two_tokens(one):
+    flight = one.begin([Prompt((5, 6, 7), i) for i in range(4)], SamplingParams(max_tokens=300))
+    while not any(count > 20 for counts in one.engine.counts().values() for count in counts):
+        time.sleep(0.02)
+    older = (0, one.version)
+    one.update(step_of(one.replica, 7))
+    for made in flight.result(60):
+        assert [span.version for span in made.spans] == [older, (0, one.version)]
+        assert made.spans[0].start == 0 < made.spans[0].end == made.spans[1].start < made.spans[1].end == 300
+        assert len(made.logprobs) == 300
+
+
+def test_running_requests_may_begin_anew_under_the_new_weights(one):
+    one.engine.policy = "recompute"
+    try:
+        flight = one.begin([Prompt(tuple(LONG[:200]))], SamplingParams(max_tokens=200, temperature=0.0))
+        while not any(count > 20 for counts in one.engine.counts().values() for count in counts):
+            time.sleep(0.02)
+        one.update(step_of(one.replica, 8, 0.4))
+        (made,) = flight.result(60)
+    finally:
+        one.engine.policy = "continue"
+    cut = made.spans[0].end
+    assert 0 < cut < 200
+    # what follows the commit is what a request with the same text so far is answered, by the new weights alone
+    rest = one.greedy([[*LONG[:200], *made.token_ids[:cut]]], 8)[0]
+    assert rest[0][:4] == list(made.token_ids[cut : cut + 4])
+    np.testing.assert_allclose(rest[1][:4], made.logprobs[cut : cut + 4], atol=0.05)
+
+
+def test_or_be_waited_for(one):
+    one.engine.policy = "drain"
+    try:
+        flight = one.begin([Prompt((5, 6, 7))], SamplingParams(max_tokens=200))
+        while not any(count > 5 for counts in one.engine.counts().values() for count in counts):
+            time.sleep(0.02)
+        older = (0, one.version)
+        one.update(step_of(one.replica, 9))
+    finally:
+        one.engine.policy = "continue"
+    assert [span.version for span in flight.result(60)[0].spans] == [older]
+    assert one.generate([Prompt((1, 2))], SamplingParams(max_tokens=2))[0].spans[0].version == (0, one.version)
+
+
+def test_no_prefix_of_an_old_version_is_used(one):
+    one.greedy([LONG], 4)
+    hits = metric(one.url, "vllm:prefix_cache_hits_total")
+    warm = one.greedy([LONG], 4)
+    assert metric(one.url, "vllm:prefix_cache_hits_total") > hits, "the cache is off, and this test shows nothing"
+    one.update(step_of(one.replica, 10, 0.3))
+    hits = metric(one.url, "vllm:prefix_cache_hits_total")
+    after = one.greedy([LONG], 4)
+    assert metric(one.url, "vllm:prefix_cache_hits_total") == hits
+    assert after != warm
+    one.reload()  # which clears the cache
+    assert one.greedy([LONG], 4) == after
+
+
+def test_users_own_requests_go_on(one):
+    status, answer = ask(one.url, {"model": "policy", "prompt": "hello", "max_tokens": 4})
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 4
+    with pytest.raises(EngineError, match="enough"):
+        one.engine._poison("enough")
+    assert one.engine.poisoned == "enough"
+    status, answer = ask(one.url, {"model": "policy", "prompt": "hello", "max_tokens": 4})
+    assert (status, "no proven policy" in answer["error"]["message"]) == (503, True)
+    with pytest.raises(EngineError, match="poisoned"):
+        one.begin([Prompt((1, 2))], SamplingParams(max_tokens=2))
+    with pytest.raises(EngineError, match="poisoned"):
+        one.engine.stage(0, (0, 99))
+    assert one.reload() == one.replica.root
+    assert ask(one.url, {"model": "policy", "prompt": "hello", "max_tokens": 4})[0] == 200
+    assert spoken(one)
+
+
+def test_another_base_is_refused_before_a_bit_is_written(one):
+    os.close(one.advance(step_of(one.replica, 11)))  # the engine never hears of this one
+    fd = one.advance(step_of(one.replica, 12))
+    held = one.engine.version
+    before = one.engine.live_hashes()
+    with pytest.raises(EngineError, match="for another base"):
+        one.engine.stage(fd, (0, one.version))
+    os.close(fd)
+    assert one.engine.poisoned is None
+    assert one.engine.version == held
+    assert (one.engine.live_hashes() == before).all()
+    with pytest.raises(EngineError, match="not what is staged"):
+        one.engine.commit((0, one.version), one.replica.root)
+    assert one.reload() == one.replica.root
+    assert one.engine.version == (0, one.version)
+
+
+def test_bits_that_are_not_what_was_said_stop_it(one):
+    """A patch whose bits were altered on the way to the engine, after its hashes were checked."""
+    name = max(one.replica.layout.tensors, key=lambda t: t.elements).name
+    honest = step_of(one.replica, 13, names=[name])
+    lying = step_of(one.replica, 13, names=[name])
+    for block in lying[0].blocks:
+        block.bits[0] ^= 1 << 3
+    from codec import write_patch
+
+    fd, _ = write_patch(lying, one.replica.layout)
+    os.close(one.advance(honest))
+    flight = one.begin([Prompt((5, 6, 7))], SamplingParams(max_tokens=400))
+    one.engine.stage(fd, (0, one.version))
+    os.close(fd)
+    with pytest.raises(EngineError, match=f"the live bits of {name} are not"):
+        one.engine.commit((0, one.version), one.replica.root)
+    assert one.engine.poisoned is not None
+    with pytest.raises(EngineError, match="abort"):
+        flight.result(60)
+    assert one.reload() == one.replica.root
+    assert (one.engine.live_hashes() == one.replica.hashes).all()
+
+
+def test_a_proof_finds_every_altered_block(one, monkeypatch):
+    """Live weights that change under the engine: nobody but a proof would know."""
+    monkeypatch.setattr("node.engines.vllm.engine.AUDITED_BLOCKS", 0)
+    names = [t.name for t in one.replica.layout.tensors[::7]]
+    lying = step_of(one.replica, 14, names=names)
+    honest = step_of(one.replica, 14, names=names)
+    for block in lying[0].blocks:
+        block.bits[0] ^= 1 << 5
+    from codec import write_patch
+
+    fd, _ = write_patch(lying, one.replica.layout)
+    os.close(one.advance(honest))
+    one.engine.stage(fd, (0, one.version))
+    os.close(fd)
+    one.engine.commit((0, one.version), one.replica.root)
+    wrong = np.flatnonzero((one.engine.live_hashes() != one.replica.hashes).any(1))
+    assert wrong.tolist() == [block.block for block in lying[0].blocks]
+    one.reload()
+
+
+def test_memory_that_could_be_written_is_refused(one):
+    fd = one.advance(step_of(one.replica, 15))
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
+    loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
+    os.write(loose, data)
+    with pytest.raises(EngineError, match="seals"):
+        one.engine.stage(loose, (0, one.version))
+    os.close(loose)
+    one.reload()
