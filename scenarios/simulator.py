@@ -11,8 +11,8 @@ from codec import ChunkKey, Manifest
 from codec.sign import Key
 from scenarios.virtual import LAYOUT, Costs, Cpu, Faults, Link, Node, Paths, Published, VirtualNetwork, facts, root_of
 from swarm.protocol.authority import Authority
+from swarm.protocol.documents import AuthorityTime, Capability
 from swarm.protocol.events import HeaderStored, LocalChunk, LocalLeave, LocalSeal, VersionId
-from swarm.protocol.lease import AuthorityTime, Capability
 from swarm.protocol.peer import Peer
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Join

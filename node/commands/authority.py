@@ -62,7 +62,7 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
     """
     from node.contact import Contact, dialable, only_near
     from node.ticket import Ticket
-    from swarm.protocol.lease import Capability, seal
+    from swarm.protocol.documents import Capability, seal
 
     key = keyfile.load(config.key or config.home / keyfile.AUTHORITY_KEY)
     contact = Contact.read(config.home)

@@ -114,7 +114,7 @@ class Flow:
 
     def __init__(self, node: "Node", to: "Node", session: int, one_way: float, paths: Paths) -> None:
         self.node, self.to, self.session, self.one_way = node, to, session, one_way
-        self.ways = min(paths.most_ways, ways(2 * one_way, MOST_WINDOW_BYTES))
+        self.ways = min(paths.most_ways, ways(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False))
         self.first = self.ways * FIRST_WINDOW_BYTES
         self.cwnd = float(self.first) if paths.windows else float("inf")
         self.ssthresh = float(self.ways * MOST_WINDOW_BYTES)

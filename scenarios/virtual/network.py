@@ -36,6 +36,8 @@ from swarm.protocol.events import (
     Persisted,
     PieceBad,
     PieceStored,
+    Probe,
+    Probed,
     Run,
     Send,
     SendBlob,
@@ -153,6 +155,16 @@ class VirtualNetwork(Clock):
     def _do_dial(self, node: Node, effect: Dial) -> None:
         other = self.nodes[effect.peer]
         self._knock(node, other, self.now + DIAL_DEADLINE_S, 4 * self.one_way(node, other))
+
+    def _do_probe(self, node: Node, effect: Probe) -> None:
+        """Dialing back: who has an address that can be dialed answers there, if it lives and is not cut off."""
+        other = self.nodes[effect.peer]
+
+        def answer() -> None:
+            there = other.alive and not (other.frozen or self._is_cut(node, other))
+            self._apply(node, Probed(effect.peer, effect.addrs if there else ()))
+
+        self.at(self.now + 4 * self.one_way(node, other), answer)
 
     def _knock(self, node: Node, other: Node, until_s: float, delay_s: float) -> None:
         """Try to get through, again and again as packets are sent again, until it is too late."""
@@ -397,7 +409,7 @@ _NAMES: dict[type, bytes] = {kind: kind.__name__.encode() for kind in (Heard, He
 _DO: dict[type, Callable[[VirtualNetwork, Node, Any], None]] = {
     kind: getattr(VirtualNetwork, f"_do_{kind.__name__.lower()}")
     for kind in (
-        Announce, Close, Commit, Dial, Drop, Notify, Persist, Run, Send, SendBlob, SendBlock, SendHeader, SendPiece,
-        SetTimer,
+        Announce, Close, Commit, Dial, Drop, Notify, Persist, Probe, Run, Send, SendBlob, SendBlock, SendHeader,
+        SendPiece, SetTimer,
     )
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The trainer's end: it admits, plans, beats, deals chunks, and seals. It trusts nothing but its own key.
 
-who may be here ............ lease.LeaseBook
-who stands where ........... plan.plan, re-planned when membership changes
+who comes and goes ......... admission.Admission, over lease.LeaseBook
+who stands where ........... scheme.Scheme, re-planned when membership changes
 which stripe gets a chunk .. deal.Dealer
 pieces to the heads ........ exchange
 """
@@ -13,8 +13,10 @@ from typing import Any
 from codec import ChunkKey, open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
+from swarm.protocol.admission import Admission
 from swarm.protocol.deal import Dealer
-from swarm.protocol.enrolment import Enrolment, Enrolments, open_record, record_of
+from swarm.protocol.documents import AuthorityTime, Capability, Heartbeat, Report, open_report, seal
+from swarm.protocol.enrolment import Enrolments, record_of
 from swarm.protocol.events import (
     Announce,
     Effect,
@@ -36,23 +38,12 @@ from swarm.protocol.events import (
     Timer,
     VersionId,
 )
-from swarm.protocol.lease import (
-    AuthorityTime,
-    Capability,
-    Grant,
-    Heartbeat,
-    LeaseBook,
-    Report,
-    Standing,
-    open_capability,
-    open_grant,
-    open_report,
-    seal,
-)
-from swarm.protocol.membership import reach_out, share_news
+from swarm.protocol.lease import LeaseBook, Standing
+from swarm.protocol.membership import give_roster, reach_out
 from swarm.protocol.peer import BAN_S, serve_chunk, serve_manifest
-from swarm.protocol.plan import AUTHORITY, Member, Roster, plan, seal_roster
 from swarm.protocol.reach import Place, Scope
+from swarm.protocol.roster import AUTHORITY
+from swarm.protocol.scheme import Scheme
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
 from swarm.protocol.tuning import Tuning
@@ -66,14 +57,17 @@ from swarm.protocol.wire import (
     Join,
     ManifestNews,
     Message,
+    Ping,
+    Pong,
     Refused,
     Reports,
     RosterNews,
+    RosterStep,
     WantBlob,
     WantBlock,
     WantChunk,
     WantManifest,
-    Welcome,
+    WantRoster,
     Work,
 )
 
@@ -94,36 +88,38 @@ class Authority:
         clock: Callable[[float], float],
         head: bytes,
         grants: list[bytes] | None = None,
+        tickets: list[bytes] | None = None,
+        region: str = "",
         now: float = 0.0,
     ) -> None:
-        """`clock` turns local time into authority time. `head`: sealed manifest of the newest sealed version. `grants`:
-        what `Persist` left under `grant/...` in an earlier boot, less what is empty; those leases stood still
-        meanwhile. `boot`: how often this key has started, made durable before this is built.
+        """`clock` turns local time into authority time. `head`: sealed manifest of the newest sealed version. `grants`,
+        `tickets`: what `Persist` left under `grant/...` and `ticket/...` in an earlier boot, less what is empty; those
+        leases stood still meanwhile. `boot`: how often this key has started, made durable before this is built.
+        `region`: where the trainer stands, in the words of its members.
         """
         self.state = State.new(key, key.public, tuning, rng)
+        self.state.exchange.sheds = False
         self.boot = boot
-        self.addrs = addrs
         self._clock = clock
         # Serials of this boot lie above all that any earlier one can have given, released ones too.
         self.book = LeaseBook(key.public, key, tuning, next_serial=boot << 32)
         self._enrolled = Enrolments(self.state.emit)
-        self._restore(grants or [], now)
-        self.dealer = Dealer(self.state.exchange, self.state.chunks, self._is_head)
-        self._awaiting: dict[str, bytes] = {}
-        """Grants on their way to the disk: token -> peer."""
-        self._welcoming: list[bytes] = []
-        """Peers whose grant is durable: they are welcomed with the next plan."""
-        self._lost: dict[int, float] = {}
-        self._stale_plan = True
-        self._planned_at = float("-inf")
-        self._roster_serial = 0
+        self.scheme = Scheme(self.state, self.book, self._enrolled, self._time, boot=boot, home=region)
+        self.scheme.addrs = addrs
+        self.admission = Admission(self.state, self.book, self._enrolled, self.scheme, self._time, self._beat)
+        self.admission.restore(grants or [], tickets or [], now)
+        self.dealer = Dealer(self.state.exchange, self.state.chunks, self.scheme.is_head)
         self._beat_serial = 0
         self._next_beat = now
         self.superseded = False
         """A later boot of our own key is at work: we have stopped."""
         manifest = open_manifest(head, key.public)
         self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, head)
-        self._on: dict[type[Event], Callable[[Any, float], None]] = {
+        self._on = self._events()
+        self._says = self._messages()
+
+    def _events(self) -> dict[type[Event], Callable[[Any, float], None]]:
+        return {
             PeerUp: self._peer_up,
             PeerDown: self._peer_down,
             Heard: self._heard,
@@ -136,25 +132,30 @@ class Authority:
             LocalSeal: self._local_seal,
             Timer: self._tick,
         }
-        self._says: dict[type, Callable[[Session, Any, float], None]] = {
+
+    def _messages(self) -> dict[type, Callable[[Session, Any, float], None]]:
+        return {
             Reports: self._reports,
             Attach: self._attach,
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
-            Credit: self._credit,
+            Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
             WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m),
             WantBlob: lambda s, m, now: self.state.emit(SendBlob(s.peer, m.request, m.kind, m.name, m.offset)),
             WantBlock: lambda s, m, now: self.state.emit(SendBlock(s.peer, m.request, m.block)),
             WantManifest: lambda s, m, now: serve_manifest(self.state, s.peer, m),
+            WantRoster: lambda s, m, now: give_roster(self.state, s, m, now),
+            Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
             Work: lambda s, m, now: self.state.notify("work", peer=s.peer, body=m.body),
             Bye: self._bye,
             HeartbeatNews: self._rival,
             RosterNews: lambda s, m, now: None,
+            RosterStep: lambda s, m, now: None,
             ManifestNews: lambda s, m, now: None,
         }
 
     def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]:
         """The first effects. `addrs`: where we listen, unless we were told where the world finds us."""
-        self.addrs = self.addrs or addrs
+        self.scheme.addrs = self.scheme.addrs or addrs
         self._tick(Timer("tick"), now)
         return self.state.take_effects()
 
@@ -164,18 +165,23 @@ class Authority:
             self.dealer.deal(now, self.state.effects)
         return self.state.take_effects()
 
+    @property
+    def addrs(self) -> tuple[str, ...]:
+        """Where the world finds us."""
+        return self.scheme.addrs
+
     def invite(self, capability: Capability) -> bytes:
         """A capability, signed: what a ticket carries."""
         return seal(capability, self.state.key)
 
     def kick(self, slot: int, now: float) -> list[Effect]:
         """End a lease now; its holder gets nothing more."""
-        lease = self.book.leases.get(slot)
-        if lease is not None:
-            self.book.release(slot)
-            self._freed(slot, lease.grant.peer)
-            self.state.close(lease.grant.peer, "kicked", BAN_S)
-            self._beat(now)
+        self.admission.kick(slot, now)
+        return self.state.take_effects()
+
+    def revoke(self, ticket: bytes, now: float) -> list[Effect]:
+        """Nobody comes in by the ticket of this id any more, and whoever did is put out."""
+        self.admission.revoke(ticket, now)
         return self.state.take_effects()
 
     def standing(self, slot: int, now: float) -> Standing:
@@ -211,9 +217,9 @@ class Authority:
 
     def _dispatch(self, session: Session, message: Message, now: float) -> None:
         if isinstance(message, Join):
-            self._join(session, message, now)
+            self.admission.join(session, message, now)
         elif isinstance(message, Hello):
-            self._hello(session, message, now)
+            self.admission.hello(session, message, now)
         elif not session.ready:
             raise PeerError(f"{type(message).__name__}: before hello")
         elif type(message) in self._says:
@@ -221,80 +227,9 @@ class Authority:
         else:
             raise PeerError(f"{type(message).__name__}: not for the authority")
 
-    def _join(self, session: Session, message: Join, now: float) -> None:
-        """Admit, make the grant durable, and only then say welcome. Who asks again sooner than a heartbeat is not
-        heard; who asks again with a lease that is good (our welcome was lost) is welcomed to it."""
-        peer = session.peer
-        if now - session.asked_at < self.state.tuning.heartbeat_s or peer in self._awaiting.values():
-            return
-        session.asked_at = now
-        if session.ready and self.book.slot_of.get(peer) == session.slot:
-            self._welcome(session)
-            return
-        try:
-            capability = open_capability(message.capability, self.state.swarm)
-        except PeerError:
-            self.state.send(
-                peer, Refused("capability", "This ticket is not one of this swarm: ask its trainer for one.")
-            )
-            return
-        lease = self.book.admit(capability, peer, self._time(now))
-        if isinstance(lease, str):
-            self.state.send(peer, Refused("ticket", lease))
-            return
-        enrolment = self._enrolled[peer] = Enrolment(message, session.address)
-        token = f"grant/{lease.grant.slot}/{lease.grant.serial}"
-        self._awaiting[token] = peer
-        self._enrolled.probe(peer, now)
-        self.state.emit(Persist(token, f"grant/{lease.grant.slot}", record_of(lease.sealed, enrolment)))
-
     def _persisted(self, event: Persisted, now: float) -> None:
-        """A grant is on disk. A crowd that comes together is planned for, and welcomed, together."""
-        peer = self._awaiting.pop(event.token, None)
-        if peer is not None:
-            self._welcoming.append(peer)
-            self._stale_plan = True
+        if self.admission.persisted(event):
             self._plan_if_due(now)
-
-    def _welcome_all(self, now: float) -> None:
-        welcoming, self._welcoming = self._welcoming, []
-        if welcoming:
-            self._beat(now)
-        for peer in welcoming:
-            slot, session = self.book.slot_of.get(peer), self.state.sessions.get(peer)
-            if slot is not None and session is not None:
-                session.ready, session.slot = True, slot
-                self._welcome(session)
-                self.state.notify("member_joined", peer=peer, slot=slot, name=self._enrolled[peer].join.name)
-
-    def _welcome(self, session: Session) -> None:
-        assert session.slot is not None
-        state, sealed = self.state, self.book.leases[session.slot].sealed
-        state.send(session.peer, Welcome(sealed, state.sealed_roster, state.leases.sealed, state.sealed_manifest))
-
-    def _hello(self, session: Session, message: Hello, now: float) -> None:
-        """A member comes back, with a grant of this or an earlier boot."""
-        grant = open_grant(message.grant, self.state.swarm) if message.grant else None
-        if grant is not None and grant.peer != session.peer:
-            raise PeerError("grant: of another peer")
-        if grant is None or not self._current(grant):
-            self.state.send(session.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
-            return
-        session.ready, session.slot = True, grant.slot
-        enrolment = self._enrolled[session.peer]
-        if session.address not in (None, enrolment.seen_at):
-            enrolment.seen_at = session.address
-            self._enrolled.probe(session.peer, now)
-        head = self.state.held or VersionId(0, 0)
-        state = self.state
-        roster = state.roster.stamp if state.roster is not None else 0
-        beat = state.leases.heartbeat.stamp if state.leases.heartbeat is not None else 0
-        state.send(session.peer, Hello(b"", roster, beat, head.epoch, head.version))
-        share_news(self.state, session.peer, message)
-
-    def _current(self, grant: Grant) -> bool:
-        lease = self.book.leases.get(grant.slot)
-        return lease is not None and lease.grant == grant
 
     def _bye(self, session: Session, message: Bye, now: float) -> None:
         report = open_report(message.release, self.state.swarm)
@@ -331,59 +266,17 @@ class Authority:
         if not self.book.renew(report, self._time(now)):
             return
         if report.leaving:
-            self._freed(report.slot, report.peer)
+            self.admission.freed(report.slot, report.peer)
             self.state.notify("member_left", peer=report.peer, slot=report.slot)
             return
         enrolment = self._enrolled.get(report.peer)
         if report.catching_up >= 1 and enrolment is not None and not enrolment.held_once:
             enrolment.held_once = True
-            self._stale_plan = True
+            self.scheme.stale = True
         if before is None or before.held != report.held:
             self.state.notify("held", slot=report.slot, peer=report.peer, version=report.held)
         for slot in report.lost:
-            self._hear_of_loss(slot, now)
-
-    def _hear_of_loss(self, slot: int, now: float) -> None:
-        """Hearsay only moves edges: a slot that somebody lost, and that is late itself, stands outside for a while."""
-        lease = self.book.leases.get(slot)
-        if lease is None or slot in self._lost:
-            return
-        if self._time(now) - lease.renewed > 2 * self.state.tuning.heartbeat_s:
-            self._lost[slot] = now
-            self._stale_plan = True
-
-    def _freed(self, slot: int, peer: bytes) -> None:
-        """A lease has ended: nothing is kept of its holder, in memory or on disk."""
-        self._lost.pop(slot, None)
-        self._enrolled.pop(peer, None)
-        self._stale_plan = True
-        self.state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
-
-    def _restore(self, records: list[bytes], now: float) -> None:
-        """Take up the leases of an earlier boot."""
-        opened = [open_record(record) for record in records]
-        self.book.restore([sealed for sealed, _ in opened], self._time(now))
-        for sealed, enrolment in opened:
-            grant = open_grant(sealed, self.state.swarm)
-            if self._current(grant):
-                self._enrolled[grant.peer] = enrolment
-
-    def _is_head(self, stripe: int, peer: bytes) -> bool:
-        roster = self.state.roster
-        member = roster.member_of(peer) if roster is not None else None
-        return roster is not None and member is not None and roster.parent(stripe, member.slot) == AUTHORITY
-
-    def _member(self, slot: int, now: float) -> Member:
-        peer = self.book.leases[slot].grant.peer
-        enrolment = self._enrolled[peer]
-        fresh = self.book.standing(slot, self._time(now)) is Standing.FRESH and slot not in self._lost
-        leaf = not fresh or not enrolment.held_once or enrolment.join.up_mbit == 0
-        return enrolment.member(slot, peer, leaf=leaf)
-
-    @property
-    def place(self) -> Place:
-        """Where we stand ourselves."""
-        return Place(self.addrs, Scope.HERE)
+            self.scheme.hear_of_loss(slot, now)
 
     def _probed(self, event: Probed, now: float) -> None:
         """A member was dialed back: durable, and everyone is told, when it answered elsewhere than before."""
@@ -391,27 +284,12 @@ class Authority:
         if self._enrolled.probed(event) and slot is not None:
             record = record_of(self.book.leases[slot].sealed, self._enrolled[event.peer])
             self.state.emit(Persist(f"reach/{slot}", f"grant/{slot}", record))
-            self._stale_plan = True
+            self.scheme.stale = True
             self._plan_if_due(now)
 
     def _plan_if_due(self, now: float) -> None:
-        if self._stale_plan and now - self._planned_at >= self.state.tuning.tick_s:
-            self._plan(now)
-
-    def _plan(self, now: float) -> None:
-        members = [self._member(slot, now) for slot in sorted(self.book.leases)]
-        self._roster_serial += 1
-        self._stale_plan = False
-        self._planned_at = now
-        state = self.state
-        parents = plan(members, state.tuning.stripes)
-        state.roster = Roster(state.swarm, self.boot, self._roster_serial, self.addrs, tuple(members), parents)
-        state.sealed_roster = seal_roster(state.roster, state.key)
-        for session in state.sessions:
-            if session.ready:
-                state.send(session.peer, RosterNews(state.sealed_roster))
-        state.notify("planned", serial=self._roster_serial, members=len(members))
-        self._welcome_all(now)
+        if self.scheme.plan_if_due(now):
+            self.admission.welcome_all(now)
 
     def _beat(self, now: float) -> None:
         """Speak: authority time, head, and who lives. Sent to the heads; they pass it on."""
@@ -420,7 +298,7 @@ class Authority:
         live, fresh = self.book.bits(time)
         self._beat_serial += 1
         head = state.held or VersionId(0, 0)
-        beat = Heartbeat(state.swarm, self.boot, self._beat_serial, time, self._roster_serial, *head, live, fresh)
+        beat = Heartbeat(state.swarm, self.boot, self._beat_serial, time, self.scheme.serial, *head, live, fresh)
         sealed = seal(beat, state.key)
         self.book.beat(sealed, time)
         state.leases.hear(sealed, state.swarm, now)
@@ -429,7 +307,6 @@ class Authority:
             state.send(peer, HeartbeatNews(sealed))
 
     # ------------------------------------------------------------ versions
-
     def _local_chunk(self, event: LocalChunk, now: float) -> None:
         taken = self.state.chunks.header(event.header, now, self.state.effects)
         if taken is None:
@@ -468,9 +345,6 @@ class Authority:
         self.state.exchange.attached(session.peer, message, now, self.state.effects)
         self.state.send(session.peer, HeartbeatNews(self.state.leases.sealed))
 
-    def _credit(self, session: Session, message: Credit, now: float) -> None:
-        self.state.exchange.credited(session.peer, message, now, self.state.effects)
-
     # ------------------------------------------------------------ time
 
     def _tick(self, event: Timer, now: float) -> None:
@@ -479,18 +353,16 @@ class Authority:
         state.exchange.tick(now, state.effects)
         before = state.leases.heartbeat.fresh if state.leases.heartbeat is not None else b""
         for slot, peer in self.book.expire(self._time(now)):
-            self._freed(slot, peer)
+            self.admission.freed(slot, peer)
             state.notify("lease_expired", slot=slot, peer=peer)
             if state.sessions.get(peer) is not None:
                 state.close(peer, "its lease has expired")
         if self.book.bits(self._time(now))[1] != before:
-            self._stale_plan = True
-        for slot in [s for s, at in self._lost.items() if now - at > state.tuning.soft_ttl_s]:
-            del self._lost[slot]
-            self._stale_plan = True
+            self.scheme.stale = True
+        self.scheme.tick(now)
         self._plan_if_due(now)
         self._enrolled.probe_due(now)
-        reach_out(state, AUTHORITY, self.place, now)
+        reach_out(state, AUTHORITY, Place(self.scheme.addrs, Scope.HERE), now)
         if now >= self._next_beat:
             self._beat(now)
         state.emit(SetTimer("tick", now + state.tuning.tick_s))

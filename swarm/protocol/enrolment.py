@@ -12,8 +12,8 @@ import msgspec
 
 from codec.errors import PeerError
 from swarm.protocol.events import Effect, Probe, Probed
-from swarm.protocol.plan import Member
 from swarm.protocol.reach import is_circuit, scope
+from swarm.protocol.roster import Member
 from swarm.protocol.wire import Join, decode, encode
 
 __all__ = ["Enrolment", "Enrolments", "observed_addresses", "open_record", "record_of"]

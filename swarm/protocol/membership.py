@@ -7,15 +7,16 @@ report and plans anew at leisure.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
 from codec.errors import PeerError
+from swarm.protocol.documents import Report, open_grant, open_report, seal
 from swarm.protocol.events import VersionId
-from swarm.protocol.lease import Report, Standing, open_grant, open_report, seal
-from swarm.protocol.plan import AUTHORITY, Member, Roster, open_roster
-from swarm.protocol.reach import Located, direct, joins, to_dial
+from swarm.protocol.lease import Standing
+from swarm.protocol.reach import Located, direct, is_circuit, joins, to_dial
+from swarm.protocol.roster import AUTHORITY, Member, Roster, open_change
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
 from swarm.protocol.wire import (
@@ -24,13 +25,20 @@ from swarm.protocol.wire import (
     Hello,
     Join,
     ManifestNews,
+    Neighbour,
     Reports,
     RosterNews,
+    RosterStep,
+    WantRoster,
     Welcome,
 )
 
 __all__ = ["Account", "Membership", "reach_out"]
 
+BACKUPS_TRIED = 64
+"""Of a large roster: where so many cannot be had it is we who are cut off."""
+STEPS_AT_ONCE = 16
+"""Changes of the roster that a greeting is answered with; who lacks more asks for them."""
 REPORTS_A_MESSAGE = 1024
 """Of about 300 bytes each; `Reports` takes at most 4096."""
 
@@ -71,8 +79,10 @@ def greet(state: State, peer: bytes) -> None:
 
 def share_news(state: State, peer: bytes, hello: Hello) -> None:
     """Send whoever greeted us what is newer here than there."""
-    if state.roster is not None and state.roster.stamp > hello.roster:
-        state.send(peer, RosterNews(state.sealed_roster))
+    if state.rosters.stamp > hello.roster:
+        steps = state.rosters.since(hello.roster)
+        for step in steps if steps is not None and len(steps) <= STEPS_AT_ONCE else [state.rosters.proof]:
+            state.send(peer, RosterStep(step))  # who lacks what it changes will ask
     if state.leases.heartbeat is not None and state.leases.heartbeat.stamp > hello.heartbeat:
         state.send(peer, HeartbeatNews(state.leases.sealed))
     if state.held is not None and state.held > (hello.epoch, hello.version):
@@ -88,6 +98,24 @@ def reach_out(state: State, slot: int, place: Located, now: float) -> None:
         member = roster.member(child)
         if member is not None and not direct(member, place):
             state.sessions.reach(member.peer, direct(place, member), now, state.effects)
+
+
+def pass_on(state: State, roster: Roster) -> None:
+    """A newer roster: the change that led to it goes down two trees, others for each; gaps are asked for."""
+    stripes = {roster.serial % max(1, roster.stripes), (roster.serial + 1) % max(1, roster.stripes)}
+    for child in sorted({peer for k in stripes for peer in state.exchange.children.get(k, {})}):
+        state.send(child, RosterStep(state.rosters.proof))
+
+
+def give_roster(state: State, session: Session, message: WantRoster, now: float) -> None:
+    """Answer with the changes that it lacks, or with all of it: that at most once a heartbeat."""
+    steps = state.rosters.since(message.have)
+    if steps is not None:
+        for step in steps:
+            state.send(session.peer, RosterStep(step))
+    elif state.roster is not None and now - session.gave_roster_at >= state.tuning.heartbeat_s:
+        session.gave_roster_at = now
+        state.send(session.peer, RosterNews(state.rosters.whole()))
 
 
 class Membership:
@@ -109,6 +137,9 @@ class Membership:
         self._climbed: dict[tuple[int, int], tuple[int, int]] = {}
         """By stripe and slot, the newest report that we passed on: (serial of the grant, counter)."""
         self._climb_at = 0.0
+        self._admitted_at = 0.0
+        self._neighbours: tuple[Neighbour, ...] = ()
+        """Who has the roster, as long as we have none."""
         self._next_appeal = 0.0
         """Not before then do we turn to the authority again by ourselves."""
         self.leaving = False
@@ -117,8 +148,8 @@ class Membership:
 
     def listening(self, addrs: tuple[str, ...]) -> None:
         """Where we can be dialed, as far as our own machine knows; what was announced on purpose stands."""
-        if not self._join.addrs:
-            self._join = replace(self._join, addrs=addrs[:16])
+        if all(is_circuit(address) for address in self._join.addrs):
+            self._join = replace(self._join, addrs=(addrs + self._join.addrs)[:16])
 
     def up(self, session: Session, now: float) -> None:
         """A session is open: ask to join, or say hello."""
@@ -144,6 +175,8 @@ class Membership:
                 return
             self._lost.pop(grant.slot, None)
         session.ready = True
+        session.roster = max(session.roster, message.roster)
+        state.rosters.hear_of(message.roster, now)
         share_news(state, session.peer, message)
         self.rewire(now)
 
@@ -158,11 +191,14 @@ class Membership:
         state.grant, state.sealed_grant = grant, message.grant
         self._counter = 0
         session.ready = True
+        self._admitted_at = now
+        self._neighbours = message.neighbours
         for other in state.sessions:  # those who came before we had anything to show
             if other.peer != state.swarm:
                 greet(state, other.peer)
         self.heartbeat(message.heartbeat, now)
-        self.roster(message.roster, now)
+        if message.roster:
+            self.roster(message.roster, now)
         state.notify("joined", slot=grant.slot, serial=grant.serial)
 
     def refused(self, code: str, why: str, now: float) -> None:
@@ -196,6 +232,8 @@ class Membership:
         for child in state.children():
             state.send(child, HeartbeatNews(sealed))
         heartbeat = state.leases.heartbeat
+        if heartbeat is not None:
+            state.rosters.hear_of(heartbeat.boot << 32 | heartbeat.roster, now)
         restarted = before is not None and heartbeat is not None and heartbeat.boot > before.boot
         if restarted and state.sessions.ready(state.swarm):
             # The authority that we have a session with may be the one that was replaced: this is how it hears of it.
@@ -205,24 +243,45 @@ class Membership:
             self._drop_the_dead(now)
         return True
 
-    def roster(self, sealed: bytes, now: float) -> None:
-        """Take a roster in, pass it on, move to the parents that it gives us."""
-        state = self._state
-        if sealed == state.sealed_roster:
-            return
-        roster = open_roster(sealed, state.swarm)
-        if state.roster is not None and roster.stamp <= state.roster.stamp:
-            return
+    def roster(self, data: bytes, now: float) -> None:
+        """Take a whole roster in."""
+        before = self._state.roster
+        if self._state.rosters.take_whole(data):
+            self._new_roster(before, now)
+
+    def roster_step(self, session: Session, change: bytes, now: float) -> None:
+        """Take a change in; where it is of a roster that we lack, that one is asked for."""
+        before = self._state.roster
+        session.roster = max(session.roster, open_change(change, self._state.swarm).stamp)
+        if self._state.rosters.take_step(change, now):
+            self._new_roster(before, now)
+        else:
+            self._mind_roster(now)
+
+    def _new_roster(self, before: Roster | None, now: float) -> None:
+        """Pass the change on, move to the parents that it gives us."""
+        state, roster = self._state, self._state.roster
+        assert roster is not None
+        self._neighbours = ()
         for slot in list(self._lost):
-            if state.peer_of(slot) != (holder.peer if (holder := roster.member(slot)) is not None else None):
+            was = before.member(slot) if before is not None else None
+            if was is None or (holder := roster.member(slot)) is None or holder.peer != was.peer:
                 del self._lost[slot]
         self._climbed = {(k, s): n for (k, s), n in self._climbed.items() if roster.member(s) is not None}
         state.sessions.keep({state.swarm, *(m.peer for m in roster.members)})
-        state.roster, state.sealed_roster = roster, sealed
-        for child in state.children():
-            state.send(child, RosterNews(sealed))
+        pass_on(state, roster)
         self._backup.clear()
         self.rewire(now)
+
+    def _mind_roster(self, now: float) -> None:
+        """Ask for the roster that we lack; without any, reach for those who are said to have it."""
+        state = self._state
+        for neighbour in self._neighbours[:3] if state.roster is None else ():
+            state.sessions.reach(neighbour.peer, neighbour.addrs, now, state.effects)
+        peer = state.rosters.whom_to_ask(state.sessions, state.swarm, now, admitted_at=self._admitted_at)
+        if peer is not None and (session := state.sessions.get(peer)) is not None:
+            session.wanted_roster_at = now
+            state.send(peer, WantRoster(state.rosters.stamp))
 
     def _drop_the_dead(self, now: float) -> None:
         """Past hard expiry a peer gets no content."""
@@ -299,10 +358,13 @@ class Membership:
 
     def _choose_backup(self, roster: Roster, stripe: int, slot: int, now: float) -> bytes:
         """The first backup that can be had; one that we are connected to already goes first. At last the authority."""
-        candidates = [self._state.peer_of(s) for s in roster.backups(stripe, slot) if self._usable(roster, s, now)]
-        peers = [p for p in candidates if p is not None]
-        ready = [p for p in peers if self._state.sessions.ready(p)]
-        return next(iter(ready or peers), self._state.swarm)
+        near = [s.slot for s in self._state.sessions if s.ready and s.slot is not None]
+        anyone = islice(roster.each_backup(stripe, slot), BACKUPS_TRIED)
+        for backup in chain(roster.each_backup(stripe, slot, among=near), anyone):
+            peer = self._state.peer_of(backup)
+            if peer is not None and self._usable(roster, backup, now):
+                return peer
+        return self._state.swarm
 
     def _reach(self, roster: Roster, peer: bytes, now: float) -> bool:
         """A session with `peer`, dialing it when the edge is ours to dial."""
@@ -390,6 +452,7 @@ class Membership:
             return
         for slot in [s for s, at in self._lost.items() if now - at > state.tuning.soft_ttl_s]:
             del self._lost[slot]
+        self._mind_roster(now)
         self._find_silent(now)
         self.rewire(now)
         if self.account.engine:  # work comes from the authority itself, so a node that works keeps the session

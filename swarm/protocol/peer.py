@@ -16,6 +16,7 @@ from codec.errors import PeerError
 from codec.sign import Key
 from swarm.protocol.catchup import Catchup, Phase
 from swarm.protocol.chunks import mask_of
+from swarm.protocol.documents import open_report
 from swarm.protocol.events import (
     Effect,
     Event,
@@ -41,8 +42,8 @@ from swarm.protocol.events import (
     UnknownLabel,
     VersionId,
 )
-from swarm.protocol.lease import Standing, open_report
-from swarm.protocol.membership import Membership
+from swarm.protocol.lease import Standing
+from swarm.protocol.membership import Membership, give_roster
 from swarm.protocol.progress import Progress
 from swarm.protocol.pull import Pulls
 from swarm.protocol.session import Session
@@ -62,10 +63,12 @@ from swarm.protocol.wire import (
     Refused,
     Reports,
     RosterNews,
+    RosterStep,
     WantBlob,
     WantBlock,
     WantChunk,
     WantManifest,
+    WantRoster,
     Welcome,
     Work,
 )
@@ -125,6 +128,8 @@ class Peer:
         self._says: dict[type, Callable[[Session, Any, float], None]] = {
             HeartbeatNews: self._heartbeat,
             RosterNews: lambda s, m, now: self.membership.roster(m.roster, now),
+            RosterStep: lambda s, m, now: self.membership.roster_step(s, m.change, now),
+            WantRoster: lambda s, m, now: give_roster(self.state, s, m, now),
             ManifestNews: self._manifest_news,
             Reports: lambda s, m, now: self.membership.climb(m, now),
             Attach: lambda s, m, now: self.state.exchange.attached(s.peer, m, now, self.state.effects),

@@ -24,6 +24,14 @@ class Session:
     """When that grant was given (authority time)."""
     asked_at: float = float("-inf")
     """Local time at which it last asked to join."""
+    roster: int = 0
+    """Stamp of the newest roster that it named."""
+    wanted_roster_at: float = float("-inf")
+    """When we last asked it for the roster."""
+    gave_roster_at: float = float("-inf")
+    """When we last gave it the whole one."""
+    rtt_s: float = 0.0
+    """Shortest round trip measured; 0: none yet."""
     closing: bool = False
     """We have asked for its end."""
     ready: bool = False

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from codec import Manifest
 from codec.sign import Key
 from swarm.protocol.chunks import Chunks
+from swarm.protocol.documents import Grant
 from swarm.protocol.events import Close, Drop, Effect, Notify, Send, SendDone, VersionId
 from swarm.protocol.exchange import Exchange
-from swarm.protocol.lease import Grant, Leases
-from swarm.protocol.plan import Roster
+from swarm.protocol.lease import Leases
 from swarm.protocol.pull import Gifts
+from swarm.protocol.roster import Roster
+from swarm.protocol.rosterbook import RosterBook
 from swarm.protocol.session import Sessions
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Message
@@ -32,10 +34,9 @@ class State:
     gifts: Gifts
     sessions: Sessions
     leases: Leases
+    rosters: RosterBook
     grant: Grant | None = None
     sealed_grant: bytes = b""
-    roster: Roster | None = None
-    sealed_roster: bytes = b""
     held: VersionId | None = None
     """The version that our replica is, whole and proven (a relay: whose chunks it has); None: none yet."""
     manifest: Manifest | None = None
@@ -52,8 +53,13 @@ class State:
         chunks = Chunks()
         return cls(
             key, swarm, tuning, rng, chunks, Exchange(chunks, tuning), Gifts(tuning), Sessions(tuning, rng),
-            Leases(tuning),
+            Leases(tuning), RosterBook(swarm, tuning),
         )  # fmt: skip
+
+    @property
+    def roster(self) -> Roster | None:
+        """The newest that we hold."""
+        return self.rosters.roster
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)

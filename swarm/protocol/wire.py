@@ -38,13 +38,18 @@ __all__ = [
     "LacksChunk",
     "ManifestNews",
     "Message",
+    "Neighbour",
+    "Ping",
+    "Pong",
     "Refused",
     "Reports",
     "RosterNews",
+    "RosterStep",
     "WantBlob",
     "WantBlock",
     "WantChunk",
     "WantManifest",
+    "WantRoster",
     "Welcome",
     "Work",
     "decode",
@@ -55,7 +60,7 @@ __all__ = [
 
 PROTOCOL: Final = 1
 MAX_MESSAGE_BYTES: Final = 4 << 20
-"""A roster of 10,000 members is about 1 MB; nothing legitimate comes near this."""
+"""A roster of 10,000 members is 1.3 MB; nothing legitimate comes near this."""
 MAX_DOCUMENT: Final = 3 << 20
 MAX_WORK: Final = 1 << 20
 BLOB_NAME_BYTES: Final = 256
@@ -84,15 +89,26 @@ class Join(Message, frozen=True, tag=1):
     up_mbit: Mbit
     down_mbit: Mbit
     relay_only: bool
+    up_bytes_day: U63 = 0
+    """How much it may send a day; 0: as much as its uplink carries."""
+
+
+class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Somebody to ask, and where it can be dialed."""
+
+    peer: Key32
+    addrs: Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)]
 
 
 class Welcome(Message, frozen=True, tag=2):
-    """From the authority: your grant, and where the swarm stands."""
+    """From the authority: your grant, and where the swarm stands. A large roster is not given here: `neighbours` have
+    it."""
 
     grant: SmallSealed
     roster: Sealed
     heartbeat: SmallSealed
     manifest: Sealed
+    neighbours: Annotated[tuple[Neighbour, ...], msgspec.Meta(max_length=16)] = ()
 
 
 class Refused(Message, frozen=True, tag=3):
@@ -113,7 +129,7 @@ class Hello(Message, frozen=True, tag=4):
 
 
 class RosterNews(Message, frozen=True, tag=5):
-    """A newer roster."""
+    """A newer roster, whole: an answer to `WantRoster`."""
 
     roster: Sealed
 
@@ -234,14 +250,40 @@ class Work(Message, frozen=True, tag=18):
 
 
 class Bye(Message, frozen=True, tag=19):
-    """I am leaving. To the authority, `release` is a signed report with `leaving` set: the slot is free at once."""
+    """I am leaving. To the authority, `release` is a signed report with `leaving` set: the slot is free at once. From
+    the authority (`release` empty): come back when you have something to say, I keep few sessions."""
 
     release: SmallSealed
+
+
+class RosterStep(Message, frozen=True, tag=20):
+    """The change that led to a newer roster; passed on once, down two trees."""
+
+    change: Sealed
+
+
+class WantRoster(Message, frozen=True, tag=21):
+    """I have the roster of this stamp (0: none): send me the changes since (`RosterStep`), or all (`RosterNews`)."""
+
+    have: U63
+
+
+class Ping(Message, frozen=True, tag=22):
+    """Answer at once with `Pong`: how far are you?"""
+
+    nonce: U32
+
+
+class Pong(Message, frozen=True, tag=23):
+    """Answer to `Ping`."""
+
+    nonce: U32
 
 
 _ALL = (
     Join | Welcome | Refused | Hello | RosterNews | HeartbeatNews | ManifestNews | Reports | Attach | Detach | Credit
     | WantChunk | LacksChunk | WantBlob | WantBlock | Lacks | WantManifest | Work | Bye
+    | RosterStep | WantRoster | Ping | Pong
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)

@@ -22,7 +22,7 @@ from node import keyfile
 from node.cli import explain, run
 from node.contact import Contact
 from node.ticket import Ticket
-from swarm.protocol.lease import open_capability
+from swarm.protocol.documents import open_capability
 from swarm.transport.base import Unreachable
 from swarm.transport.identity import peer_id
 

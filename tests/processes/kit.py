@@ -22,7 +22,7 @@ from codec.replica import Replica
 from codec.sign import Key
 from node.status.query import ask
 from node.ticket import Ticket
-from swarm.protocol.lease import Capability, seal
+from swarm.protocol.documents import Capability, seal
 from swarm.transport.base import Unreachable
 
 PATIENCE_S = 45.0

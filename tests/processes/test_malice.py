@@ -14,7 +14,7 @@ from codec.errors import PeerError
 from codec.sign import Key
 from node import keyfile
 from node.ticket import Ticket
-from swarm.protocol.lease import Heartbeat, seal
+from swarm.protocol.documents import Heartbeat, seal
 from swarm.protocol.wire import (
     NO_STRIPE,
     Blob,

@@ -9,10 +9,10 @@ from blake3 import blake3
 from codec import ChunkKey, Manifest
 from codec.sign import Key
 from swarm.protocol.chunks import Chunk, Chunks
+from swarm.protocol.documents import Capability, Grant, Heartbeat, Report, bit_set, seal
 from swarm.protocol.events import Effect, HeaderStored, Heard, PeerUp, Send, VersionId
-from swarm.protocol.lease import Capability, Grant, Heartbeat, Report, bit_set, seal
 from swarm.protocol.peer import Peer
-from swarm.protocol.plan import Member, Roster, seal_roster
+from swarm.protocol.roster import Change, Member, Roster, seal_change, whole
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Hello, Join, Message, Welcome
 
@@ -105,10 +105,16 @@ def heartbeat(
 
 
 def member(
-    slot: int, *, up_mbit: float = 100.0, leaf: bool = False, dialable: bool = True, peer: bytes = b""
+    slot: int,
+    *,
+    up_mbit: float = 100.0,
+    leaf: bool = False,
+    dialable: bool = True,
+    peer: bytes = b"",
+    region: str = "",
 ) -> Member:
     addrs = (f"/sim/{slot}",) if dialable else ()
-    return Member(slot, peer or key_of(slot).public, addrs, dialable, f"node{slot}", "", up_mbit, leaf)
+    return Member(slot, peer or key_of(slot).public, addrs, dialable, f"node{slot}", region, up_mbit, leaf)
 
 
 def roster(
@@ -119,7 +125,9 @@ def roster(
     boot: int = 1,
     key: Key = AUTHORITY,
 ) -> bytes:
-    return seal_roster(Roster(SWARM, boot, serial, ("/sim/authority",), tuple(members), tuple(parents)), key)
+    made = Roster(SWARM, boot, serial, ("/sim/authority",), tuple(members), tuple(parents))
+    change = Change(SWARM, boot, serial, 0, made.authority, (), (), ((),) * made.stripes, made.digest)
+    return whole(made, seal_change(change, key))
 
 
 def report(

@@ -23,6 +23,7 @@ from protocol_kit import (
 
 from codec.errors import PeerError
 from swarm.protocol.authority import Authority
+from swarm.protocol.documents import AuthorityTime, heartbeat_hash, open_grant, open_heartbeat, seal
 from swarm.protocol.enrolment import Enrolment, observed_addresses, open_record, record_of
 from swarm.protocol.events import (
     Announce,
@@ -42,8 +43,7 @@ from swarm.protocol.events import (
     SendPiece,
     Timer,
 )  # fmt: skip
-from swarm.protocol.lease import AuthorityTime, heartbeat_hash, open_grant, open_heartbeat, seal
-from swarm.protocol.plan import open_roster
+from swarm.protocol.roster import open_whole
 from swarm.protocol.wire import (
     Attach,
     Bye,
@@ -59,6 +59,7 @@ from swarm.protocol.wire import (
     Refused,
     Reports,
     RosterNews,
+    RosterStep,
     WantBlob,
     WantBlock,
     WantChunk,
@@ -125,14 +126,15 @@ def test_a_welcome_waits_for_the_disk() -> None:
     comes(core, 0, 1.0)
     effects = say(core, 0, join_message(TICKET), 1.0)
     assert sends(effects, Message) == []
-    (wish,) = only(effects, Persist)
+    bound, wish = only(effects, Persist)
+    assert bound.name.startswith("ticket/")
     core.apply(Timer("tick"), 2.0)
     (welcome,) = sends(core.apply(Persisted(wish.token), 3.0), Welcome, to=0)
     sealed, enrolment = open_record(wish.record)
     assert welcome.grant == sealed
     assert enrolment == Enrolment(join_message(TICKET), "/ip4/9.9.9.9/tcp/1")
     assert open_grant(welcome.grant, SWARM).peer == key_of(0).public
-    assert open_roster(welcome.roster, SWARM).member(0) is not None
+    assert open_whole(welcome.roster, SWARM)[0].member(0) is not None
     assert open_heartbeat(welcome.heartbeat, SWARM).live == b"\x01"
 
 
@@ -169,7 +171,7 @@ def test_whoever_floods_with_joins_gets_one_answer_a_heartbeat() -> None:
     core = an_authority()
     comes(core, 0, 1.0)
     effects = [e for n in range(500) for e in say(core, 0, join_message(TICKET), 1.0 + n * 0.0001)]
-    assert len(only(effects, Persist)) == 1
+    assert [p.name.split("/")[0] for p in only(effects, Persist)] == ["ticket", "grant"]
     effects = [e for n in range(500) for e in say(core, 1, join_message(b""), 1.0)]
     assert effects == []
     comes(core, 1, 1.0)
@@ -239,7 +241,7 @@ def back(core: Authority, slot: int, shown: bytes, now: float = 5.0) -> list[Eff
 def test_hello_with_a_good_grant_brings_what_is_new() -> None:
     core = members(an_authority(), 1)
     effects = back(core, 0, core.book.leases[0].sealed)
-    assert [type(m) for m in sends(effects, Message, to=0)] == [Hello, RosterNews, HeartbeatNews]
+    assert [type(m) for m in sends(effects, Message, to=0)] == [Hello, RosterStep, HeartbeatNews]
 
 
 @pytest.mark.parametrize(
@@ -347,12 +349,12 @@ def test_hearsay_moves_only_one_that_is_late_itself() -> None:
     for slot in range(3):
         say(core, slot, Reports(0, (renewal(core, slot, 1),)), 4.5)
     say(core, 1, Reports(0, (renewal(core, 1, 2, lost=(0, 77)),)), 4.6)
-    assert core._lost == {}
+    assert core.scheme.lost == {}
     for tenth in range(46, 62):
         core.apply(Timer("tick"), tenth / 10)
     say(core, 2, Reports(0, (renewal(core, 2, 2),)), 6.2)
     say(core, 1, Reports(0, (renewal(core, 1, 3, lost=(0, 77)),)), 6.2)
-    assert list(core._lost) == [0]
+    assert list(core.scheme.lost) == [0]
     core.apply(Timer("tick"), 6.4)
     assert core.state.roster is not None
     assert [m.leaf for m in core.state.roster.members] == [True, False, False]
@@ -371,7 +373,7 @@ def test_a_restart_takes_up_leases_addresses_and_serials() -> None:
     for slot in range(3):
         records(join(core, slot, 1.0 + slot), disk)
     records(core.kick(1, 5.0), disk)
-    again = an_authority(boot=2, grants=[r for r in disk.values() if r], now=100.0)
+    again = an_authority(boot=2, grants=[r for name, r in disk.items() if r and name.startswith("grant/")], now=100.0)
     assert {s: lease.grant.peer for s, lease in again.book.leases.items()} == {0: key_of(0).public, 2: key_of(2).public}
     assert again.state.roster is not None
     assert [m.addrs for m in again.state.roster.members] == [("/sim/me",), ("/sim/me",)]

@@ -6,16 +6,12 @@ from hypothesis import strategies as st
 from protocol_kit import AUTHORITY, SWARM, TUNING, capability, grant, heartbeat, key_of, report
 
 from codec.errors import PeerError
-from swarm.protocol.lease import (
+from swarm.protocol.documents import (
     AuthorityTime,
     Capability,
     Grant,
     Heartbeat,
-    Lease,
-    LeaseBook,
-    Leases,
     Report,
-    Standing,
     bit_set,
     has_bit,
     heartbeat_hash,
@@ -24,7 +20,8 @@ from swarm.protocol.lease import (
     open_heartbeat,
     open_report,
     seal,
-)  # fmt: skip
+)
+from swarm.protocol.lease import Lease, LeaseBook, Leases, Standing
 
 ALICE, BOB = key_of("alice"), key_of("bob")
 SOFT, HARD = TUNING.soft_ttl_s, TUNING.hard_ttl_s

@@ -21,8 +21,9 @@ from protocol_kit import (
     sends,
 )  # fmt: skip
 
+from swarm.protocol.documents import heartbeat_hash, open_heartbeat, open_report, seal
 from swarm.protocol.events import Close, Dial, Effect, LocalLeave, PeerDown, PeerUp, Timer
-from swarm.protocol.lease import Standing, heartbeat_hash, open_heartbeat, open_report, seal
+from swarm.protocol.lease import Standing
 from swarm.protocol.membership import REPORTS_A_MESSAGE
 from swarm.protocol.peer import Peer
 from swarm.protocol.wire import (
@@ -38,6 +39,7 @@ from swarm.protocol.wire import (
     Refused,
     Reports,
     RosterNews,
+    RosterStep,
     WantBlob,
     WantBlock,
     WantChunk,
@@ -228,7 +230,7 @@ def test_a_slot_that_is_leased_to_another_ends_the_session_of_the_old_holder() -
 def test_news_goes_to_whoever_is_behind() -> None:
     peer = a_member()
     effects = meet(peer, 2)
-    assert [type(m) for m in sends(effects, Message, to=2)] == [Hello, RosterNews, HeartbeatNews]
+    assert [type(m) for m in sends(effects, Message, to=2)] == [Hello, RosterStep, HeartbeatNews]
 
 
 def test_a_greeting_names_boot_and_serial() -> None:
@@ -238,7 +240,7 @@ def test_a_greeting_names_boot_and_serial() -> None:
     peer.apply(PeerUp(other, False), 0.0)
     stamp = open_heartbeat(heartbeat(1), SWARM).stamp
     old_boot = Hello(grant(2, other), stamp - 1, stamp - 1, 0, 0)
-    assert [type(m) for m in sends(say(peer, 2, old_boot), Message)] == [RosterNews, HeartbeatNews]
+    assert [type(m) for m in sends(say(peer, 2, old_boot), Message)] == [RosterStep, HeartbeatNews]
     assert sends(say(peer, 2, Hello(grant(2, other), stamp, stamp, 0, 0)), Message) == []
 
 

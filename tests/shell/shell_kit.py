@@ -14,8 +14,8 @@ from codec import BlockDelta, FileSpec, Key, Layout, Manifest, Replica, Staged, 
 from codec.chunk import CODER_RICE
 from codec.staging import block_hash, encode
 from swarm.protocol.authority import Authority
+from swarm.protocol.documents import AuthorityTime, Capability
 from swarm.protocol.events import VersionId
-from swarm.protocol.lease import AuthorityTime, Capability
 from swarm.protocol.peer import Peer
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Join

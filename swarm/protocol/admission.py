@@ -1,0 +1,191 @@
+"""Who comes in and who goes: joins, greetings, goodbyes; and the trainer's word that somebody must go."""
+
+from collections.abc import Callable
+
+from codec.errors import PeerError
+from swarm.protocol.documents import AuthorityTime, Grant, open_capability, open_grant
+from swarm.protocol.enrolment import Enrolment, Enrolments, open_record, record_of
+from swarm.protocol.events import Persist, Persisted, VersionId
+from swarm.protocol.lease import Lease, LeaseBook
+from swarm.protocol.membership import share_news
+from swarm.protocol.peer import BAN_S
+from swarm.protocol.roster import AUTHORITY
+from swarm.protocol.scheme import Scheme
+from swarm.protocol.session import Session
+from swarm.protocol.state import State
+from swarm.protocol.wire import Hello, Join, Neighbour, Refused, Welcome
+
+__all__ = ["Admission"]
+
+ROSTER_IN_WELCOME = 64 << 10
+"""A roster of up to 400 members is given at the door; of a larger one the trainer would send a megabyte to each."""
+NEIGHBOURS = 8
+
+
+class Admission:
+    """The door."""
+
+    def __init__(
+        self,
+        state: State,
+        book: LeaseBook,
+        enrolled: Enrolments,
+        scheme: Scheme,
+        time: Callable[[float], AuthorityTime],
+        beat: Callable[[float], None],
+    ) -> None:
+        self._state = state
+        self._book = book
+        self._enrolled = enrolled
+        self._scheme = scheme
+        self._time = time
+        self._beat = beat
+        self._awaiting: dict[str, bytes] = {}
+        """Grants on their way to the disk: token -> peer."""
+        self._welcoming: list[bytes] = []
+        """Peers whose grant is durable: they are welcomed with the next plan."""
+        self._barred: dict[bytes, float] = {}
+        """Who was kicked, and until when it is refused (local time)."""
+
+    def restore(self, grants: list[bytes], tickets: list[bytes], now: float) -> None:
+        """Take up the leases of an earlier boot."""
+        self._book.tickets.restore(tickets)
+        opened = [open_record(record) for record in grants]
+        self._book.restore([sealed for sealed, _ in opened], self._time(now))
+        for sealed, enrolment in opened:
+            grant = open_grant(sealed, self._state.swarm)
+            if self._current(grant):
+                self._enrolled[grant.peer] = enrolment
+
+    def _current(self, grant: Grant) -> bool:
+        lease = self._book.leases.get(grant.slot)
+        return lease is not None and lease.grant == grant
+
+    # ------------------------------------------------------------ coming
+
+    def join(self, session: Session, message: Join, now: float) -> None:
+        """Admit, make the grant durable, and only then say welcome. Who asks again sooner than a heartbeat is not
+        heard; who asks again with a lease that is good (our welcome was lost) is welcomed to it."""
+        peer = session.peer
+        if now - session.asked_at < self._state.tuning.heartbeat_s or peer in self._awaiting.values():
+            return
+        session.asked_at = now
+        if session.ready and self._book.slot_of.get(peer) == session.slot:
+            self._welcome(session)
+            return
+        lease = self._admit(message, peer, now)
+        if isinstance(lease, Refused):
+            self._state.send(peer, lease)
+            return
+        enrolment = self._enrolled[peer] = Enrolment(message, session.address)
+        token = f"grant/{lease.grant.slot}/{lease.grant.serial}"
+        self._awaiting[token] = peer
+        self._enrolled.probe(peer, now)
+        # In this order, so that who has a grant on disk is bound to its ticket there too.
+        self._persist_ticket(lease.grant.capability)
+        self._state.emit(Persist(token, f"grant/{lease.grant.slot}", record_of(lease.sealed, enrolment)))
+
+    def _admit(self, message: Join, peer: bytes, now: float) -> Lease | Refused:
+        if self._barred.get(peer, 0.0) > now:
+            return Refused("ticket", "The trainer has put this machine out: ask whoever runs it.")
+        try:
+            capability = open_capability(message.capability, self._state.swarm)
+        except PeerError:
+            return Refused("capability", "This ticket is not one of this swarm: ask its trainer for one.")
+        lease = self._book.admit(capability, peer, self._time(now))
+        return Refused("ticket", lease) if isinstance(lease, str) else lease
+
+    def _persist_ticket(self, id_: bytes) -> None:
+        self._state.emit(Persist(f"ticket/{id_.hex()}", f"ticket/{id_.hex()}", self._book.tickets.record(id_)))
+
+    def persisted(self, event: Persisted) -> bool:
+        """A grant is on disk: True when somebody is to be welcomed with the next plan."""
+        peer = self._awaiting.pop(event.token, None)
+        if peer is not None:
+            self._welcoming.append(peer)
+            self._scheme.stale = True
+        return peer is not None
+
+    def welcome_all(self, now: float) -> None:
+        """After a plan: those who stand in it for the first time are told."""
+        welcoming, self._welcoming = self._welcoming, []
+        if welcoming:
+            self._beat(now)
+        for peer in welcoming:
+            slot, session = self._book.slot_of.get(peer), self._state.sessions.get(peer)
+            if slot is not None and session is not None:
+                session.ready, session.slot = True, slot
+                self._welcome(session)
+                self._state.notify("member_joined", peer=peer, slot=slot, name=self._enrolled[peer].join.name)
+
+    def _welcome(self, session: Session) -> None:
+        assert session.slot is not None
+        state, sealed = self._state, self._book.leases[session.slot].sealed
+        whole, neighbours = state.rosters.whole(), ()
+        if len(whole) > ROSTER_IN_WELCOME:
+            whole, neighbours = b"", self._neighbours(session.slot)
+        state.send(session.peer, Welcome(sealed, whole, state.leases.sealed, state.sealed_manifest, neighbours))
+
+    def _neighbours(self, slot: int) -> tuple[Neighbour, ...]:
+        """Those it will hang on, and some backups: they hold the roster, and it is to know them anyway."""
+        roster = self._state.roster
+        if roster is None:
+            return ()
+        near: dict[int, None] = {}
+        for stripe in range(roster.stripes):
+            parent = roster.parent(stripe, slot)
+            if parent is not None and parent != AUTHORITY:
+                near[parent] = None
+        members = [roster.member(s) for s in near]
+        return tuple(Neighbour(m.peer, m.addrs) for m in members if m is not None and m.addrs)[:NEIGHBOURS]
+
+    def hello(self, session: Session, message: Hello, now: float) -> None:
+        """A member comes back, with a grant of this or an earlier boot."""
+        state = self._state
+        grant = open_grant(message.grant, state.swarm) if message.grant else None
+        if grant is not None and grant.peer != session.peer:
+            raise PeerError("grant: of another peer")
+        if grant is None or not self._current(grant):
+            state.send(session.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
+            return
+        session.ready, session.slot = True, grant.slot
+        enrolment = self._enrolled[session.peer]
+        if session.address not in (None, enrolment.seen_at):
+            enrolment.seen_at = session.address
+            self._enrolled.probe(session.peer, now)
+        head = state.held or VersionId(0, 0)
+        beat = state.leases.heartbeat.stamp if state.leases.heartbeat is not None else 0
+        state.send(session.peer, Hello(b"", state.rosters.stamp, beat, head.epoch, head.version))
+        share_news(state, session.peer, message)
+
+    # ------------------------------------------------------------ going
+
+    def freed(self, slot: int, peer: bytes) -> None:
+        """A lease has ended: nothing is kept of its holder, in memory or on disk, but whose ticket it used."""
+        self._scheme.lost.pop(slot, None)
+        self._enrolled.pop(peer, None)
+        self._scheme.stale = True
+        self._state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
+
+    def kick(self, slot: int, now: float) -> bool:
+        """End a lease now; its holder gets nothing more, and may not come in again for a while."""
+        lease = self._book.leases.get(slot)
+        if lease is None:
+            return False
+        peer = lease.grant.peer
+        self._barred = {other: until for other, until in self._barred.items() if until > now}
+        self._barred[peer] = now + BAN_S
+        self._book.release(slot)
+        self.freed(slot, peer)
+        self._state.send(peer, Refused("ticket", "The trainer has put this machine out: ask whoever runs it."))
+        self._state.close(peer, "kicked", BAN_S)
+        self._state.notify("member_left", peer=peer, slot=slot)
+        self._beat(now)
+        return True
+
+    def revoke(self, ticket: bytes, now: float) -> int:
+        """End a ticket, durably, and the leases that it led to; how many those were."""
+        self._book.tickets.revoke(ticket)
+        self._persist_ticket(ticket)
+        slots = [s for s, lease in self._book.leases.items() if lease.grant.capability == ticket]
+        return sum(self.kick(slot, now) for slot in sorted(slots))

@@ -1,0 +1,214 @@
+"""The documents that membership hangs on, as they are signed and travel.
+
+- `Capability` (in a ticket): the right to join, until it expires, for so many nodes.
+- `Grant`: the lease of one peer on one slot, with a fencing serial: of two grants for a slot the higher serial counts.
+- `Heartbeat`: the authority's clock and its word on which slots live; small, frequent, down all trees.
+- `Report`: a member's renewal. It re-signs nothing of the authority's: it is signed by the member over the hash of the
+  last heartbeat it saw, so nobody can forge one, replay an old one or keep the dead alive. It also says what the member
+  holds.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Annotated, NewType
+
+import msgspec
+from blake3 import blake3
+
+from codec.errors import PeerError
+from codec.sign import Key, open_sealed
+from swarm.protocol.events import VersionId
+
+__all__ = [
+    "MAX_SLOTS",
+    "AuthorityTime",
+    "Capability",
+    "Grant",
+    "Heartbeat",
+    "Report",
+    "bit_set",
+    "has_bit",
+    "heartbeat_hash",
+    "open_capability",
+    "open_grant",
+    "open_heartbeat",
+    "open_report",
+    "seal",
+]
+
+AuthorityTime = NewType("AuthorityTime", float)
+"""Seconds of the authority's clock (Unix time as the authority knows it). Never compared with local time."""
+
+Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Slots = Annotated[bytes, msgspec.Meta(max_length=2048)]
+MAX_SLOTS = 2048 * 8
+
+
+class Capability(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The right to join."""
+
+    swarm: Key32
+    id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    expires: float
+    """Authority time."""
+    nodes: U32
+    """How many different peers may use it. Each is bound at its first use."""
+    quota_bytes: U63
+    """How much one of them may fetch while catching up; 0: no limit."""
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The lease of `peer` on `slot`."""
+
+    swarm: Key32
+    peer: Key32
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+    serial: U63
+    """Fencing: rises with every grant that this authority ever gave, over restarts too."""
+    issued: float
+    capability: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    quota_bytes: U63 = 0
+    """As its ticket had it: how much it may fetch while catching up; 0: no limit."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The authority's word. Ordered by (boot, serial)."""
+
+    swarm: Key32
+    boot: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    """How often the authority has started: the older of two with one key stops."""
+    serial: U32
+    time: float
+    """Authority time."""
+    roster: U63
+    """Serial of the newest roster."""
+    epoch: U32
+    version: U63
+    """The newest sealed version."""
+    live: Slots
+    """Bit set by slot: not past hard expiry. Content may be given to these."""
+    fresh: Slots
+    """Bit set by slot: not past soft expiry either. Work and interior places go to these."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.boot, self.serial
+
+    @property
+    def stamp(self) -> int:
+        """`order` as one number: what a `Hello` names."""
+        return self.boot << 32 | self.serial
+
+    @property
+    def head(self) -> VersionId:
+        return VersionId(self.epoch, self.version)
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A member's renewal and account of itself. What it says of itself is a claim; only `held` moves anything."""
+
+    swarm: Key32
+    peer: Key32
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+    grant: U63
+    """Serial of the grant renewed."""
+    counter: U63
+    """Rises with every report of this grant; older ones are dropped."""
+    heartbeat: Key32
+    """`heartbeat_hash` of the last one seen."""
+    epoch: U32
+    version: U63
+    """The version that its replica holds."""
+    engine_epoch: U32
+    engine_version: U63
+    """The version that its engine generates with ((0, 0) with `engine` empty: none)."""
+    engine: Annotated[str, msgspec.Meta(max_length=32)]
+    sent_bytes: U63
+    received_bytes: U63
+    tokens_s: Rate
+    leaving: bool
+    catching_up: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    """How much of the model it has, while it catches up; 1: all."""
+    lost: Annotated[tuple[int, ...], msgspec.Meta(max_length=16)] = ()
+    """Slots of parents that it lost: hearsay, which at most moves an edge."""
+
+    @property
+    def held(self) -> VersionId:
+        return VersionId(self.epoch, self.version)
+
+
+_DOMAINS: dict[type, bytes] = {
+    Capability: b"swarm-node capability 1",
+    Grant: b"swarm-node grant 1",
+    Heartbeat: b"swarm-node heartbeat 1",
+    Report: b"swarm-node report 1",
+}
+_encoder = msgspec.msgpack.Encoder()
+_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in _DOMAINS}
+
+
+def seal(document: Capability | Grant | Heartbeat | Report, key: Key) -> bytes:
+    """The document signed, as it travels."""
+    return key.seal(_DOMAINS[type(document)], _encoder.encode(document))
+
+
+def _open(kind: type, sealed: bytes, signer: bytes):
+    body = open_sealed(signer, _DOMAINS[kind], sealed)
+    try:
+        return _decoders[kind].decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise PeerError(f"{kind.__name__.lower()}: {error}") from error
+
+
+def _of_swarm(document, swarm: bytes):
+    if document.swarm != swarm:
+        raise PeerError(f"{type(document).__name__.lower()}: of another swarm")
+    return document
+
+
+def open_capability(sealed: bytes, swarm: bytes) -> Capability:
+    """Verify, then decode. `PeerError` when it is not this swarm's."""
+    return _of_swarm(_open(Capability, sealed, swarm), swarm)
+
+
+@lru_cache(maxsize=1024)
+def open_grant(sealed: bytes, swarm: bytes) -> Grant:
+    return _of_swarm(_open(Grant, sealed, swarm), swarm)
+
+
+@lru_cache(maxsize=64)
+def open_heartbeat(sealed: bytes, swarm: bytes) -> Heartbeat:
+    return _of_swarm(_open(Heartbeat, sealed, swarm), swarm)
+
+
+@lru_cache(maxsize=1024)
+def open_report(sealed: bytes, swarm: bytes) -> Report:
+    """A report is signed by the member it names."""
+    try:
+        claimed = _decoders[Report].decode(sealed[64:])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise PeerError(f"report: {error}") from error
+    return _of_swarm(_open(Report, sealed, claimed.peer), swarm)
+
+
+# Documents reach us by several trees: one signature check each is enough. A failed check is not remembered.
+
+
+def heartbeat_hash(sealed: bytes) -> bytes:
+    """What a report names to prove that its sender was alive after that heartbeat."""
+    return blake3(sealed).digest()
+
+
+def bit_set(slots: Iterable[int]) -> bytes:
+    """Slots as a little-endian bit set."""
+    bits = 0
+    for slot in slots:
+        bits |= 1 << slot
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def has_bit(bits: bytes, slot: int) -> bool:
+    return slot >> 3 < len(bits) and bits[slot >> 3] >> (slot & 7) & 1 == 1
