@@ -1,8 +1,9 @@
 """Circuits that we dial or accept, and what a connection goes on over: another circuit, or a socket of its own.
 
 Whoever dialed a circuit keeps its connection alive: before the relay's limit it opens another circuit to the same peer
-and the connection goes on there. The two agree on that on the connection itself (`CONTINUE_ID`: 16 random bytes, one
-byte back); the new leg then begins with a zero byte, which no negotiation begins with, and those 16 bytes.
+and the connection goes on there. The two agree on that once, on the connection itself (`CONTINUE_ID`: 16 random bytes,
+one byte back). Each new leg begins with a zero byte, which no negotiation begins with, and 16 bytes: the hash of those
+of the leg before. The other end says one byte, and both go on there.
 """
 
 import logging
@@ -10,6 +11,7 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 import trio
+from blake3 import blake3
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
@@ -44,7 +46,7 @@ CONTINUE_ID: Final = "/swarm-node/continue/1"
 _PREFACE: Final = b"\0"
 _SETUP_S: Final = 10.0
 """To agree on a new leg, and for its first bytes to come."""
-_TOKEN_S: Final = 30.0
+_READY: Final = b"\1"
 _AGAIN_S: Final = 3.0
 """After a circuit that could not be had; also how soon we notice that one is needed no more."""
 _LOST = (Unreachable, PeerError, ConnectionClosedError, trio.BrokenResourceError, trio.TooSlowError)
@@ -58,7 +60,8 @@ class Legs:
     def __init__(self, transport: "Libp2pTransport") -> None:
         self._transport = transport
         self._relay_at: dict[str, PeerKey] = {}
-        self._promised: dict[bytes, tuple[Path, float]] = {}
+        self._promised: dict[bytes, Path] = {}
+        """What will go on, by the token that its next leg begins with. One a path."""
         self.observed: str | None = None
         """Where a relay last saw us."""
         self.rotated = 0
@@ -94,12 +97,12 @@ class Legs:
             self._relay_at[relay] = await who_answers(self._transport.host, relay)
         return self._relay_at[relay]
 
-    async def connect_relay(self, relay: str, id_: str) -> PeerKey:
-        """Have a connection to the relay. Raises `Unreachable`."""
+    async def connect_relay(self, relay: str, id_: str, target: PeerKey | None = None) -> PeerKey:
+        """Have a connection to the relay (by which `target` is to be reached). Raises `Unreachable`."""
         transport = self._transport
         key = await self.relay_key(relay, id_)
-        if key == transport.key:
-            raise Unreachable("this node is that relay itself")
+        if key in (transport.key, target):
+            raise Unreachable("that relay is one of the two ends itself")
         if transport.tcp is not None and (target := host_and_port_of(relay)) is not None:
             transport.tcp.from_listen_port.add(target)
         try:
@@ -111,7 +114,7 @@ class Legs:
 
     async def _circuit(self, peer: PeerKey, address: str) -> CircuitLeg:
         relay, id_ = relay_of(address)
-        key = await self.connect_relay(relay, id_)
+        key = await self.connect_relay(relay, id_, peer)
         stream = await self._transport.open_library_stream(key, HOP_ID)
         try:
             with trio.fail_after(_SETUP_S + _SETUP_S):  # the relay has to ask the peer, too
@@ -129,38 +132,55 @@ class Legs:
 
     async def _keep_fresh(self, connection: MuxedConnection, path: Path, leg: CircuitLeg, address: str) -> None:
         """Before the present circuit reaches its limit, go on over a new one; for as long as the connection lives."""
-        while not path.closed:
+        try:
+            async with await self._transport.open_on(connection, CONTINUE_ID) as stream:
+                with trio.fail_after(_SETUP_S):
+                    secret = secrets.token_bytes(TOKEN_BYTES)
+                    await stream.send_all(secret)
+                    if await stream.receive_some(1) != _READY:
+                        raise PeerError("the peer goes on over no other circuit")
+                await self._rotate(connection, path, leg, address, secret)
+        except _LOST as error:
+            _log.info("a circuit is not followed by another peer=%s reason=%r", peer_id(connection.peer), str(error))
+
+    async def _rotate(
+        self, connection: MuxedConnection, path: Path, leg: CircuitLeg, address: str, secret: bytes
+    ) -> None:
+        while True:
             worn = False
             with trio.move_on_after(_AGAIN_S):
                 await leg.worn()
                 worn = True
-            if path.leg is not leg:
-                return  # it has found a better way
+            if path.closed or path.leg is not leg:
+                return  # it has ended, or found a better way
             if not worn:
                 continue
-            fresh = None
             try:
                 with trio.fail_after(3 * _SETUP_S):
                     fresh = await self._circuit(connection.peer, address)
-                    await self._go_on(connection, path, fresh)
             except _LOST as error:
                 _log.info("no further circuit peer=%s reason=%r", peer_id(connection.peer), str(error))
-                if fresh is not None:
-                    await fresh.aclose()
                 await trio.sleep(_AGAIN_S)
-            else:
-                leg = fresh
-                self.rotated += 1
+                continue
+            secret = _next(secret)
+            await self._go_on(path, fresh, secret)
+            leg = fresh
+            self.rotated += 1
 
-    async def _go_on(self, connection: MuxedConnection, path: Path, leg: Leg) -> None:
-        token = secrets.token_bytes(TOKEN_BYTES)
-        async with await self._transport.open_on(connection, CONTINUE_ID) as stream:
-            await stream.send_all(token)
-            if await stream.receive_some(1) != b"\1":
-                raise PeerError("the peer goes on over no other circuit")
+    async def _go_on(self, path: Path, leg: Leg, token: bytes) -> None:
+        """Nothing of this travels over the path itself, which may be at its limit. Once the other end has the new leg
+        it writes to that alone, so a failure here is the connection's end."""
         path.promise()
-        await leg.write(_PREFACE + token)
-        await path.continue_on(leg)
+        try:
+            with trio.fail_after(_SETUP_S):
+                await leg.write(_PREFACE + token)
+                if await leg.read(1) != _READY:
+                    raise ConnectionClosedError("the new circuit ended at once")
+                await path.continue_on(leg)
+        except BaseException:
+            await leg.aclose()
+            await path.close()
+            raise
 
     # Accepting.
 
@@ -191,31 +211,37 @@ class Legs:
 
     async def arrived(self, token: bytes, leg: Leg) -> None:
         """A new leg says whose it is."""
-        path, until_s = self._promised.pop(token, (None, 0.0))
-        if path is None or until_s < trio.current_time():
-            await leg.aclose()
-            return
+        path = self._promised.pop(token, None)
         try:
+            if path is None:
+                raise ConnectionClosedError("nobody waits for it")
+            self._promised[_next(token)] = path
+            await leg.write(_READY)
             await path.continue_on(leg)
         except ConnectionClosedError:
-            await path.close()
+            await leg.aclose()
+            if path is not None:
+                await path.close()
 
     async def on_continue(self, connection: MuxedConnection, stream: trio.abc.HalfCloseableStream) -> None:
-        """The peer will go on over another leg. One promise a path: the newest."""
+        """The peer will go on over other legs; the stream stays open as long as it may. Raises `PeerError`."""
+        path = connection.path
+        if path is None or path in self._promised.values():
+            raise PeerError("goes on over another circuit: this is none, or it does already")
         async with stream:
             with trio.fail_after(_SETUP_S):
-                token = await _read_exactly(stream)
-                if connection.path is None:
-                    raise PeerError("goes on over another circuit, and this is none")
-                now = trio.current_time()
-                self._promised = {
-                    other: (path, until_s)
-                    for other, (path, until_s) in self._promised.items()
-                    if until_s > now and path is not connection.path
-                }
-                self._promised[token] = (connection.path, now + _TOKEN_S)
-                connection.path.promise()
-                await stream.send_all(b"\1")
+                secret = await _read_exactly(stream)
+            self._promised[_next(secret)] = path
+            try:
+                await stream.send_all(_READY)
+                await stream.receive_some(1)
+            finally:
+                self._promised = {token: other for token, other in self._promised.items() if other is not path}
+
+
+def _next(token: bytes) -> bytes:
+    """What the leg after the one with this token begins with: known to both ends, and to nobody else."""
+    return blake3(token).digest()[:TOKEN_BYTES]
 
 
 def _circuit_leg(stream: trio.abc.HalfCloseableStream, seen_at: str, limit: Limit) -> CircuitLeg:

@@ -110,7 +110,8 @@ class CircuitLeg:
             raise ConnectionClosedError(f"the circuit broke: {error}") from error
 
     def room(self) -> int | None:
-        return self._limit_bytes - self._sent if self._limit_bytes else None
+        # Some relays (go-libp2p's) end a circuit at its last byte, and what comes the other way with it.
+        return self._limit_bytes - 1 - self._sent if self._limit_bytes else None
 
     async def aclose(self) -> None:
         await trio.aclose_forcefully(self._stream)
@@ -143,6 +144,7 @@ class Path(ReadWriteCloser):
         self.on_closed: Callable[[], None] = _nothing
         self._reading = leg
         self._legs: deque[Leg] = deque()  # to be read after the present one has ended
+        self._half_over: list[Leg] = []
         self._next: Leg | None = None  # to be written to from now on
         self._write_lock = trio.Lock()
         self._changed = trio.Event()
@@ -176,8 +178,7 @@ class Path(ReadWriteCloser):
         if self._next is not None:
             old, self.leg, self._next = self.leg, self._next, None
             await old.send_eof()
-            if old is not self._reading and old not in self._legs:
-                await old.aclose()
+            await self._finished(old)
 
     async def read(self, n: int | None = None) -> bytes:
         if self._early:
@@ -188,8 +189,15 @@ class Path(ReadWriteCloser):
             if data or not await self._has_next_leg():
                 return data
             over, self._reading = self._reading, self._legs.popleft()
-            if over is not self.leg:
-                await over.aclose()
+            await self._finished(over)
+
+    async def _finished(self, leg: Leg) -> None:
+        """One direction of `leg` has ended; after the second it is closed."""
+        if leg in self._half_over:
+            self._half_over.remove(leg)
+            await leg.aclose()
+        else:
+            self._half_over.append(leg)
 
     async def _has_next_leg(self) -> bool:
         with trio.move_on_at(max(self._promised_until_s, trio.current_time())):
@@ -225,7 +233,7 @@ class Path(ReadWriteCloser):
         self._wake()
         try:
             with trio.CancelScope(shield=True):
-                for leg in {id(leg): leg for leg in (self._reading, self.leg, *self._legs)}.values():
+                for leg in {id(leg): leg for leg in (self._reading, self.leg, *self._legs, *self._half_over)}.values():
                     await leg.aclose()
         finally:
             self.on_closed()

@@ -175,15 +175,13 @@ class Relay:
     ) -> None:
         left = self._rules.circuit_bytes
         try:
-            while data := await source.receive_some(min(_READ_BYTES, left)):
+            while data := await source.receive_some(_READ_BYTES):
                 left -= len(data)
+                if left < 0:
+                    scope.cancel()
+                    return
                 self.relayed_bytes += len(data)
                 await sink.send_all(data)
-                if not left:
-                    break
-            if left:
-                await sink.send_eof()
-                return
+            await sink.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        scope.cancel()
+            scope.cancel()

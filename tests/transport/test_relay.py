@@ -1,0 +1,338 @@
+"""Peers that cannot be dialed: places at relays, circuits and what follows them, and who is refused."""
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import trio
+import trio.testing
+
+from codec.errors import PeerError
+from codec.sign import Key
+from swarm.protocol.reach import circuit
+from swarm.transport import punch
+from swarm.transport.base import Lane, PeerKey, Unreachable, Way
+from swarm.transport.circuit import (
+    HOP_ID,
+    STOP_ID,
+    HopMessage,
+    Status,
+    StopMessage,
+    peer_in,
+    read_message,
+    write_message,
+)
+from swarm.transport.identity import peer_id
+from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.path import CircuitLeg
+from swarm.transport.punch import Puncher
+from swarm.transport.relay import Relay, RelayRules
+from swarm.transport.tcp import TOKEN_MARK
+
+ANY = "/ip4/127.0.0.1/tcp/0"
+Stream = trio.abc.HalfCloseableStream
+
+
+async def echo(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+    async for data in stream:
+        await stream.send_all(data)
+    await stream.send_eof()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - nobody tells
+        await trio.sleep(0.01)
+
+
+async def ended(stream: trio.abc.ReceiveStream) -> bool:
+    """It ends, one way or the other, with nothing more on it."""
+    try:
+        return await stream.receive_some() == b""
+    except trio.BrokenResourceError:
+        return True
+
+
+@dataclass
+class World:
+    """A relay, one that is reached through it (`hidden`), and one that wants to reach it (`caller`)."""
+
+    relay: Libp2pTransport
+    hidden: Libp2pTransport
+    caller: Libp2pTransport
+    address: str
+    """The relay's own."""
+    nursery: trio.Nursery
+
+    async def call(self) -> None:
+        await self.caller.connect(self.hidden.key, [circuit(self.address)])
+
+
+def transport(seed: int, **options: object) -> Libp2pTransport:
+    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], **options)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def world(
+    rules: RelayRules | None = None, *, may_reserve: Callable[[PeerKey], bool] = lambda peer: True, place: bool = True
+) -> AsyncIterator[World]:
+    relay = transport(1, relay_for=may_reserve, relay_rules=rules)
+    with trio.fail_after(15):
+        async with trio.open_nursery() as nursery:
+            (address,) = await nursery.start(relay.serve, echo)
+            hidden, caller = transport(2, via=[address]), transport(3)
+            await nursery.start(hidden.serve, echo)
+            await nursery.start(caller.serve, echo)
+            made = World(relay, hidden, caller, address, nursery)
+            if place:
+                await until(lambda: not hidden.places.state[address])
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def no_punching(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stay(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Puncher, "keep_trying", stay)
+
+
+async def exchange(stream: Stream, data: bytes, pause_s: float = 0.0) -> bytes:
+    """Send it, 64 KiB at a time, and read what comes back."""
+    back = bytearray()
+
+    async def send() -> None:
+        for at in range(0, len(data), 65_536):
+            await stream.send_all(data[at : at + 65_536])
+            await trio.sleep(pause_s)
+        await stream.send_eof()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        async for part in stream:
+            back += part
+    return bytes(back)
+
+
+@pytest.mark.usefixtures("no_punching")
+async def test_who_cannot_be_dialed_is_reached_and_the_relay_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = bytearray()
+    copy = Relay._copy
+
+    class Tapped:
+        def __init__(self, sink: Stream) -> None:
+            self._sink = sink
+
+        async def send_all(self, data: bytes) -> None:
+            passed.extend(data)
+            await self._sink.send_all(data)
+
+        async def send_eof(self) -> None:
+            await self._sink.send_eof()
+
+    monkeypatch.setattr(Relay, "_copy", lambda self, source, sink, scope: copy(self, source, Tapped(sink), scope))
+    async with world() as w:
+        assert w.hidden.places.circuits == [circuit(w.address)]
+        await w.call()
+        for near, far in ((w.caller, w.hidden), (w.hidden, w.caller)):
+            for lane in Lane:
+                async with await near.open_stream(far.key, lane) as stream:
+                    assert await exchange(stream, b"the policy's bits" * 100) == b"the policy's bits" * 100
+            assert near.way(far.key) is Way.CIRCUIT
+            assert near.ways(far.key) == 1
+        seen_at = w.hidden.remote_address(w.caller.key)
+        assert seen_at is not None
+        assert seen_at.startswith("/ip4/127.0.0.1/tcp/")  # as the relay sees it
+        assert w.caller.remote_address(w.hidden.key) == circuit(w.address)
+        assert w.relay.relay is not None
+        assert w.relay.relay.circuits >= 1
+        assert w.relay.relay.relayed_bytes == len(passed) > 10_000
+        assert b"policy" not in passed
+
+
+@pytest.mark.usefixtures("no_punching")
+async def test_circuits_follow_one_another_before_the_byte_limit() -> None:
+    async with world(RelayRules(circuit_bytes=400_000)) as w:
+        await w.call()
+        async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
+            data = bytes(range(256)) * 8192
+            assert await exchange(stream, data, 0.01) == data
+        assert w.caller.legs.rotated >= 2_097_152 // 400_000
+        assert w.caller.way(w.hidden.key) is Way.CIRCUIT
+        assert w.relay.relay is not None
+        await until(lambda: w.relay.relay and w.relay.relay.circuits == 1)  # the worn ones have ended
+
+
+@pytest.mark.usefixtures("no_punching")
+async def test_circuits_follow_one_another_before_the_time_limit() -> None:
+    async with world(RelayRules(circuit_s=1.0)) as w:
+        await w.call()
+        async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
+            for count in range(12):
+                await stream.send_all(bytes([count]))
+                assert await stream.receive_some() == bytes([count])
+                await trio.sleep(0.2)
+        assert w.caller.legs.rotated >= 2
+
+
+async def test_a_circuit_becomes_a_connection_of_their_own_in_mid_stream() -> None:
+    async with world() as w:
+        await w.call()
+        async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
+            data = bytes(range(256)) * 4096
+            assert await exchange(stream, data, 0.05) == data
+        for near, far in ((w.caller, w.hidden), (w.hidden, w.caller)):
+            assert near.way(far.key) is Way.PUNCHED
+            assert near.puncher.punched == 1
+        assert w.relay.relay is not None
+        await until(lambda: w.relay.relay and not w.relay.relay.circuits)
+        relayed = w.relay.relay.relayed_bytes
+        async with await w.hidden.open_stream(w.caller.key, Lane.CONTROL) as stream:
+            assert await exchange(stream, bytes(100_000)) == bytes(100_000)
+        assert w.relay.relay.relayed_bytes == relayed
+
+
+async def test_strangers_get_no_place() -> None:
+    async with world(may_reserve=lambda peer: False, place=False) as w:
+        await until(lambda: "PERMISSION_DENIED" in w.hidden.places.state[w.address])
+        with pytest.raises(Unreachable, match="NO_RESERVATION"):
+            await w.call()
+
+
+@pytest.mark.usefixtures("no_punching")
+@pytest.mark.parametrize(
+    "rules", [RelayRules(circuits=0), RelayRules(circuits_to_one=0), RelayRules(circuits_from_one=0)]
+)
+async def test_circuits_are_limited(rules: RelayRules) -> None:
+    async with world(rules) as w:
+        with pytest.raises(Unreachable, match="RESOURCE_LIMIT"):
+            await w.call()
+
+
+async def test_places_are_limited() -> None:
+    async with world(RelayRules(places=0), place=False) as w:
+        await until(lambda: "RESERVATION_REFUSED" in w.hidden.places.state[w.address])
+
+
+async def test_a_relay_that_comes_later_is_found() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    address = f"/ip4/127.0.0.1/tcp/{port}"
+    hidden = transport(2, via=[address])
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(hidden.serve, echo)
+            await until(lambda: "nothing answers" in hidden.places.state[address])
+            relay = Libp2pTransport(Key(bytes([1]) * 32), [address], relay_for=lambda peer: True)
+            await nursery.start(relay.serve, echo)
+            await until(lambda: not hidden.places.state[address])
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_lost_place_is_taken_again() -> None:
+    async with world() as w:
+        assert w.relay.relay is not None
+        await w.relay.disconnect(w.hidden.key)
+        w.relay.relay._places.clear()
+        await until(lambda: w.relay.relay and w.relay.relay.places == [w.hidden.key])
+        await w.call()
+
+
+async def test_a_relay_does_not_lead_to_itself() -> None:
+    async with world() as w:
+        with pytest.raises(Unreachable, match="one of the two ends"):
+            await w.relay.connect(w.caller.key, [circuit(w.address)])
+        with pytest.raises(Unreachable, match="one of the two ends"):
+            await w.caller.connect(w.hidden.key, [circuit(w.address, peer_id(w.hidden.key))])
+
+
+async def test_circuits_come_only_from_our_own_relays() -> None:
+    """Else anybody could make us speak to anybody, under a relay's limits of handshakes and not their own."""
+    async with world() as w:
+        await w.caller.connect(w.relay.key, [w.address])
+        await w.relay.connect(w.caller.key, [])
+        async with await w.relay.open_library_stream(w.caller.key, STOP_ID) as stream:
+            await write_message(stream, StopMessage(type=StopMessage.CONNECT, peer=peer_in(w.hidden.key, None)))
+            answer = await read_message(stream, StopMessage)
+        assert answer.status == Status.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("said", [b"\xff\xff\xff\xff", b"\x80\x40" + bytes(10), b"\x02\x08\x09", b"\x05abc", b""])
+async def test_nonsense_ends_its_stream_and_nothing_else(said: bytes) -> None:
+    async with world() as w:
+        await w.caller.connect(w.relay.key, [w.address])
+        stream = await w.caller.open_library_stream(w.relay.key, HOP_ID)
+        await stream.send_all(said)
+        await stream.send_eof()
+        assert await ended(stream)
+        assert w.relay.peers()
+        await w.call()
+
+
+async def test_a_caller_that_says_nothing_is_not_waited_for_long() -> None:
+    async with world(RelayRules(setup_s=0.1)) as w:
+        await w.caller.connect(w.relay.key, [w.address])
+        stream = await w.caller.open_library_stream(w.relay.key, HOP_ID)
+        await stream.send_all(b"\x10")
+        assert await stream.receive_some() == b""
+
+
+@pytest.mark.usefixtures("no_punching")
+async def test_a_token_that_nobody_waits_for_is_refused() -> None:
+    async with world() as w:
+        assert w.hidden.tcp is not None
+        (own,) = w.hidden.tcp.listening
+        with trio.fail_after(5):
+            stream = await trio.open_tcp_stream(*own)
+            await stream.send_all(TOKEN_MARK + bytes(16))
+            assert await ended(stream)
+        near, far = trio.testing.memory_stream_pair()
+        await w.hidden.legs.arrived(bytes(16), CircuitLeg(near))
+        assert await far.receive_some() == b""
+
+
+async def test_a_meeting_dials_nobody_nearer_than_ourselves() -> None:
+    puncher = transport(4).puncher
+    addrs = ["/ip4/127.0.0.1/tcp/22", "/ip4/10.0.0.1/tcp/22", "/ip4/8.8.8.8/tcp/4001", "what", circuit(ANY)]
+    assert puncher._targets(addrs) == {("8.8.8.8", 4001)}
+    puncher._transport.legs.observed = "/ip4/192.168.1.2/tcp/4"
+    assert puncher._targets(addrs) == {("8.8.8.8", 4001), ("10.0.0.1", 22)}
+
+
+async def test_punching_needs_a_circuit() -> None:
+    async with world() as w:
+        await w.caller.connect(w.relay.key, [w.address])
+        edge = w.relay._edges[w.caller.key]
+        (connection,) = edge.connections
+        near, _ = trio.testing.memory_stream_pair()
+        with pytest.raises(PeerError):
+            await w.relay.puncher.follow(connection, near)
+
+
+async def test_an_end_that_dials_itself_does_not_meet_itself() -> None:
+    """Behind one NAT both have the same private address: a dial to it may come back to who made it."""
+    async with world() as w:
+        assert w.caller.tcp is not None
+        (own,) = w.caller.tcp.listening
+        with trio.move_on_after(0.5):
+            address = f"/ip4/127.0.0.1/tcp/{own[1]}"
+            w.caller.legs.observed = address
+            assert await w.caller.puncher._meet(bytes(16), [address], leads=True) is None
+            pytest.fail("it met somebody")
+        assert not w.caller.puncher._meetings
+
+
+def test_the_two_ends_say_different_things() -> None:
+    assert punch._other(bytes(16)) != bytes(16)
+    assert punch._other(punch._other(bytes(16))) == bytes(16)
+
+
+async def test_hop_messages_as_stock_libp2p_writes_them() -> None:
+    near, far = trio.testing.memory_stream_pair()
+    message = HopMessage(type=HopMessage.CONNECT, peer=peer_in(Key(bytes(32)).public, "/ip4/8.8.8.8/tcp/1"))
+    body = message.SerializeToString()
+    await write_message(near, message)
+    assert await far.receive_some() == bytes([len(body)]) + body
