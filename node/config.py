@@ -43,6 +43,8 @@ DEFAULT_MBIT: Final = 100.0
 MAX_MBIT: Final = 1e7
 MAX_ADDRESSES: Final = 4
 """As many as a ticket has room for; a machine has one or two that the world can dial."""
+MAX_RELAYS: Final = 3
+"""Each costs a connection, and a place in the ticket."""
 _EXAMPLE: Final = "203.0.113.7:4001"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -83,6 +85,17 @@ def address(text: str) -> str:
     return f"/{kind}/{host}/tcp/{int(port)}"
 
 
+def relay_address(text: str) -> str:
+    """A relay's address: as `address`, and perhaps its /p2p/ID. Raises `UsageError`."""
+    place, _, id_ = text.strip().partition("/p2p/")
+    if id_ and not re.fullmatch(r"12D3Koo[1-9A-HJ-NP-Za-km-z]{45}", id_):
+        raise UsageError(f"{text!r} ends in no PeerId; write it as its relay printed it, or without /p2p/...")
+    made = address(place)
+    if made.endswith("/tcp/0") or "/0.0.0.0/" in made or "/::/" in made:
+        raise UsageError(f"{text!r} is no relay that can be dialed; write it like {_EXAMPLE}")
+    return made + f"/p2p/{id_}" * bool(id_)
+
+
 def _is_host(kind: str, host: str) -> bool:
     try:
         if kind == "ip4":
@@ -110,6 +123,9 @@ class PeerConfig:
     announce: tuple[str, ...] = ()
     """Address at which the world reaches this machine, where that is not the one listened on (a rented box's port
     mapping, say); repeat for more."""
+    via: tuple[str, ...] = ()
+    """Relay through which this machine can be reached though nobody can dial it: host:port of a machine on which
+    swarm-node relay runs; repeat for more."""
     name: str = field(default_factory=_host_name)
     """What people call this machine."""
     region: str = ""
@@ -124,6 +140,9 @@ class PeerConfig:
         object.__setattr__(self, "home", self.home.expanduser().absolute())
         object.__setattr__(self, "listen", tuple(address(text) for text in self.listen))
         object.__setattr__(self, "announce", tuple(address(text) for text in self.announce))
+        object.__setattr__(self, "via", tuple(dict.fromkeys(relay_address(text) for text in self.via)))
+        if len(self.via) > MAX_RELAYS:
+            raise UsageError(f"--via: at most {MAX_RELAYS} relays")
         if not self.listen:
             raise UsageError("--listen: at least one address")
         if len(self.listen) > MAX_ADDRESSES or len(self.announce) > MAX_ADDRESSES:
@@ -229,7 +248,13 @@ class JoinConfig(MemberConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig(MemberConfig):
-    """Passes chunks on: no model, no GPU, no torch."""
+    """Passes chunks on, and is the way to machines that cannot be dialed: no model, no GPU, no torch."""
+
+    listen: tuple[str, ...] = (f"/ip4/0.0.0.0/tcp/{SEED_PORT}",)
+    """Address to listen on, as host:port, a port, or a multiaddr; repeat for more."""
+    wait_for_seed: str = "24h"
+    """How long to look for the seed at the start before giving up: 60s, 30m, 24h. Longer than a node does: a seed that
+    cannot be dialed comes to its relay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

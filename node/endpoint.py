@@ -4,7 +4,7 @@ The seed, a node and a relay differ in their core and in their face; what lies b
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -65,8 +65,14 @@ class Endpoint:
         tuning: Tuning,
         model: "Model | None" = None,
         limits: Limits | None = None,
+        via: tuple[str, ...] = (),
+        relay_for: Callable[[bytes], bool] | None = None,
+        outward: Callable[[Sequence[str]], tuple[str, ...]] = tuple,
     ) -> "Endpoint":
-        """Put the parts together; nothing runs yet. `model` None: a relay. `tuning`: the core's."""
+        """Put the parts together; nothing runs yet. `model` None: a relay. `tuning`: the core's. `via`: relays at which
+        it keeps a place. `relay_for`: it gives places itself, to whom this says. `outward`: what the core is told of
+        the addresses that are listened on.
+        """
         limits = limits or Limits()
         manifests = Manifests(authority)
         for seal in store.records.seals():
@@ -74,7 +80,7 @@ class Endpoint:
         # Who is dialed again when is the core's decision; the transport's own pause must have passed by then.
         pause_s = tuning.dial_retry_s / 2
         rules = DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
-        transport = Libp2pTransport(key, listen, announce, dial_rules=rules)
+        transport = Libp2pTransport(key, listen, announce, dial_rules=rules, via=via, relay_for=relay_for)
         jobs = answers = None
         if model is not None:
             from swarm.shell.answers import Answers
@@ -91,6 +97,7 @@ class Endpoint:
         shell = Shell(
             core, transport, store, manifests, face,
             authority=authority, jobs=jobs, answers=answers, announce=announce_manifest, limits=limits,
+            outward=outward,
         )  # fmt: skip
         endpoint = cls(shell, transport, store, manifests, jobs)
         endpoint._gossip = gossip

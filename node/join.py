@@ -4,6 +4,7 @@ swarm --> shell --commit--> changes --> engine        (node.workplace: staged wh
 swarm <-- Work messages <-- rollouts <--- engine
 """
 
+import os
 import random
 import secrets
 from functools import partial
@@ -17,13 +18,16 @@ from codec import Manifest
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import keyfile, logs
+from node.announce import with_box_ports
 from node.config import JoinConfig, MemberConfig
 from node.endpoint import Endpoint, open_store
 from node.memory import disk_free_bytes, free_bytes, keep_on_disk
 from node.status import query
+from node.status.reached import reached, relayed
 from node.ticket import Ticket
 from swarm.protocol.events import VersionId
 from swarm.protocol.peer import Peer
+from swarm.protocol.reach import circuit
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Join
 from swarm.shell import in_thread
@@ -54,6 +58,7 @@ async def run(
     from swarm.shell.model import Model
 
     logs.configure()
+    config = with_box_ports(config, os.environ)
     if config.model is not None:
         await in_thread(Checkpoint.open, config.model)  # a wrong folder is told before it takes a place of the ticket
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
@@ -137,9 +142,8 @@ class Member:
         self.config, self.key, self.ticket = config, key, ticket
         self._relay = relay
         tuning = Tuning.named(ticket.preset)
-        join = Join(
-            ticket.capability, config.announce, config.name, config.region, config.up_mbit, config.down_mbit, relay
-        )
+        addrs = config.announce + tuple(circuit(relay) for relay in config.via)
+        join = Join(ticket.capability, addrs, config.name, config.region, config.up_mbit, config.down_mbit, relay)
         self.core = Peer(
             key, ticket.authority, ticket.addrs, join, tuning,
             random.Random(secrets.randbits(64)), held=held, layout_hash=layout_hash,
@@ -147,6 +151,7 @@ class Member:
         self.endpoint = Endpoint.build(
             self.core, key, ticket.authority, store, self,
             listen=config.listen, announce=config.announce, tuning=tuning, model=model,
+            via=config.via, relay_for=self._may_have_place if relay else None,
         )  # fmt: skip
         self._joined = trio.Event()
         self._over: SwarmError | None = None
@@ -250,6 +255,11 @@ class Member:
         """Hand a `Work` body to the authority; lost when there is no session."""
         self.endpoint.send_work(self.ticket.authority, body)
 
+    def _may_have_place(self, peer: bytes) -> bool:
+        """As a relay: the authority and the members are reached through us if they like."""
+        roster = self.core.state.roster
+        return peer == self.ticket.authority or (roster is not None and roster.member_of(peer) is not None)
+
     # ------------------------------------------------------------ for people
 
     async def _prove(self) -> None:
@@ -270,6 +280,7 @@ class Member:
             "name": self.config.name,
             "peer": peer_id(self.key.public),
             "standing": self.core.standing(now).value,
+            "dialable": roster is not None and (me := roster.member_of(self.key.public)) is not None and me.dialable,
             "held": None if held is None else list(held),
             "root": None if core.manifest is None or held is None else core.manifest.root.hex(),
             "catching_up": self.core.caught_up,
@@ -288,4 +299,7 @@ class Member:
             "nodes": [own],
             "stripes": stripes,
             "message": self.news,
+            "seed_reached": reached(self.endpoint.transport, self.ticket.authority, None),
+            "relays": self.endpoint.transport.places.state,
+            **relayed(self.endpoint.transport),
         }

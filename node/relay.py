@@ -1,14 +1,25 @@
-"""A relay's process: it passes chunks on. No model, no GPU, no torch."""
+"""A relay's process: it passes chunks on, and leads to the seed where that cannot be dialed. No model, no torch.
 
+A seed behind NAT is started with `--via` and this machine's address; it comes to the relay, keeps a place there, and
+its tickets name the relay. So a relay whose ticket leads nowhere, or to itself, only has to wait.
+"""
+
+import os
+
+import structlog
 import trio
 
 from node import keyfile, logs
+from node.announce import with_box_ports
 from node.config import RelayConfig
+from node.contact import dialable
 from node.endpoint import open_store
 from node.join import Member
 from node.ticket import Ticket
 
 __all__ = ["run"]
+
+_log = structlog.get_logger(__name__)
 
 
 async def run(
@@ -16,6 +27,12 @@ async def run(
 ) -> None:
     """Run until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers."""
     logs.configure()
+    config = with_box_ports(config, os.environ)
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
     with open_store(config.home, ticket.authority) as store:
-        await Member(ticket, config, key, store, relay=True).run(task_status)
+        member = Member(ticket, config, key, store, relay=True)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(member.run)
+            place = next(iter(config.announce or dialable(member.endpoint.addrs)))
+            _log.info("relaying", hint=f"a seed or node that cannot be dialed reaches the world with --via {place}")
+            task_status.started()

@@ -4,6 +4,7 @@ the user's trainer --trainer.sock--> desk --> publisher --> seed (attempts, seal
                                       desk <--> ledger service <-- Work messages <---- shell <-- nodes
 """
 
+import os
 import random
 import secrets
 import subprocess
@@ -22,6 +23,7 @@ from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import kernels, keyfile, logs
+from node.announce import reached_at, with_box_ports
 from node.config import SeedConfig
 from node.contact import Contact
 from node.desk import Desk
@@ -32,6 +34,7 @@ from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.raw import write_raw_base
 from node.status import query
+from node.status.reached import reached
 from node.track import Track
 from node.trainers.seedlink import SOCKET_NAME
 from swarm.protocol.authority import Authority
@@ -61,6 +64,7 @@ _WATCH_AGAIN_S: Final = 5.0
 async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """Run until cancelled. Raises `UsageError` for what the user can mend."""
     logs.configure()
+    config = with_box_ports(config, os.environ)
     config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = keyfile.load(config.key) if config.key is not None else _own_key(config)
     base = config.base or await in_thread(write_raw_base, config.home / "raw", config.raw_mb * 10**6)
@@ -148,12 +152,13 @@ class _Seat:
         wall = time.time() - start  # one reading: authority time must not jump when somebody sets the clock
         grants = [record for record in store.records.all("grant/").values() if record]
         self.core = Authority(
-            key, config.announce, tuning, random.Random(secrets.randbits(64)),
+            key, (), tuning, random.Random(secrets.randbits(64)),
             boot=boot, clock=lambda local: wall + local, head=head, grants=grants, now=start,
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
             listen=config.listen, announce=config.announce, tuning=tuning, model=model,
+            via=config.via, outward=partial(reached_at, config),
         )  # fmt: skip
         assert self.endpoint.jobs is not None
         self._seed = Seed(key, self.endpoint.shell, store, self.endpoint.jobs, self.endpoint.manifests)
@@ -168,8 +173,8 @@ class _Seat:
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         config = self._config
         async with self.endpoint.running(leave=False), trio.open_nursery() as nursery:
-            addrs = config.announce or self.endpoint.addrs
-            Contact(self._key.public, addrs[:4], config.preset).write(config.home)
+            addrs = reached_at(config, self.endpoint.addrs)
+            Contact(self._key.public, addrs, config.preset).write(config.home)
             desk = Desk(self, self._head, self.ledger, self._files)
             await nursery.start(self.ledger.run)
             await nursery.start(query.serve, config.home, self.state)
@@ -288,7 +293,8 @@ class _Seat:
             "head": list(self._head()),
             "root": manifest.root.hex(),
             "model_bytes": self.replica.layout.full_bytes,
-            "addrs": list(self.endpoint.addrs),
+            "addrs": list(reached_at(self._config, self.endpoint.addrs)),
+            "relays": self.endpoint.transport.places.state,
             "sent_bytes": self.endpoint.transport.traffic.sent,
             "control_bytes": self.endpoint.shell.counts.control_sent,
             "nodes": [self._node(slot, now, work) for slot in sorted(self.core.book.leases)],
@@ -307,6 +313,9 @@ class _Seat:
             "slot": slot,
             "peer": peer_id(lease.grant.peer),
             "name": member.name if member is not None else "",
+            "reached": reached(
+                self.endpoint.transport, lease.grant.peer, member.dialable if member is not None else None
+            ),
             "standing": core.standing(slot, now).value,
             "lease_s": core.lease_left_s(slot, now),
             "held": None if report is None else list(report.held),

@@ -18,7 +18,8 @@ from blake3 import blake3
 
 from codec.errors import UsageError
 from codec.sign import PUBLIC_KEY_BYTES
-from node.config import MAX_ADDRESSES, Preset, address
+from node.config import MAX_ADDRESSES, Preset, address, relay_address
+from swarm.protocol.reach import CIRCUIT, is_circuit
 
 __all__ = ["MAX_TICKET_CHARS", "TICKET_VERSION", "Ticket"]
 
@@ -37,14 +38,17 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     addrs: Annotated[
         tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(min_length=1, max_length=MAX_ADDRESSES)
     ]
-    """Multiaddr text, without the peer id."""
+    """Multiaddr text, without the authority's peer id: direct ones, and circuits of its relays."""
     capability: Annotated[bytes, msgspec.Meta(min_length=1, max_length=1024)]
     """Sealed bytes, as the authority signed them."""
     preset: Preset
 
     def __post_init__(self) -> None:
         try:
-            canonical = tuple(address(text) for text in self.addrs)
+            canonical = tuple(
+                relay_address(text.removesuffix(CIRCUIT)) + CIRCUIT if is_circuit(text) else address(text)
+                for text in self.addrs
+            )
         except UsageError as error:
             raise ValueError(f"addrs: {error}") from error
         if canonical != self.addrs:

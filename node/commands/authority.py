@@ -45,7 +45,8 @@ def keygen(*, out: Path | None = None, home: Path | None = None, as_json: AsJson
 async def seed(*, config: Annotated[SeedConfig | None, Parameter(name="*")] = None) -> None:
     """Run the swarm's seed beside the trainer, until interrupted.
 
-    It holds the key, admits nodes by their tickets, and deals each version that is published to it.
+    It holds the key, admits nodes by their tickets, and deals each version that is published to it. Where nobody can
+    dial this machine, name a relay that they can (--via): its tickets then lead through that one.
     """
     from node.lifetime import until_signalled
     from node.logs import configure
@@ -60,7 +61,7 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
 
     Whoever has a ticket can fetch the policy until it expires, so send it as you would a password.
     """
-    from node.contact import Contact, dialable, only_near
+    from node.contact import Contact, only_near
     from node.ticket import Ticket
     from swarm.protocol.documents import Capability, seal
 
@@ -73,7 +74,7 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
         )
     expires = time.time() + config.expires_s
     capability = Capability(key.public, os.urandom(16), expires, config.nodes, round(config.quota_gb * 1e9))
-    addrs = config.announce or dialable(contact.addrs)
+    addrs = config.announce or contact.addrs
     ticket = Ticket(key.public, addrs, seal(capability, key), contact.preset)
     if as_json:
         print_json({"ticket": str(ticket), "expires": expires, "nodes": config.nodes, "addrs": list(ticket.addrs)})
@@ -140,6 +141,7 @@ def register(app: App) -> None:
         help_epilogue=examples(
             "swarm-node seed --base ~/models/Qwen3-8B",
             "swarm-node seed --base . --listen 4001 --announce 203.0.113.7:31001 --up-mbit 900",
+            "swarm-node seed --base ~/models/Qwen3-8B --via 203.0.113.9:4001    (swarm-node relay TICKET runs there)",
             "swarm-node seed --base runs/step_0 --watch runs --watch-marker STABLE",
             "swarm-node seed --raw-mb 512",
         ),

@@ -47,7 +47,10 @@ async def join(ticket: str, /, *, config: Annotated[JoinConfig, Parameter(name="
 
 
 async def relay(ticket: str, /, *, config: Annotated[RelayConfig, Parameter(name="*")] = RelayConfig()) -> None:
-    """Come into a swarm and only pass chunks on: no model, no GPU, no torch; until interrupted.
+    """Come into a swarm and pass chunks on: no model, no GPU, no torch; until interrupted.
+
+    On a machine that the world can dial it also leads to those that it cannot: start them with --via and this machine's
+    address. What passes through is encrypted between the two ends.
 
     Parameters
     ----------
@@ -75,4 +78,11 @@ def register(app: App) -> None:
             "swarm-node join swarm1... --listen 4001 --announce 203.0.113.7:31001",
         ),
     )
-    app.command(relay, group=LEND, help_epilogue=examples("swarm-node relay swarm1... --listen 4001 --up-mbit 900"))
+    app.command(
+        relay,
+        group=LEND,
+        help_epilogue=examples(
+            "swarm-node relay swarm1... --up-mbit 900",
+            "swarm-node relay swarm1... --announce 203.0.113.9:4001     (then: seed --via 203.0.113.9:4001)",
+        ),
+    )

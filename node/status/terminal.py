@@ -4,7 +4,9 @@
 
 - `swarm` (PeerId), `role`, `head` ([epoch, v]), `sent_bytes`, `control_bytes`, `message` (a line of news)
 - `nodes`: list of `slot`, `name`, `peer` (PeerId), `held` and `engine` ([epoch, v] or None), `standing` ("fresh",
-  "soft", "dead"), `lease_s`, `catching_up` (0..1), `sent_bytes`, `received_bytes`, `tokens_s`
+  "soft", "dead"), `lease_s`, `catching_up` (0..1), `sent_bytes`, `received_bytes`, `tokens_s`,
+  `reached` (how: direct, dialed us, punched, circuit)
+- `relays`: by relay through which this machine is reached, why it is not so now (empty: it is)
 - `stripes`: list, one a stripe, of {child slot: parent slot or None for the trainer}
 - `steps`: list of `version`, `density`, `bits_per_change`, `delta_bytes`, `trainer_copies`, `publish_to_all_s`,
   `commit_pause_ms`, `reward`
@@ -74,7 +76,7 @@ _STANDING: Final = {"fresh": "green", "soft": "yellow", "dead": "red"}
 
 def _nodes(state: State) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("slot", "node", "holds", "engine", "lease", "sent", "received", "tokens/s"):
+    for name in ("slot", "node", "holds", "engine", "lease", "sent", "received", "tokens/s", "reached"):
         table.add_column(name, justify="left" if name == "node" else "right", no_wrap=True)
     nodes = sorted(state.get("nodes", ()), key=lambda node: node["slot"])
     head = state.get("head")
@@ -95,6 +97,7 @@ def _nodes(state: State) -> Table:
             size(node.get("sent_bytes")),
             size(node.get("received_bytes")),
             _number(node.get("tokens_s"), ",.0f"),
+            node.get("reached") or "-",
         )
     if len(nodes) > NODES_SHOWN:
         table.add_row("", f"and {len(nodes) - NODES_SHOWN} more")
@@ -171,6 +174,11 @@ def view(state: State) -> RenderableType:
     for part in (_stripes(state), _steps(state)):
         if part is not None:
             parts += [Text(), part]
+    for relay, why in state.get("relays", {}).items():
+        parts += [Text(), Text(f"reached through {relay}" + (f": not now, {why}" if why else ""))]
+    if "circuits" in state:
+        text = f"relay for {state['places']}, {state['circuits']} circuits, {size(state['relayed_bytes'])} passed on"
+        parts += [Text(), Text(text)]
     if state.get("message"):
         parts += [Text(), Text(state["message"], style="italic")]
     return Group(*parts)

@@ -6,7 +6,7 @@ that is busy makes readers wait, and through them the peers.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -100,8 +100,11 @@ class Shell:
         announce: Callable[[bytes], Awaitable[None]] | None = None,
         limits: Limits | None = None,
         run_sync: RunSync = in_thread,
+        outward: Callable[[Sequence[str]], tuple[str, ...]] = tuple,
     ) -> None:
-        """`jobs` and `answers` are None for a relay, which has no model. `announce` publishes a manifest by gossip."""
+        """`jobs` and `answers` are None for a relay, which has no model. `announce` publishes a manifest by gossip.
+        `outward`: what the core is told of the addresses that are listened on.
+        """
         self._core = core
         self._transport = transport
         self._store = store
@@ -111,6 +114,7 @@ class Shell:
         self._announce = announce
         self._limits = limits or Limits()
         self._run_sync = run_sync
+        self._outward = outward
         self._authority = authority
         self._posting, self._events = trio.open_memory_channel[tuple[Event, trio.Event | None]](self._limits.events)
         self._timers: dict[str, float] = {}
@@ -159,7 +163,7 @@ class Shell:
             nursery.start_soon(self._persist_all)
             nursery.start_soon(self._settle_all)
             nursery.start_soon(self._keep_up)
-            self.perform(self._core.start(trio.current_time(), tuple(addrs)))
+            self.perform(self._core.start(trio.current_time(), self._outward(addrs)))
             task_status.started(addrs)
             await self._apply_all()
 

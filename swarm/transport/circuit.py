@@ -31,6 +31,7 @@ __all__ = [
     "observed_in",
     "peer_in",
     "read_message",
+    "status_name",
     "write_message",
 ]
 
@@ -77,6 +78,11 @@ async def _read_exactly(stream: trio.abc.ReceiveStream, length: int) -> bytes:
             raise PeerError("circuit message: the stream ended in it")
         data += more
     return bytes(data)
+
+
+def status_name(status: Status.ValueType) -> str:
+    """As the specification calls it; a number that it does not know stays one."""
+    return Status.Name(status) if status in Status.values() else str(status)
 
 
 def peer_in(key: PeerKey, seen_at: str | None) -> PeerId:

@@ -29,6 +29,7 @@ from swarm.transport.circuit import (
     observed_in,
     peer_in,
     read_message,
+    status_name,
     write_message,
 )
 from swarm.transport.identity import peer_id, peer_key
@@ -103,8 +104,8 @@ class Legs:
         key = await self.relay_key(relay, id_)
         if key in (transport.key, target):
             raise Unreachable("that relay is one of the two ends itself")
-        if transport.tcp is not None and (target := host_and_port_of(relay)) is not None:
-            transport.tcp.from_listen_port.add(target)
+        if transport.tcp is not None and (place := host_and_port_of(relay)) is not None:
+            transport.tcp.from_listen_port.add(place)
         try:
             await transport.connect(key, [relay])
         except Unreachable:
@@ -121,7 +122,7 @@ class Legs:
                 await write_message(stream, HopMessage(type=HopMessage.CONNECT, peer=peer_in(peer, None)))
                 answer = await read_message(stream, HopMessage)
             if answer.type != HopMessage.STATUS or answer.status != Status.OK:
-                raise Unreachable(f"the relay at {relay} says {_status(answer.status)}")
+                raise Unreachable(f"the relay at {relay} says {status_name(answer.status)}")
         except BaseException as error:
             await trio.aclose_forcefully(stream)
             if isinstance(error, trio.BrokenResourceError | trio.TooSlowError | PeerError):
@@ -246,10 +247,6 @@ def _next(token: bytes) -> bytes:
 
 def _circuit_leg(stream: trio.abc.HalfCloseableStream, seen_at: str, limit: Limit) -> CircuitLeg:
     return CircuitLeg(stream, seen_at, limit_bytes=limit.data, limit_s=float(limit.duration))
-
-
-def _status(number: int) -> str:
-    return Status.Name(number) if number in Status.values() else str(number)
 
 
 async def _read_token(leg: Leg) -> bytes:

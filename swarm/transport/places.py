@@ -11,7 +11,7 @@ import trio
 from codec.errors import PeerError
 from swarm.protocol.reach import circuit, relay_of
 from swarm.transport.base import PeerKey, Unreachable
-from swarm.transport.circuit import HOP_ID, HopMessage, Status, observed_in, read_message, write_message
+from swarm.transport.circuit import HOP_ID, HopMessage, Status, observed_in, read_message, status_name, write_message
 
 if TYPE_CHECKING:
     from swarm.transport.libp2p import Libp2pTransport
@@ -88,8 +88,7 @@ class Places:
             await write_message(stream, HopMessage(type=HopMessage.RESERVE))
             answer = await read_message(stream, HopMessage)
         if answer.type != HopMessage.STATUS or answer.status != Status.OK:
-            name = Status.Name(answer.status) if answer.status in Status.values() else str(answer.status)
-            raise Unreachable(f"the relay says {name}")
+            raise Unreachable(f"the relay says {status_name(answer.status)}")
         transport.legs.observed = observed_in(answer.peer) or transport.legs.observed
         left_s = 0.7 * (answer.reservation.expire - time.time())  # by its clock; ours may differ
         return min(max(left_s, _RENEW_LEAST_S), _RENEW_MOST_S)

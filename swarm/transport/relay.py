@@ -116,7 +116,7 @@ class Relay:
     def _limit(self) -> Limit:
         return Limit(duration=int(self._rules.circuit_s), data=self._rules.circuit_bytes)
 
-    async def _connect(self, peer: PeerKey, target: PeerKey) -> trio.abc.HalfCloseableStream | int:
+    async def _connect(self, peer: PeerKey, target: PeerKey) -> "trio.abc.HalfCloseableStream | Status.ValueType":
         """The target's end of a new circuit, or the status that says why there is none."""
         rules = self._rules
         if self._places.get(target, 0.0) <= trio.current_time():
