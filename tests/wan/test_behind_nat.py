@@ -1,0 +1,133 @@
+"""Machines that nobody can dial, by the product's own processes on emulated hosts: half of the nodes, and the trainer.
+
+`swarm-node` alone is used, as in the documentation: a seed with `--via`, a relay with the seed's ticket, nodes.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from node.status.query import ask
+from scenarios.wan import Host, Network
+from swarm.transport.base import Unreachable
+
+pytestmark = pytest.mark.wan
+
+PATIENCE_S = 90.0
+FIREWALLS: tuple[Literal["none", "in", "nat", "symmetric"], ...] = (
+    "none", "in", "none", "nat", "none", "symmetric", "none", "in",
+)  # fmt: skip
+
+
+def checkpoint(folder: Path, words: np.ndarray) -> str:
+    """A Hugging Face folder of one bf16 tensor with these bits."""
+    folder.mkdir()
+    entry = {"dtype": "BF16", "shape": [len(words)], "data_offsets": [0, 2 * len(words)]}
+    header = json.dumps({"model.weight": entry}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + words.tobytes())
+    (folder / "config.json").write_text('{"model_type": "none"}')
+    return str(folder)
+
+
+class Field:
+    """Hosts, and one `swarm-node` process on each. The driver asks them over the sockets in their homes."""
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        self.folder, self.network = folder, network
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, host: Host, *words: str) -> None:
+        with (self.folder / f"{host.name}.log").open("ab") as log:
+            self._running[host.name] = host.popen(self._line(host.name, words), stdout=log, stderr=log)
+
+    def command(self, name: str, *words: str) -> Any:
+        done = subprocess.run(self._line(name, words), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def _line(self, name: str, words: tuple[str, ...]) -> list[str]:
+        return [
+            "env",
+            f"SWARM_HOME={self.folder / name}",
+            "NUMBA_NUM_THREADS=1",
+            sys.executable,
+            "-m",
+            "node.cli",
+            *words,
+        ]
+
+    def state(self, name: str) -> dict[str, Any]:
+        try:
+            return ask(self.folder / name)
+        except Unreachable:
+            return {}
+
+    def until(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE_S
+        state: dict[str, Any] = {}
+        while time.monotonic() < deadline:
+            state = self.state(name)
+            if state and condition(state):
+                return state
+            if name in self._running and self._running[name].poll() is not None:
+                break
+            time.sleep(0.2)
+        log = (self.folder / f"{name}.log").read_text()[-3000:]
+        pytest.fail(f"{name} is at {json.dumps(state, default=str)}: {log}")
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Field:
+    return Field(tmp_path, Network(rtt_ms=20))
+
+
+def all_hold(version: int, members: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda state: [node["held"] for node in state["nodes"]] == [[0, version]] * members
+
+
+def test_every_node_gets_every_version(field: Field, tmp_path: Path) -> None:
+    """Four of eight nodes behind firewalls and NATs, the trainer behind one, a relay outside."""
+    rng = np.random.default_rng(3)
+    words = (rng.standard_normal(300_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    base = checkpoint(tmp_path / "step_0", words)
+    trainer = field.network.host("trainer", up_mbit=200, down_mbit=200, firewall="in")
+    relay = field.network.host("relay", up_mbit=200, down_mbit=200)
+    nodes = [
+        field.network.host(f"{kind}{index}", up_mbit=100, down_mbit=100, firewall=kind)
+        for index, kind in enumerate(FIREWALLS)
+    ]
+    with field.network:
+        via = ("--via", f"{relay.address}:4001")
+        field.start(trainer, "seed", "--base", base, "--preset", "lan", *via)
+        field.until("trainer", lambda state: state["head"] == [0, 0])
+        invitation = field.command("trainer", "invite", "--json")
+        assert invitation["addrs"] == [f"/ip4/{relay.address}/tcp/4001/p2p-circuit"]
+        field.start(relay, "relay", invitation["ticket"])
+        field.until("trainer", all_hold(0, 1))
+        for node in nodes:
+            field.start(node, "join", invitation["ticket"], "--engine", "none")
+        field.until("trainer", all_hold(0, 1 + len(nodes)))
+
+        for version in (1, 2):
+            words[rng.choice(len(words), 3000, replace=False)] ^= 1
+            field.command("trainer", "publish", checkpoint(tmp_path / f"step_{version}", words), "--json")
+            state = field.until("trainer", all_hold(version, 1 + len(nodes)))
+
+        ways = {node["peer"]: node["reached"] for node in state["nodes"]}
+        for node, kind in zip(nodes, FIREWALLS, strict=True):
+            own = field.until(node.name, lambda state: state["nodes"][0]["held"] == [0, 2])
+            assert own["nodes"][0]["root"] == state["root"]
+            assert own["nodes"][0]["dialable"] == (kind == "none")
+            # Both ends change their port with each destination, or only one: no hole can be punched through the first.
+            expected = ("circuit",) if kind == "symmetric" else ("punched", "direct")
+            assert own["seed_reached"] in expected, (kind, own["seed_reached"])
+            assert ways[own["nodes"][0]["peer"]] in expected, kind
+        assert field.state("relay")["circuits"] >= 1
+        assert state["relays"] == {f"/ip4/{relay.address}/tcp/4001": ""}
