@@ -1,9 +1,9 @@
 """How a version's changes reach an engine in another process: one sealed memfd, (tensor, flat index, new bits).
 
 New bits, not differences: patching twice does no harm. The bytes, all little endian: magic, then for each entry a head
-(name length, element size, number of changes, first element: u16, u16, u32, u64; the hashes that the
-block has before and afterwards, 32 bytes each), the name, padding to 8, positions (u32, relative to the first element, ascending), padding to 8,
-bits, padding to 8. A head of zeros ends it.
+(name length, element size, number of changes, first element: u16, u16, u32, u64; the hashes that the block has before
+and afterwards, 32 bytes each), the name, padding to 8, positions (u32, relative to the first element, ascending),
+padding to 8, bits, padding to 8. A head of zeros ends it.
 """
 
 import os

@@ -33,7 +33,9 @@ __all__ = [
 
 Preset = Literal["wan", "lan", "loopback"]
 CoderName = Literal["auto", "rice", "pco"]
-EngineName = Literal["none", "transformers"]
+EngineName = Literal["none", "transformers", "vllm"]
+DemoEngine = Literal["transformers", "vllm"]
+Running = Literal["continue", "recompute", "drain"]
 ModelName = Literal["tiny", "small", "smollm2"]
 
 SEED_PORT: Final = 4001
@@ -231,11 +233,38 @@ class JoinConfig(MemberConfig):
     """Where the engine runs: auto, cpu, cuda or cuda:1."""
     threads: int | None = None
     """CPU threads of the engine; without it torch decides."""
+    engines: int = 1
+    """How many engines to run beside one another; each takes --tp GPUs, in their order."""
+    tp: int = 1
+    """GPUs (or CPU ranks) that each vLLM is spread over."""
+    vllm_python: Path | None = None
+    """Python of the environment that has vLLM and the plugin; without it, this one's."""
+    vllm_arg: tuple[str, ...] = ()
+    """A flag handed on to vLLM, as --vllm-arg=--max-model-len=4096; repeat for more."""
+    engine_port: int = 8000
+    """Port of vLLM's OpenAI endpoint, on this machine only; of more engines, the ones after it. 0: any free ones."""
+    engine_url: tuple[str, ...] = ()
+    """A vLLM that you run yourself, with the plugin, to follow the swarm; repeat for more."""
+    running: Running = "continue"
+    """What becomes of vLLM's running requests when a version comes: they go on with the keys and values they have, are
+    read again from their first token (recompute), or are waited for (drain)."""
     raw_out: Path | None = None
     """In a swarm that carries files: where to write each one that arrives. Needs --engine none."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
+        object.__setattr__(self, "engine_url", tuple(self.engine_url))
+        object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
+        if self.engine_url and self.engine == "transformers":  # an URL says which engine it is
+            object.__setattr__(self, "engine", "vllm")
+        if self.engine_url and (self.engine != "vllm" or self.engines != 1):
+            raise UsageError("--engine-url: once for each vLLM that you run; leave out --engine and --engines")
+        if self.engine != "vllm" and (self.tp, self.engines, self.vllm_arg) != (1, 1, ()):
+            raise UsageError("--tp, --engines, --vllm-arg: say --engine vllm too")
+        if not 1 <= self.engines <= 64 or not 1 <= self.tp <= 64:
+            raise UsageError("--engines, --tp: 1 to 64")
+        if not 0 <= self.engine_port <= 65535 - self.engines:
+            raise UsageError("--engine-port: a port, or 0")
         if self.raw_out is not None and self.engine != "none":
             raise UsageError("--raw-out: a file is no policy; say --engine none")
         if self.replica == "none" and self.engine != "none":
@@ -353,6 +382,10 @@ class DemoConfig:
     """Of every random number in training and sampling."""
     keep: bool = False
     """Keep the folders of all processes (keys, replicas, logs) and say where they are."""
+    engine: DemoEngine = "transformers"
+    """What generates in the nodes."""
+    vllm_python: Path | None = None
+    """Python of the environment that has vLLM and the plugin; without it, this one's."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.nodes <= 32:

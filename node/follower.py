@@ -23,8 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Engine(Protocol):
-    version: Version
-    carries: bool
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def carries(self) -> bool: ...
 
     async def wait_ready(self) -> None: ...
 

@@ -66,10 +66,17 @@ _log = logging.getLogger(__name__)
 class EngineSeat(Protocol):
     """What the worker asks of an engine; `node.engines.host.EngineHost` is one."""
 
-    version: Version
-    root: bytes
-    carries: bool
-    scores: bool
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def root(self) -> bytes: ...
+
+    @property
+    def carries(self) -> bool: ...
+
+    @property
+    def scores(self) -> bool: ...
 
     @property
     def ready(self) -> bool: ...

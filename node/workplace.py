@@ -15,7 +15,9 @@ import trio
 from codec import Staged, write_patch
 from codec.sign import Key
 from node.config import JoinConfig
-from node.engines.host import EngineHost, EngineLost, ReplicaRef, worker_command
+from node.engines.group import EngineGroup
+from node.engines.host import EngineDeadlines, EngineHost, EngineLost, ReplicaRef, worker_command
+from node.engines.vllm.seats import seats_of
 from node.worker import NodeWorker
 from swarm.protocol.events import VersionId
 from swarm.shell import in_thread
@@ -42,11 +44,27 @@ class Workplace:
         """The replica is a version, so there is something to fill an engine from."""
         self._commits: deque[tuple[VersionId, bytes, Changes]] = deque()
         self._news = trio.Event()
-        device = None if config.device == "auto" else config.device
-        command = worker_command(config.home / _SOCKET, config.engine, config.threads, device)
-        self.host = EngineHost(config.home / _SOCKET, command, config.home / _LOG, self._source)
+        self.urls: tuple[str, ...] = ()
+        """Of the engines' OpenAI endpoints."""
+        self.host = EngineGroup(self._vllms() if config.engine == "vllm" else [self._own()])
         self.worker = NodeWorker(key, self.host, self._send)
         self.live_root: bytes | None = None
+
+    def _own(self) -> EngineHost:
+        """An engine in a process of this very environment."""
+        config, socket = self._config, self._config.home / _SOCKET
+        device = None if config.device == "auto" else config.device
+        command = worker_command(socket, config.engine, config.threads, device)
+        return EngineHost(socket, command, config.home / _LOG, self._source)
+
+    def _vllms(self) -> list[EngineHost]:
+        """A driver process for each vLLM, which starts it or attaches to it."""
+        seats = seats_of(self._config)
+        self.urls = tuple(seat.url for seat in seats)
+        return [
+            EngineHost(seat.socket, seat.command, seat.log, self._source, EngineDeadlines(commit_s=300.0))
+            for seat in seats
+        ]
 
     async def run(self) -> None:
         """Until cancelled. Raises `UsageError` when the engine cannot be started or refuses the model."""
@@ -140,6 +158,7 @@ class Workplace:
             "live_root": None if self.live_root is None else self.live_root.hex(),
             "engine_restarts": self.host.restarts,
             "engine_reloads": self.host.reloads,
+            "engine_urls": list(self.urls),
             "tokens_s": self.worker.tokens_per_s,
             "commits": [{"version": [c.epoch, c.version], "pause_ms": 1e3 * c.pause_s} for c in self.worker.commits],
             "work": self.worker.state(),

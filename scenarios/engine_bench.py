@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +93,14 @@ class Bench:
 
 @contextlib.contextmanager
 def bench(
-    folder: Path, home: Path, python: Path, *, ranks: int = 1, more: Sequence[str] = SMALL, url: str = ""
+    folder: Path,
+    home: Path,
+    python: Path,
+    *,
+    ranks: int = 1,
+    more: Sequence[str] = SMALL,
+    url: str = "",
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Bench]:
     """A vLLM filled with `folder`'s weights at version 0. `url`: attach to that one instead of starting one."""
     checkpoint = Checkpoint.open(folder)
@@ -113,7 +120,14 @@ def bench(
             engine.give_weights(replica.layout, fd)
             port = free_port()
             server = Server(
-                installed(python), files, home / "vllm.log", port=port, socket=listener.path, ranks=ranks, more=more
+                installed(python),
+                files,
+                home / "vllm.log",
+                port=port,
+                socket=listener.path,
+                ranks=ranks,
+                more=more,
+                env=env,
             )
             server.wait_ready()
             url = f"http://127.0.0.1:{port}"

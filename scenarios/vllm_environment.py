@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +30,10 @@ def vllm_python() -> Path:
     """
     named = os.environ.get("VLLM_PYTHON")
     python = Path(named) if named else _environment()
-    with _locked(_cache() / "vllm-plugin.lock"):  # sources may have changed; it is small
-        _pip(python, "--no-deps", "--no-build-isolation", "--force-reinstall", str(PLUGIN))
+    # The plugin's sources may have changed, and it is small; a build leaves its remains beside the sources.
+    with _locked(_cache() / "vllm-plugin.lock"), tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(PLUGIN, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "build"))
+        _pip(python, "--no-deps", "--no-build-isolation", "--force-reinstall", copy)
     return python
 
 

@@ -1,7 +1,9 @@
 """Commands of whoever lends a machine: join, relay."""
 
+import sys
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
@@ -12,7 +14,7 @@ from node.config import JoinConfig, RelayConfig
 
 __all__ = ["register"]
 
-_ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers")}
+_ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers"), "vllm": ()}
 _HOW_TO_GET: Final = {"transformers": "pip install 'swarm-node[torch]'"}
 
 
@@ -24,6 +26,13 @@ def check_engine(engine: str) -> None:
             f"--engine {engine} needs {' and '.join(lacking)}: {_HOW_TO_GET[engine]}. "
             "With --engine none this machine holds the policy and passes it on."
         )
+
+
+def check_vllm(python: Path | None) -> None:
+    """`UsageError` unless that environment (None: this one) has a vLLM that can follow a swarm."""
+    from node.engines.vllm.server import installed
+
+    installed(python or Path(sys.executable))
 
 
 async def join(ticket: str, /, *, config: Annotated[JoinConfig, Parameter(name="*")] = JoinConfig()) -> None:
@@ -38,6 +47,8 @@ async def join(ticket: str, /, *, config: Annotated[JoinConfig, Parameter(name="
 
     parsed = Ticket.parse(ticket)
     check_engine(config.engine)
+    if config.engine == "vllm" and not config.engine_url:
+        check_vllm(config.vllm_python)
     from node.join import run
     from node.lifetime import until_signalled
     from node.logs import configure
@@ -75,6 +86,8 @@ def register(app: App) -> None:
         help_epilogue=examples(
             "swarm-node join swarm1...",
             "swarm-node join swarm1... --model ~/Qwen3-8B --up-mbit 200",
+            "swarm-node join swarm1... --engine vllm --vllm-python ~/vllm/bin/python --engines 4 --tp 2",
+            "swarm-node join swarm1... --engine-url http://127.0.0.1:8000",
             "swarm-node join swarm1... --listen 4001 --announce 203.0.113.7:31001",
         ),
     )

@@ -56,6 +56,10 @@ async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfi
     A node is killed during step 3 and another joins during step 4. At the end each node's bits, and each engine's, are
     compared with the trainer's; a difference is exit code 1.
     """
+    if config.engine == "vllm":
+        from node.commands.member import check_vllm
+
+        check_vllm(config.vllm_python)
     from node.demo import run
     from node.lifetime import until_signalled
     from node.logs import configure

@@ -82,10 +82,14 @@ class Server:
         port: int,
         socket: Path,
         ranks: int = 1,
+        threads: int | None = None,
+        first_gpu: int | None = None,
         more: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """`folder`: config and tokenizer. `port`: of its OpenAI endpoint, on loopback. `socket`: where it gets its
-        weights. `more`: vLLM's own flags."""
+        weights. `threads`: of its ranks together, on CPUs. `first_gpu`: where others take
+        the others. `more`: vLLM's own flags. `env`: more of its environment."""
         self.port, self._log = port, log
         command = [
             str(where.python),
@@ -96,7 +100,7 @@ class Server:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*command, *more], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=environment(os.environ, ranks, where.cpu),
+                env=environment(os.environ, ranks, where.cpu, threads, first_gpu) | dict(env or {}),
             )  # fmt: skip
 
     @property
@@ -142,17 +146,25 @@ def _has_experts(folder: Path) -> bool:
     return isinstance(config, dict) and any("num_experts" in name or "num_local_experts" in name for name in config)
 
 
-def environment(ours: Mapping[str, str], ranks: int, cpu: bool) -> dict[str, str]:
+def environment(
+    ours: Mapping[str, str], ranks: int, cpu: bool, threads: int | None = None, first_gpu: int | None = None
+) -> dict[str, str]:
     """vLLM's environment: nothing of it looks on the network, and what the user set stands."""
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if cpu:
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}  # else asking for logprobs compiles first
         cores = sorted(os.sched_getaffinity(0))
-        if ranks > 1:
+        if threads is not None:  # of several engines on these cores, none may claim one for itself
+            ours = {**ours, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, threads // ranks))}
+        elif ranks > 1:
             env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
                 ",".join(map(str, cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks])) or "0"
                 for rank in range(ranks)
             )
+    elif first_gpu is not None:
+        visible = ours.get("CUDA_VISIBLE_DEVICES", "")
+        gpus = visible.split(",") if visible else [str(gpu) for gpu in range(first_gpu + ranks)]
+        ours = {**ours, "CUDA_VISIBLE_DEVICES": ",".join(gpus[first_gpu : first_gpu + ranks])}
     return env | {name: value for name, value in ours.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
 
 

@@ -116,7 +116,7 @@ class VllmWorker(Worker):
             self._vllm.give_weights(layout, fds[0])
             server = Server(
                 self._where, Path(message.folder), given.log, port=given.port, socket=self._listener.path,
-                ranks=given.tp, more=given.more,
+                ranks=given.tp, threads=given.threads, first_gpu=given.first_gpu, more=given.more,
             )  # fmt: skip
             server.wait_ready()
             attach_to(f"http://127.0.0.1:{given.port}", self._listener.path)
@@ -141,6 +141,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--url", help="a vLLM that runs already")
     parser.add_argument("--port", type=int, default=8000, help="of the OpenAI endpoint, on loopback")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
+    parser.add_argument("--first-gpu", type=int, help="the first of its GPUs, where other engines have others")
+    parser.add_argument("--threads", type=int, help="CPU threads of all ranks together")
     parser.add_argument("--policy", choices=get_args(Policy), default="continue", help="running requests at a commit")
     parser.add_argument("--log", type=Path, default=Path(os.devnull), help="where vLLM's own output goes")
     parser.add_argument("more", nargs="*", help="vLLM's own flags, after --")
