@@ -121,13 +121,18 @@ class Swarm:
         tuning: Tuning | None = None,
         limits: Limits | None = None,
         run_sync: RunSync = here_and_now,
+        via: tuple[str, ...] = (),
     ) -> None:
+        """`via`: the seed cannot be dialed, and keeps places at these relays."""
         self.folder = folder
         self.nursery = nursery
         self.network = MemoryNetwork()
         self.tuning = tuning or replace(Tuning.loopback(), stripes=2)
         self.limits = limits or Limits(anchor_every=4)
         self.run_sync = run_sync
+        self.via = via
+        if via:
+            self.network.shield(AUTHORITY.public)
         self.seed_host: Host | None = None
         self.boot = 0
 
@@ -144,11 +149,12 @@ class Swarm:
         if restored is None:
             restored = genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
         self.boot += 1
-        transport = MemoryTransport(self.network, AUTHORITY)
+        transport = MemoryTransport(self.network, AUTHORITY, self.via)
         transport.address = "/memory/seed"  # a seed comes back where it was
+        addrs = tuple(transport.circuits()) or (transport.address,)
         now = trio.current_time()
         core = Authority(
-            AUTHORITY, (transport.address,), self.tuning, random.Random(0),
+            AUTHORITY, addrs, self.tuning, random.Random(0),
             boot=self.boot, clock=lambda local: local, head=restored.manifest,
             grants=[record for record in store.records.all("grant/").values() if record], now=now,
         )  # fmt: skip

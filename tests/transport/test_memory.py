@@ -4,7 +4,7 @@ import trio.testing
 
 from codec.errors import PeerError
 from codec.sign import Key
-from swarm.transport.base import Lane, PeerKey, Unreachable
+from swarm.transport.base import Lane, PeerKey, Unreachable, Way
 from swarm.transport.memory import Link, MemoryNetwork, MemoryStream, MemoryTransport
 
 A, B, C = (Key(bytes([n]) * 32) for n in (1, 2, 3))
@@ -140,3 +140,48 @@ async def test_serve_ends_and_breaks_streams() -> None:
         await stream.receive_some()
     with pytest.raises(Unreachable):
         await a.connect(b.key, addrs)
+
+
+async def test_nobody_dials_a_shielded_peer(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
+    network = MemoryNetwork()
+    a, b = MemoryTransport(network, A), MemoryTransport(network, B)
+    (to_a,) = await nursery.start(a.serve, echo)
+    (to_b,) = await nursery.start(b.serve, echo)
+    network.shield(b.key)
+    assert (await a.probe(b.key, to_b), await b.probe(a.key, to_a)) == (False, True)
+    with pytest.raises(Unreachable):
+        await a.connect(b.key, [to_b])
+    await b.connect(a.key, [to_a])  # it dials as it likes
+    assert (a.way(b.key), b.way(a.key)) == (Way.ACCEPTED, Way.DIALED)
+    async with await a.open_stream(b.key, Lane.CONTROL) as stream:
+        await stream.send_all(b"hello")
+        assert await stream.receive_some() == b"hello"
+    network.unshield(b.key)
+    assert await a.probe(b.key, to_b)
+    assert a.way(bytes(32)) is None
+
+
+async def test_a_relay_leads_to_whoever_keeps_a_place(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork()
+    relay, caller = MemoryTransport(network, A), MemoryTransport(network, C)
+    (to_relay,) = await nursery.start(relay.serve, echo)
+    hidden = MemoryTransport(network, B, via=[to_relay])
+    network.shield(hidden.key)
+    own, through = await nursery.start(hidden.serve, echo)
+    with pytest.raises(Unreachable):
+        await caller.connect(hidden.key, [own])
+    await trio.sleep(1)
+    await caller.connect(hidden.key, [through, own])
+    assert (caller.way(hidden.key), hidden.way(caller.key)) == (Way.CIRCUIT, Way.CIRCUIT)
+    async with await caller.open_stream(hidden.key, Lane.BULK) as stream:
+        await stream.send_all(b"hello")
+        assert await stream.receive_some() == b"hello"
+    await nursery.start(caller.serve, echo)
+    assert await hidden.probe(caller.key, caller.address)
+    assert hidden.way(caller.key) is Way.DIALED  # what was found took the circuit's place
+    await caller.disconnect(hidden.key)
+    network.kill(relay.key)
+    with pytest.raises(Unreachable):
+        await caller.connect(hidden.key, [through])
