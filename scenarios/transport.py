@@ -1,11 +1,12 @@
 """What a gigabyte costs: our transport, py-libp2p as it comes, and threads on plain TLS sockets, in one run.
 
-    python -m scenarios.transport [--mb 512] [--json]
+    python -m scenarios.transport [--mb 512] [--no-wan] [--json]
 
 Two processes on this machine for each row, so both ends share its cores; CPU seconds a gigabyte are the sturdy figure,
 megabytes a second depend on what else runs. `ours, control p95` is a 1 KB message on the control lane and its echo,
 while bulk runs as fast as it can. `first byte` counts round trips through a proxy that delays every byte by half a
-round trip and, as the real thing would, the opening of the TCP connection by a whole one.
+round trip and, as the real thing would, the opening of the TCP connection by a whole one. Where the WAN emulator can
+run (root), the rows of `scenarios.transport_wan` follow; they take four minutes.
 """
 
 import argparse
@@ -18,7 +19,10 @@ from typing import Any
 
 import trio
 
+from codec.errors import UsageError
 from codec.sign import Key
+from scenarios import transport_wan
+from scenarios.wan import check_privileges
 
 __all__ = ["main"]
 
@@ -111,6 +115,7 @@ async def _delayed(source: trio.SocketStream, target: trio.SocketStream, delay_s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=int, default=512, help="megabytes a row (default 512)")
+    parser.add_argument("--no-wan", action="store_true", help="leave out the rows over emulated long paths")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     length = arguments.mb * 1_048_576
@@ -125,11 +130,25 @@ def main() -> None:
         "load_before": round(os.getloadavg()[0], 2),
         "rows": rows,
         "first_byte_round_trips": round(trio.run(first_byte, _ROUND_TRIP_S), 2),
+        "wan": {} if arguments.no_wan else _over_long_paths(),
     }
     if arguments.json:
         print(json.dumps(report))
     else:
         _print(report)
+
+
+def _over_long_paths() -> dict[str, Any]:
+    try:
+        check_privileges()
+    except UsageError as error:
+        print(f"Without the rows over long paths: {error}", file=sys.stderr)
+        return {}
+    report = {}
+    for name, row in transport_wan.ROWS.items():
+        print(f"{name} ...", file=sys.stderr)
+        report[name] = transport_wan.measure(row)
+    return report
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -143,6 +162,8 @@ def _print(report: dict[str, Any]) -> None:
             f"{'' if p95 is None else f'{p95} ms':>13}"
         )
     print(f"first byte: {report['first_byte_round_trips']} round trips; {report['cores']} cores, both ends on them")
+    if report["wan"]:
+        print(transport_wan.table(report["wan"]))
 
 
 if __name__ == "__main__":

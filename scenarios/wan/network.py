@@ -192,7 +192,15 @@ class Network:
             way = self._rtt_ms
         return way + 2 * (one.delay_ms + other.delay_ms)
 
+    @property
+    def wire_pid(self) -> int:
+        """The process that is the network: its CPU time is what the emulation costs."""
+        assert self._wire is not None, "the network is not up"
+        return self._wire.pid
+
     def __enter__(self) -> Self:
+        if not self.hosts:
+            raise UsageError("Add a host before the network is up.")
         namespace.check_privileges()
         namespace.end_orphans()
         tuns: list[int] = []
@@ -249,6 +257,7 @@ class Network:
                 shared.delays_ns[host.index, other.index] = round(self.round_trip_ms(host, other) * 5e5)
         guard, self._guard_fd = os.pipe()
         settings = {
+            "driver": os.getpid(),  # for whoever looks at a list of processes
             "hosts": [
                 {"fd": tun, "address": host.address, "inside": host.inside, "forward": list(host.forward.items())}
                 for host, tun in zip(self.hosts, tuns, strict=True)

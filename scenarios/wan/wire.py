@@ -139,6 +139,54 @@ def _give(fd, packet, pointer, length, host, table, inside, forwards, knobs, cou
 
 
 @njit(cache=True)
+def _deliver(now, count, slots, heap, spare, down_free, fds, packet, table, inside, forwards, knobs, counters):
+    """Do what is due: how many packets are still on the way."""
+    while count and slots[heap[0], _DUE] <= now:
+        slot = _pop(heap, slots, count)
+        count -= 1
+        host, size = slots[slot, _RECEIVER], slots[slot, _WIRE_BYTES]
+        if slots[slot, _ARRIVING]:
+            rate, queue_ns = knobs[host, shm.DOWN_RATE], knobs[host, shm.DOWN_QUEUE_NS]
+            done = _through(down_free, host, slots[slot, _DUE], size, rate, queue_ns)
+            if done >= 0:
+                slots[slot, _DUE], slots[slot, _ARRIVING] = done, 0
+                _push(heap, slots, count, slot)
+                count += 1
+                continue
+            counters[host, shm.QUEUE_DROPS] += 1
+        else:
+            pointer, length = np.uintp(slots[slot, _POINTER]), slots[slot, _LENGTH]
+            _give(fds[host], packet, pointer, length, host, table, inside, forwards, knobs, counters, size)
+        _free(np.uintp(slots[slot, _POINTER]))
+        spare[_MAX_PACKETS - 1 - count] = slot
+    return count
+
+
+@njit(cache=True)
+def _hold(packet, length, due, serial, there, count, slots, heap, spare):
+    """Keep a copy of a packet until it reaches the downlink of `there`."""
+    slot = spare[_MAX_PACKETS - 1 - count]
+    pointer = _malloc(np.uintp(length))
+    _memcpy(pointer, packet.ctypes.data, np.uintp(length))
+    slots[slot, _DUE], slots[slot, _SERIAL], slots[slot, _ARRIVING] = due, serial, 1
+    slots[slot, _POINTER], slots[slot, _LENGTH] = np.int64(pointer), length
+    slots[slot, _RECEIVER], slots[slot, _WIRE_BYTES] = there, wire_bytes(packet, length)
+    _push(heap, slots, count, slot)
+
+
+@njit(cache=True)
+def _wait(fds, guard_fd, polls, timespec, wait_ns):
+    """Sleep until a host has packets (its entry of `polls` says so) or time is up. False when the guard has ended."""
+    for host in range(len(fds)):
+        polls[host] = np.int64(fds[host]) | _POLLIN
+    polls[-1] = np.int64(guard_fd) | _POLLIN
+    timespec[0], timespec[1] = wait_ns // 1_000_000_000, wait_ns % 1_000_000_000
+    if _ppoll(polls.ctypes.data, np.uintp(len(polls)), timespec.ctypes.data, np.uintp(0)) <= 0:
+        polls[:] = 0
+    return not polls[-1] >> _REVENTS
+
+
+@njit(cache=True)
 def _carry(fds, guard_fd, host_of, public, inside, forwards, knobs, delays, counters, seed):
     """Carry packets until something is to be read from `guard_fd`, or it has ended.
 
@@ -155,62 +203,32 @@ def _carry(fds, guard_fd, host_of, public, inside, forwards, knobs, delays, coun
     count, serial = 0, np.int64(0)
     while True:
         now = _now(timespec)
-        while count and slots[heap[0], _DUE] <= now:
-            slot = _pop(heap, slots, count)
-            count -= 1
-            host, size = slots[slot, _RECEIVER], slots[slot, _WIRE_BYTES]
-            if slots[slot, _ARRIVING]:
-                rate, queue_ns = knobs[host, shm.DOWN_RATE], knobs[host, shm.DOWN_QUEUE_NS]
-                done = _through(down_free, host, slots[slot, _DUE], size, rate, queue_ns)
-                if done >= 0:
-                    slots[slot, _DUE], slots[slot, _ARRIVING] = done, 0
-                    _push(heap, slots, count, slot)
-                    count += 1
-                    continue
-                counters[host, shm.QUEUE_DROPS] += 1
-            else:
-                pointer, length = np.uintp(slots[slot, _POINTER]), slots[slot, _LENGTH]
-                _give(fds[host], packet, pointer, length, host, table, inside, forwards, knobs, counters, size)
-            _free(np.uintp(slots[slot, _POINTER]))
-            spare[_MAX_PACKETS - 1 - count] = slot
+        count = _deliver(
+            now, count, slots, heap, spare, down_free, fds, packet, table, inside, forwards, knobs, counters
+        )
         wait_ns = max(_TICK_NS, slots[heap[0], _DUE] - now) if count else _IDLE_NS
-        for host in range(hosts):
-            polls[host] = np.int64(fds[host]) | _POLLIN
-        polls[hosts] = np.int64(guard_fd) | _POLLIN
-        timespec[0], timespec[1] = wait_ns // 1_000_000_000, wait_ns % 1_000_000_000
-        if _ppoll(polls.ctypes.data, np.uintp(hosts + 1), timespec.ctypes.data, np.uintp(0)) <= 0:
-            continue
-        if polls[hosts] >> _REVENTS:
+        if not _wait(fds, guard_fd, polls, timespec, wait_ns):
             return
         for host in range(hosts):
-            if not polls[host] >> _REVENTS:
-                continue
-            for _ in range(_READS):
+            reads = _READS if polls[host] >> _REVENTS else 0
+            while reads:
                 length = _read(fds[host], packet.ctypes.data, np.uintp(_PACKET_BYTES))
+                if length <= 0:
+                    break
+                reads -= 1
                 if length < HEAD_BYTES + 20 or packet[HEAD_BYTES] >> 4 != 4:
-                    if length <= 0:
-                        break
                     continue
                 there = host_of[(np.int64(packet[HEAD_BYTES + 18]) << 8) | np.int64(packet[HEAD_BYTES + 19])]
-                size = wire_bytes(packet, length)
+                now = _now(timespec)
                 due = _take(
-                    packet, length, host, there, _now(timespec), up_free, table, last_port, public, knobs, delays,
-                    counters,
-                )  # fmt: skip
-                if due < 0:
-                    continue
-                if count == _MAX_PACKETS:
+                    packet, length, host, there, now, up_free, table, last_port, public, knobs, delays, counters
+                )
+                if due >= 0 and count == _MAX_PACKETS:
                     counters[host, shm.QUEUE_DROPS] += 1
-                    continue
-                slot = spare[_MAX_PACKETS - 1 - count]
-                pointer = _malloc(np.uintp(length))
-                _memcpy(pointer, packet.ctypes.data, np.uintp(length))
-                serial += 1
-                slots[slot, _DUE], slots[slot, _SERIAL], slots[slot, _ARRIVING] = due, serial, 1
-                slots[slot, _POINTER], slots[slot, _LENGTH] = np.int64(pointer), length
-                slots[slot, _RECEIVER], slots[slot, _WIRE_BYTES] = there, size
-                _push(heap, slots, count, slot)
-                count += 1
+                elif due >= 0:
+                    serial += 1
+                    _hold(packet, length, due, serial, there, count, slots, heap, spare)
+                    count += 1
 
 
 def _address(text: str) -> int:
