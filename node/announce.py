@@ -7,6 +7,7 @@ asks for a pair of equal numbers, and the variable's value is that number, insid
 """
 
 import ipaddress
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
@@ -17,7 +18,7 @@ from node.config import MAX_ADDRESSES, SEED_PORT, PeerConfig
 from node.contact import dialable
 from swarm.protocol.reach import circuit
 
-__all__ = ["BoxPorts", "box_ports", "reached_at", "with_box_ports"]
+__all__ = ["BoxPorts", "announced", "box_ports", "reached_at", "with_box_ports"]
 
 _BOXES: Final = (
     ("Vast.ai", "PUBLIC_IPADDR", "VAST_TCP_PORT_"),
@@ -75,16 +76,22 @@ def with_box_ports(config: Config, environment: Mapping[str, str]) -> Config:
     if all(_port(address) == 0 for address in listen):
         free = [*box.pairs, *(port for port in (SEED_PORT,) if port in box.outside)]
         if not free:
-            mapped = ", ".join(str(port) for port in sorted(box.outside))
-            _log.warning("no_port_for_us", provider=box.provider, mapped=mapped, hint=f"map {SEED_PORT}, or --listen")
             return config
         listen = (f"/ip4/0.0.0.0/tcp/{free[0]}",)
     kind = "ip6" if ":" in box.host else "ip4"
     outside = [box.outside[_port(address)] for address in listen if _port(address) in box.outside]
-    announce = tuple(f"/{kind}/{box.host}/tcp/{port}" for port in outside)
-    if announce:
-        _log.info("announcing", addrs=", ".join(announce), provider=box.provider)
-    return replace(config, listen=listen, announce=announce)
+    return replace(config, listen=listen, announce=tuple(f"/{kind}/{box.host}/tcp/{port}" for port in outside))
+
+
+def announced(config: Config) -> Config:
+    """`with_box_ports` of this process's environment, and say so."""
+    made, box = with_box_ports(config, os.environ), box_ports(os.environ)
+    if box is not None and not made.announce:
+        mapped = ", ".join(str(port) for port in sorted(box.outside))
+        _log.warning("no_port_for_us", provider=box.provider, mapped=mapped, hint=f"map port {SEED_PORT}, or --listen")
+    elif made is not config:
+        _log.info("announcing", addrs=", ".join(made.announce))
+    return made
 
 
 def reached_at(config: PeerConfig, listening: Sequence[str]) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ swarm --> shell --commit--> changes --> engine        (node.workplace: staged wh
 swarm <-- Work messages <-- rollouts <--- engine
 """
 
-import os
 import random
 import secrets
 from functools import partial
@@ -18,12 +17,12 @@ from codec import Manifest
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import keyfile, logs
-from node.announce import with_box_ports
+from node.announce import announced
 from node.config import JoinConfig, MemberConfig
 from node.endpoint import Endpoint, open_store
 from node.memory import disk_free_bytes, free_bytes, keep_on_disk
 from node.status import query
-from node.status.reached import reached, relayed
+from node.status.reached import reached, relayed, tell
 from node.ticket import Ticket
 from swarm.protocol.events import VersionId
 from swarm.protocol.peer import Peer
@@ -58,7 +57,7 @@ async def run(
     from swarm.shell.model import Model
 
     logs.configure()
-    config = with_box_ports(config, os.environ)
+    config = announced(config)
     if config.model is not None:
         await in_thread(Checkpoint.open, config.model)  # a wrong folder is told before it takes a place of the ticket
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
@@ -171,6 +170,7 @@ class Member:
         async with self.endpoint.running(leave=True), trio.open_nursery() as nursery:
             await nursery.start(query.serve, self.config.home, self.state, self._prove)
             nursery.start_soon(self._account)
+            nursery.start_soon(tell, self.endpoint.transport)
             nursery.start_soon(self._expect_contact)
             nursery.start_soon(self._tell_progress)
             _log.info("starting", peer_id=peer_id(self.key.public), addrs=", ".join(self.endpoint.addrs))

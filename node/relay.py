@@ -4,13 +4,11 @@ A seed behind NAT is started with `--via` and this machine's address; it comes t
 its tickets name the relay. So a relay whose ticket leads nowhere, or to itself, only has to wait.
 """
 
-import os
-
 import structlog
 import trio
 
 from node import keyfile, logs
-from node.announce import with_box_ports
+from node.announce import announced
 from node.config import RelayConfig
 from node.contact import dialable
 from node.endpoint import open_store
@@ -27,7 +25,7 @@ async def run(
 ) -> None:
     """Run until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers."""
     logs.configure()
-    config = with_box_ports(config, os.environ)
+    config = announced(config)
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
     with open_store(config.home, ticket.authority) as store:
         member = Member(ticket, config, key, store, relay=True)

@@ -4,7 +4,6 @@ the user's trainer --trainer.sock--> desk --> publisher --> seed (attempts, seal
                                       desk <--> ledger service <-- Work messages <---- shell <-- nodes
 """
 
-import os
 import random
 import secrets
 import subprocess
@@ -23,7 +22,7 @@ from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import kernels, keyfile, logs
-from node.announce import reached_at, with_box_ports
+from node.announce import announced, reached_at
 from node.config import SeedConfig
 from node.contact import Contact
 from node.desk import Desk
@@ -34,7 +33,7 @@ from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.raw import write_raw_base
 from node.status import query
-from node.status.reached import reached
+from node.status.reached import reached, tell
 from node.track import Track
 from node.trainers.seedlink import SOCKET_NAME
 from swarm.protocol.authority import Authority
@@ -64,7 +63,7 @@ _WATCH_AGAIN_S: Final = 5.0
 async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """Run until cancelled. Raises `UsageError` for what the user can mend."""
     logs.configure()
-    config = with_box_ports(config, os.environ)
+    config = announced(config)
     config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = keyfile.load(config.key) if config.key is not None else _own_key(config)
     base = config.base or await in_thread(write_raw_base, config.home / "raw", config.raw_mb * 10**6)
@@ -181,6 +180,7 @@ class _Seat:
             await nursery.start(desk.run, config.home / SOCKET_NAME)
             _log.info("serving", peer_id=peer_id(self._key.public), addrs=", ".join(addrs), version=str(self._head()))
             task_status.started()
+            nursery.start_soon(tell, self.endpoint.transport)
             if config.watch is not None:
                 nursery.start_soon(_watch, config)
             nursery.start_soon(kernels.warm_up, {spec.dtype for spec in self.replica.layout.tensors})

@@ -85,7 +85,7 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
     if only_near(addrs):
         print(
             f"It leads to {', '.join(addrs)}, which only machines nearby can reach. For others, start the seed with "
-            "--announce HOST:PORT, as the world sees it.",
+            "--announce HOST:PORT, as the world sees it, or with --via a relay that they can reach.",
             file=sys.stderr,
         )
 

@@ -1,10 +1,16 @@
 """How peers are reached, for `status`: directly, by a connection that they made, or through a relay."""
 
-from typing import Any
+from typing import Any, Final
+
+import structlog
+import trio
 
 from swarm.transport.libp2p import Libp2pTransport
 
-__all__ = ["reached", "relayed"]
+__all__ = ["reached", "relayed", "tell"]
+
+_LOOK_EVERY_S: Final = 5.0
+_log = structlog.get_logger(__name__)
 
 
 def reached(transport: Libp2pTransport, peer: bytes, dialable: bool | None) -> str:
@@ -14,6 +20,21 @@ def reached(transport: Libp2pTransport, peer: bytes, dialable: bool | None) -> s
     if way is not None:
         return way.value
     return {None: "", True: "can be dialed", False: "cannot be dialed"}[dialable]
+
+
+async def tell(transport: Libp2pTransport) -> None:
+    """Say, when it changes, at which relays we have a place and where we have none, and why. For ever."""
+    told: dict[str, str] = {}
+    while True:
+        for relay, why in transport.places.state.items():
+            if told.get(relay) == why:
+                continue
+            told[relay] = why
+            if why:
+                _log.warning("no_relay", relay=relay, why=why, hint="nobody reaches this machine through it until then")
+            else:
+                _log.info("reached_through", relay=relay)
+        await trio.sleep(_LOOK_EVERY_S)
 
 
 def relayed(transport: Libp2pTransport) -> dict[str, Any]:

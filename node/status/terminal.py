@@ -6,6 +6,7 @@
 - `nodes`: list of `slot`, `name`, `peer` (PeerId), `held` and `engine` ([epoch, v] or None), `standing` ("fresh",
   "soft", "dead"), `lease_s`, `catching_up` (0..1), `sent_bytes`, `received_bytes`, `tokens_s`,
   `reached` (how: direct, dialed us, punched, circuit)
+- `seed_reached`: how a member reaches the seed; `places`, `circuits`, `relayed_bytes`: what a relay does
 - `relays`: by relay through which this machine is reached, why it is not so now (empty: it is)
 - `stripes`: list, one a stripe, of {child slot: parent slot or None for the trainer}
 - `steps`: list of `version`, `density`, `bits_per_change`, `delta_bytes`, `trainer_copies`, `publish_to_all_s`,
@@ -174,6 +175,8 @@ def view(state: State) -> RenderableType:
     for part in (_stripes(state), _steps(state)):
         if part is not None:
             parts += [Text(), part]
+    if state.get("seed_reached"):
+        parts += [Text(), Text(f"the seed is reached: {state['seed_reached']}")]
     for relay, why in state.get("relays", {}).items():
         parts += [Text(), Text(f"reached through {relay}" + (f": not now, {why}" if why else ""))]
     if "circuits" in state:

@@ -101,7 +101,7 @@ class Transport(ABC):
     async def probe(self, peer: PeerKey, address: str) -> bool:
         """Whether `peer` itself answers at `address`, dialed anew whatever connections there are. Never raises.
 
-        Where only a circuit leads to the peer so far, what was found takes its place.
+        Where only a circuit leads to the peer so far, what was found may take its place.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 
 from codec.errors import PeerError
-from swarm.protocol.reach import relay_of
+from swarm.protocol.reach import relay_of, scope
 from swarm.transport.base import PeerKey, Unreachable
 from swarm.transport.circuit import (
     HOP_ID,
@@ -113,6 +113,10 @@ class Legs:
             raise
         return key
 
+    def saw_us(self, relay: str, seen_at: str | None) -> None:
+        """What a relay, which listens at `relay`, says of where it sees us."""
+        self.observed = _believed(relay, seen_at) or self.observed
+
     async def _circuit(self, peer: PeerKey, address: str) -> CircuitLeg:
         relay, id_ = relay_of(address)
         key = await self.connect_relay(relay, id_, peer)
@@ -128,7 +132,7 @@ class Legs:
             if isinstance(error, trio.BrokenResourceError | trio.TooSlowError | PeerError):
                 raise Unreachable(f"the relay at {relay}: {error or 'no answer'}") from error
             raise
-        self.observed = observed_in(answer.peer) or self.observed
+        self.saw_us(relay, observed_in(answer.peer))
         return _circuit_leg(stream, address, answer.limit)
 
     async def _keep_fresh(self, connection: MuxedConnection, path: Path, leg: CircuitLeg, address: str) -> None:
@@ -197,7 +201,7 @@ class Legs:
                 return
             key_in(request.peer)  # only a hint: TLS proves who it is
             await write_message(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
-        leg = _circuit_leg(stream, observed_in(request.peer) or known, request.limit)
+        leg = _circuit_leg(stream, _believed(known, observed_in(request.peer)) or known, request.limit)
         try:
             with trio.fail_after(_SETUP_S):
                 first = await leg.read(1)
@@ -243,6 +247,12 @@ class Legs:
 def _next(token: bytes) -> bytes:
     """What the leg after the one with this token begins with: known to both ends, and to nobody else."""
     return blake3(token).digest()[:TOKEN_BYTES]
+
+
+def _believed(relay: str, seen_at: str | None) -> str | None:
+    """What a relay says of somebody's address, unless that is nearer than the relay itself: then it would have us dial
+    into our own network."""
+    return seen_at if seen_at is not None and scope(seen_at) >= scope(relay) else None
 
 
 def _circuit_leg(stream: trio.abc.HalfCloseableStream, seen_at: str, limit: Limit) -> CircuitLeg:

@@ -89,6 +89,6 @@ class Places:
             answer = await read_message(stream, HopMessage)
         if answer.type != HopMessage.STATUS or answer.status != Status.OK:
             raise Unreachable(f"the relay says {status_name(answer.status)}")
-        transport.legs.observed = observed_in(answer.peer) or transport.legs.observed
+        transport.legs.saw_us(place.relay, observed_in(answer.peer))
         left_s = 0.7 * (answer.reservation.expire - time.time())  # by its clock; ours may differ
         return min(max(left_s, _RENEW_LEAST_S), _RENEW_MOST_S)

@@ -92,8 +92,7 @@ class Puncher:
             sock = await self._meet(token, answer.addrs, leads=True)
             if sock is None:
                 return
-            await path.continue_on(SocketLeg(sock, Way.PUNCHED, multiaddr_text(sock.remote)))
-            self.punched += 1
+            await self._move(connection, path, sock)
 
     async def follow(self, connection: MuxedConnection, stream: trio.abc.HalfCloseableStream) -> None:
         """The other end asks us to dial it at the same time. Raises `PeerError`."""
@@ -110,8 +109,12 @@ class Puncher:
             sock = await self._meet(asked.token, asked.addrs, leads=False)
             if sock is not None:
                 with suppress(ConnectionClosedError):
-                    await path.continue_on(SocketLeg(sock, Way.PUNCHED, multiaddr_text(sock.remote)))
-                    self.punched += 1
+                    await self._move(connection, path, sock)
+
+    async def _move(self, connection: MuxedConnection, path: Path, sock: CountedSocket) -> None:
+        sock.belongs_to(connection.peer)
+        await path.continue_on(SocketLeg(sock, Way.PUNCHED, multiaddr_text(sock.remote)))
+        self.punched += 1
 
     def _own_addresses(self) -> list[str]:
         """Where our dials seem to come from: what a relay saw of us, and that host with the port that we listen on."""
