@@ -6,10 +6,11 @@ PACKAGES := codec swarm node scenarios
 HEAVY := slow or foreign or wan or vllm
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
+FUZZ_SECONDS ?= 600
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-heavy lint types fuzz clean
+.PHONY: help install demo test test-heavy lint types fuzz fuzz-guided clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -39,6 +40,10 @@ types: install ## pyright
 fuzz: install ## the property tests with many more examples, and a million mutated payloads and chunks
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'hypothesis and not vllm and not wan and not gpu and not foreign' $(PYTEST_FLAGS)
 	$(BIN)/python -m scenarios.fuzz_codec --n 1000000
+
+fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (atheris, Linux), FUZZ_SECONDS=600
+	$(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m scenarios.fuzz_guided --seconds $(FUZZ_SECONDS)
 
 clean: ## forget the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo-out

@@ -178,7 +178,8 @@ def fuzz_chunks(n: int, seed: int, progress: Callable[[int], None] = lambda done
     """Take `n` mutated chunks through what a node does. Raises `AssertionError` if one is accepted.
 
     Half are mutated after their pieces were verified, as by a fault in the node's own memory, so that the decoder and
-    the block hashes are all that stands between them and the replica.
+    the block hashes are all that stands between them and the replica. Of these, a few decode: to the very bits that
+    were signed, for one change can be written in more than one way.
     """
     rng = np.random.default_rng(seed)
     source = _chunks(rng)

@@ -73,6 +73,7 @@ class BitString:
 
     def count(self) -> int:
         length = self.number(5)
+        assert length <= 21
         return 0 if length == 0 else (1 << (length - 1)) + self.number(length - 1)
 
     def rice(self, n: int, k: int) -> list[int]:

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from seed_kit import LAYOUT, FakeSeed, random_replica, running
 
+from codec import Layout, Replica, TensorSpec
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import UsageError
 from node import SamplingParams, Swarm
@@ -336,3 +338,27 @@ def test_the_trainers_side_needs_neither_torch_nor_trio_nor_libp2p():
     code = "import sys; from node import Swarm; print([m for m in ('torch', 'trio', 'libp2p') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_chunks_leave_while_later_tensors_are_still_being_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The last block is not even looked at before the seed has a chunk of the first ones."""
+    layout = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (1 << 18,)) for i in range(24)))
+    seed = FakeSeed(random_replica(layout))
+    after = {spec.name: seed.replica.bits(spec.name).copy() for spec in layout.tensors}
+    for bits in after.values():
+        bits[::20] ^= np.uint16(1)
+    whole, had = Replica.encode_block, []
+
+    def held_up(self: Replica, block: int, new: Any, coder: int = CODER_RICE) -> Any:
+        deadline = time.monotonic() + 20.0
+        while block == layout.n_blocks - 1 and not seed.chunks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        had.append((block, len(seed.chunks)))
+        return whole(self, block, new, coder)
+
+    monkeypatch.setattr(Replica, "encode_block", held_up)
+    with running(tmp_path, seed), Swarm.attach(home=tmp_path, threads=1) as swarm:
+        publication = swarm.publish(after.items(), step=1).wait(timeout_s=60)
+    assert dict(had)[layout.n_blocks - 1] > 0
+    assert publication.root == seed.receiver.root == seed.replica.root
+    assert all(np.array_equal(seed.receiver.bits(name), bits) for name, bits in after.items())

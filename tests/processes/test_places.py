@@ -60,3 +60,30 @@ def test_replicas_on_disk_and_nowhere_with_changes_coded_by_position(tmp_path: P
 def test_an_engine_needs_a_replica(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         check(swarm.command("a", "join", "swarm1x", "--replica", "none"), 2, "--engine none")
+
+
+@pytest.mark.slow
+def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_an_anchor(tmp_path: Path) -> None:
+    """Eight steps, so one anchor: what the node's process wrote to files (sockets are not counted, nor is memory)."""
+    states, steps, elements = [weights(8, 1 << 20)], 8, 8 << 20
+    for number in range(steps):
+        states.append(step(states[-1], number, 0.01))
+    with swarm_in(tmp_path) as swarm:
+        swarm.seed(checkpoint(tmp_path / "base", states[0]))
+        swarm.node("a", swarm.ticket(), "--model", str(tmp_path / "base"))
+        swarm.until("a", holds(root_of(states[0])))
+        delta_bytes, before = 0, written(swarm.running["a"].pid)
+        for number, words in enumerate(states[1:], 1):
+            delta_bytes += swarm.publish(checkpoint(tmp_path / f"step_{number}", words), "--wait")["delta_bytes"]
+        swarm.until("a", holds(root_of(states[-1])))
+        swarm.until_there("a", "swarm-*/anchors/0.*")
+        spent = written(swarm.running["a"].pid) - before
+    anchor_bytes, records_bytes = 2 * elements, 100_000
+    assert spent < 1.2 * delta_bytes + anchor_bytes + steps * records_bytes
+    assert delta_bytes < 0.2 * anchor_bytes, "or the model itself could hide in what is allowed"
+
+
+def written(pid: int) -> int:
+    """Bytes that a process has handed to write()."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))

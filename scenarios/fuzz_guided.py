@@ -1,0 +1,158 @@
+"""Fuzzes every decoder of bytes from peers, guided by which lines they reach (atheris, libFuzzer).
+
+    python -m scenarios.fuzz_guided --seconds 60 [--seed 1] [--corpus DIR]
+
+Layouts, chunk headers and manifests are decoded in Python, so their own lines guide. The coders' readers are compiled,
+where coverage cannot see; there a slow decoder in plain Python (`tests/codec/plain_decoder.py`) reads the same payload
+and guides in their place, and whatever the compiled one accepts must be what the plain one makes of it, bit by bit.
+The first byte chooses the decoder. Ends with a stack trace and the input at anything but a `PeerError`.
+"""
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from codec.errors import PeerError, UsageError
+
+__all__ = ["main"]
+
+_TESTS: Final = Path(__file__).parents[1] / "tests" / "codec"
+_ELEMENTS: Final = 300
+_KINDS: Final = ("BF16", "F32", "F8_E4M3", "I8")
+
+
+def _load_plain() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("plain_decoder", _TESTS / "plain_decoder.py")
+    if spec is None or spec.loader is None or not (_TESTS / "plain_decoder.py").exists():
+        raise UsageError("The plain decoder lies with the tests: run this in a checkout.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Targets:
+    """What an input is given to. Made once, within atheris' instrumentation."""
+
+    def __init__(self) -> None:
+        from codec import pco, rice
+        from codec.bits import DTYPES
+        from codec.chunk import open_header
+        from codec.layout import Layout
+        from codec.manifest import open_manifest
+        from codec.sign import Key
+
+        self.key = key = Key(bytes(32))
+        self.plain = _load_plain()
+        self.coders = (rice.decode_block, pco.decode_block)
+        rng = np.random.default_rng(0)
+        self.old = [(name, DTYPES[name], self._weights(rng, DTYPES[name])) for name in _KINDS]
+        self.parsers: tuple[Callable[[bytes], Any], ...] = (
+            Layout.from_bytes,  # what follows is signed by whoever made it: a decoder trusts no signer either
+            lambda body: open_header(key.seal(b"swarm-node chunk 1", body), key.public),
+            lambda body: open_manifest(key.seal(b"swarm-node manifest 1", body), key.public),
+        )
+
+    @staticmethod
+    def _weights(rng: np.random.Generator, dtype: Any) -> Any:
+        """Some exponents, so that there are several classes."""
+        bits = rng.integers(0, 256, _ELEMENTS * dtype.itemsize, dtype=np.uint8).view(dtype.bits).astype(np.uint64)
+        if dtype.exponent_shift is not None:
+            low = (1 << dtype.exponent_shift) - 1
+            bits = bits & low | rng.integers(2, 12, _ELEMENTS).astype(np.uint64) << dtype.exponent_shift
+        return bits.astype(dtype.bits)
+
+    def one(self, data: bytes) -> None:
+        """Decode one input with what its first byte says."""
+        if not data:
+            return
+        choice, rest = data[0] % 16, data[1:]
+        if choice < 8:
+            self._coder(choice % 2, choice // 2, rest)
+        elif choice < 11:
+            try:
+                self.parsers[choice - 8](rest)
+            except PeerError:
+                return
+
+    def _coder(self, coder: int, kind: int, payload: bytes) -> None:
+        name, dtype, old = self.old[kind]
+        model = self.plain.Model([], bytes(32), [old.tolist()], [name])
+        try:
+            model.decode(0, coder, payload)
+            expected = np.array(model.blocks[0], np.uint64)
+        except (IndexError, AssertionError, ValueError):
+            expected = None
+        try:
+            positions, bits = self.coders[coder](payload, old, dtype)
+        except PeerError:
+            return
+        assert positions.size == bits.size > 0
+        assert np.all(positions[1:] > positions[:-1])
+        words = old.copy()
+        words[positions] = bits
+        assert expected is not None, f"{name}: only the compiled decoder accepts this"
+        assert np.array_equal(words.astype(np.uint64), expected), f"{name}: the decoders differ"
+
+
+def _corpus(folder: Path, targets: _Targets) -> None:
+    """Honest inputs to start from."""
+    from codec import pco, rice
+    from codec.chunk import BlockDelta, ChunkKey, seal_chunk
+    from codec.manifest import Manifest
+
+    rng = np.random.default_rng(1)
+    for kind, (_, dtype, old) in enumerate(targets.old):
+        for density in (0.01, 0.2, 1):
+            steps = rng.integers(-3, 4, old.size) * (rng.random(old.size) < density)
+            new = (old.astype(np.int64) + steps).astype(dtype.bits)
+            for coder, module in enumerate((rice, pco)):
+                payload = module.encode_block(old, new, dtype)
+                if payload is not None:
+                    (folder / f"coder{coder}-{kind}-{density}").write_bytes(bytes((kind * 2 + coder,)) + payload)
+    key, root = targets.key, bytes(32)
+    deltas = [BlockDelta(block, block % 3, root, bytes(100)) for block in (0, 1, 7)]
+    chunk = seal_chunk(ChunkKey(1, 300, 2, 0), root, root, deltas, key)
+    manifest = Manifest(key.public, 0, 1, 0, root, root, root, (chunk.id,), 1000, 10).seal(key)
+    signature_bytes = 64
+    (folder / "layout").write_bytes(b"\x08" + (_TESTS / "golden" / "layout").read_bytes())
+    (folder / "header").write_bytes(b"\x09" + chunk.header[signature_bytes:])
+    (folder / "manifest").write_bytes(b"\x0a" + manifest[signature_bytes:])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--corpus", type=Path, help="where interesting inputs are kept (default: nowhere)")
+    options = parser.parse_args()
+    try:
+        import atheris
+    except ImportError:
+        print("Guided fuzzing needs atheris: pip install 'swarm-node[fuzz]' (Linux).", file=sys.stderr)
+        return 2
+    import codec.planes
+    import codec.scan  # noqa: F401  # before the others, and not instrumented: these are compiled
+
+    with atheris.instrument_imports(include=["codec", "plain_decoder"]):
+        targets = _Targets()
+    folder = options.corpus or Path(tempfile.mkdtemp(prefix="swarm-fuzz-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    _corpus(folder, targets)
+    limits = [f"-max_total_time={options.seconds}", f"-seed={options.seed}", "-max_len=4096", "-timeout=5"]
+    atheris.Setup(
+        [sys.argv[0], str(folder), f"-artifact_prefix={folder}/", "-print_final_stats=1", *limits], targets.one
+    )
+    atheris.Fuzz()  # ends the process
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
