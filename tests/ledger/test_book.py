@@ -3,8 +3,9 @@
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
-from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
+from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
 
 from codec.errors import UsageError
 from node.ledger.book import Book
@@ -24,10 +25,12 @@ def same(a: Ledger, b: Ledger) -> None:
     }
     assert a.table.next_id == b.table.next_id
     assert a.roots == b.roots
+    aside = [{key: node.conduct.sentence.why for key, node in x.nodes.items() if node.conduct.sentence} for x in (a, b)]
+    assert aside[0] == aside[1]
 
 
 def busy_ledger(book: Book) -> Ledger:
-    """Something of everything: free, leased, done, ready, taken, dropped, requeued, discarded."""
+    """Something of everything: free, leased, done, ready, taken, dropped, requeued, discarded, aside, released."""
     ledger = ledger_at(groups=6, n=2)
     ledger.drop(group_id(5))
     leases = ledger.request_work(ALICE, ask(5), 0.0)
@@ -38,6 +41,10 @@ def busy_ledger(book: Book) -> Ledger:
     other = ledger.request_work(BOB, ask(2), 1.0)
     submit(ledger, other[0], draw(other[0], other[0].samples[0], 2), 2.0)
     ledger.give_back(ALICE, [leases[2].id], 2.0)
+    book.write(ledger.take_facts())
+    ledger.quarantine(CAROL, "it lied", None, 2.0)
+    ledger.quarantine(DAVE, "it was slow", 9.0, 2.0)
+    ledger.release(DAVE, "by hand")
     book.write(ledger.take_facts())
     ledger.advance(head(4))
     book.write(ledger.take_facts())
@@ -167,8 +174,26 @@ def test_a_crash_between_any_two_statements_leaves_all_or_nothing(tmp_path: Path
         left.close()
         step += 1
     assert step > 30
-    assert written == len(writes) == 2
+    assert written == len(writes) == 3
     same(Book(tmp_path / f"{step - 1}.sqlite").restore(ledger.settings, ledger.head, 0.0), ledger)
+
+
+def test_a_book_of_the_first_format_goes_on(tmp_path: Path):
+    old = sqlite3.connect(tmp_path / "old.sqlite")
+    old.executescript(
+        "create table groups (id blob primary key, session text not null, ord integer not null, prompt blob not null, "
+        "n integer not null, sampling blob not null, taken integer not null default 0); pragma user_version = 1;"
+    )
+    fields = (group_id(7), "s", 3, PROMPT, 2, msgspec.msgpack.encode(SAMPLING))
+    old.execute("insert into groups (id, session, ord, prompt, n, sampling) values (?, ?, ?, ?, ?, ?)", fields)
+    old.commit()
+    old.close()
+    book = Book(tmp_path / "old.sqlite")
+    again = book.restore(Settings(), head(1), 0.0)
+    group = again.groups[group_id(7)]
+    assert (group.free, group.max_lag, group.affinity, group.sampling) == ({0, 1}, 1, b"", SAMPLING)
+    book.close()
+    assert Book(tmp_path / "old.sqlite").counts()["groups"] == 1
 
 
 def test_an_impossible_fact_is_our_bug_and_changes_nothing(tmp_path: Path):

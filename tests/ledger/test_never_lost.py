@@ -1,5 +1,8 @@
 """Whatever happens in whatever order, with a crash before or after any write: no sample is lost, none counts twice.
 
+Leases are given, renewed, given back, expire; results come late, twice, from old versions and over commits; nodes come,
+go, and are put into quarantine and let out; versions are sealed; the ledger crashes and restarts.
+
 The machine plays the world outside: nodes that know only the leases they were told of and repeat results until they
 hear a verdict, a trainer that knows what it offered and what it took. A crash throws the ledger away, and with it, when
 it strikes before the write, whatever the last step meant to tell.
@@ -11,15 +14,16 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, places, sealed
+from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, places, root, sealed
 
 from node.ledger.book import Book
+from node.ledger.messages import VersionSpan
 from node.ledger.settings import Settings
 from node.ledger.state import Lease
 
 NODES = st.sampled_from([ALICE, BOB])
 CRASH = st.sampled_from(["no", "no", "no", "before the write", "after the write"])
-SETTINGS = Settings(max_deadline_s=30.0, min_deadline_s=5.0, resend_after_s=0.0)
+SETTINGS = Settings(max_deadline_s=30.0, min_deadline_s=5.0, resend_after_s=0.0, check_share=0.0)
 
 
 class World(RuleBasedStateMachine):
@@ -52,6 +56,7 @@ class World(RuleBasedStateMachine):
         self.now += 1000.0
         for node in self.members:
             self.ledger.member_up(node)
+            self.ledger.release(node, "at last")
         for _ in range(3 * len(self.offered) + 3):
             leases = self.ledger.request_work(ALICE, self.request(64), self.now)
             for lease in leases if isinstance(leases, list) else []:
@@ -82,9 +87,13 @@ class World(RuleBasedStateMachine):
     def request(self, capacity: int):
         return ask(capacity, self.head.version, rate=1.0)
 
-    def deliver(self, lease: Lease, sample: int, version: int, crash: str) -> None:
+    def deliver(self, lease: Lease, sample: int, version: int, crash: str, *, over: int | None = None) -> None:
+        """`over`: the version that drew the last token, where a commit fell in between."""
         self.drawn += 1
-        rollout = draw(lease, sample, version, token_ids=(10 + self.drawn, 2))
+        spans = None
+        if over is not None and over > version:
+            spans = (VersionSpan(0, version, root(0, version), 1), VersionSpan(0, over, root(0, over), 2))
+        rollout = draw(lease, sample, version, token_ids=(10 + self.drawn, 2), spans=spans)
         signed = sealed(lease, rollout)
         verdict = self.ledger.submit(lease.node, rollout, signed, self.now)
         if not self.persist(crash):  # no verdict was heard: the node says it again
@@ -101,6 +110,10 @@ class World(RuleBasedStateMachine):
             assert len({done.sealed for done in group.done.values()}) == group.n
         self.ledger.taken(group.id)
         self.persist(crash)
+
+    def aside(self, node: bytes) -> bool:
+        found = self.ledger.nodes.get(node)
+        return found is not None and found.conduct.sentence is not None
 
     # ------------------------------------------------------------ what may happen
 
@@ -120,11 +133,31 @@ class World(RuleBasedStateMachine):
             self.told.update({lease.id: lease for lease in leases})
 
     @precondition(lambda self: self.told)
-    @rule(data=st.data(), lag=st.sampled_from([0, 0, 0, 1, 2]), crash=CRASH)
-    def submit(self, data: st.DataObject, lag: int, crash: str) -> None:
+    @rule(data=st.data(), lag=st.sampled_from([0, 0, 0, 1, 2]), carried=st.booleans(), crash=CRASH)
+    def submit(self, data: st.DataObject, lag: int, carried: bool, crash: str) -> None:
         lease = self.told[data.draw(st.sampled_from(sorted(self.told)))]
         sample = data.draw(st.sampled_from(lease.samples))
-        self.deliver(lease, sample, max(0, self.head.version - lag), crash)
+        over = self.head.version if carried else None
+        self.deliver(lease, sample, max(0, self.head.version - lag), crash, over=over)
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), crash=CRASH)
+    def give_back(self, data: st.DataObject, crash: str) -> None:
+        lease = self.told[data.draw(st.sampled_from(sorted(self.told)))]
+        self.ledger.give_back(lease.node, [lease.id], self.now)
+        self.persist(crash)
+
+    @rule(node=NODES, seconds=st.sampled_from([None, 5.0]), crash=CRASH)
+    def quarantine(self, node: bytes, seconds: float | None, crash: str) -> None:
+        self.ledger.quarantine(node, "for a test", seconds, self.now)
+        self.persist(crash)
+        assert self.aside(node) or crash == "before the write"
+
+    @rule(node=NODES, crash=CRASH)
+    def release(self, node: bytes, crash: str) -> None:
+        self.ledger.release(node, "for a test")
+        self.persist(crash)
+        assert not self.aside(node) or crash == "before the write"
 
     @precondition(lambda self: self.told)
     @rule(data=st.data(), tokens=st.integers(1, 16))

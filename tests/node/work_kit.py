@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -132,7 +133,7 @@ class Swarm:
         self.nursery = nursery
         self.wire = Wire(nursery, **wire)
         self.head = head(0)
-        self.engines: dict[bytes, TimedEngine] = {}
+        self.engines: dict[bytes, Any] = {}
         self.lives: dict[bytes, trio.CancelScope] = {}
         self.life = trio.CancelScope()
         self.settings = Settings(min_deadline_s=20.0, max_deadline_s=300.0)
@@ -156,9 +157,10 @@ class Swarm:
         self.wire.service = None
         self.book.close()
 
-    async def add_node(self, i: int, rate: float, version: int = 0, **pace: float) -> TimedEngine:
+    async def add_node(self, i: int, rate: float, version: int = 0, engine: Any = None, **pace: float) -> Any:
         key = Key(bytes([i]) * 32)
-        engine = self.engines[key.public] = TimedEngine(rate, version)
+        engine = engine or TimedEngine(rate, version)
+        self.engines[key.public] = engine
         pace = Pace(**({"self_test_tokens": 0} | pace))
         worker = NodeWorker(key, engine, self.wire.from_node(key.public), pace)
         self.wire.workers[key.public] = worker

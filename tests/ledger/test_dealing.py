@@ -1,0 +1,149 @@
+"""Who gets what: lag by group, versions that are due, sessions that stay with their node."""
+
+import pytest
+from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
+
+from node.ledger.messages import Reason
+from node.ledger.rate import Rate
+from node.ledger.settings import Settings
+from node.ledger.shares import duration_s, finishable
+from node.ledger.state import Node
+from node.ledger.timetable import Timetable
+
+
+def samples(leases) -> int:
+    return sum(len(lease.samples) for lease in leases) if isinstance(leases, list) else 0
+
+
+def test_lag_is_each_groups_own():
+    ledger = ledger_at(groups=0)
+    for i, lag in enumerate((0, 1, 3)):
+        ledger.offer(group_id(i), "s", PROMPT, 2, SAMPLING, max_lag=lag)
+    leases = ledger.request_work(ALICE, ask(64, version=0), 0.0)
+    assert [lease.group for lease in leases] == [group_id(2)]
+    assert leases[0].minimum == (0, 0)
+    assert [lease.group for lease in ledger.request_work(BOB, ask(2, version=2), 0.0)] == [group_id(1)]
+    assert ledger.request_work(BOB, ask(64, version=2), 1.0) is Reason.TOO_OLD, "only synchronous work is left"
+    for sample, version, verdict in ((0, 3, None), (1, 2, Reason.TOO_OLD)):
+        (sync,) = ledger.request_work(BOB, ask(64, version=3), 2.0)
+        assert (sync.group, sync.minimum, sync.samples) == (group_id(0), (0, 3), (sample,))
+        assert submit(ledger, sync, draw(sync, sample, version), 3.0) is verdict
+    for sample in leases[0].samples:
+        assert submit(ledger, leases[0], draw(leases[0], sample, 0), 3.0) is None
+    ledger.advance(head(4))
+    assert ledger.groups[group_id(0)].free == {0, 1}
+    assert ledger.hand_over("s") is None
+    places(ledger)
+    assert ledger.groups[group_id(2)].free == {0, 1}, "version 0 is four behind now"
+
+
+def seals(ledger, count, every_s):
+    for i in range(count):
+        ledger.advance(head(ledger.head.version + 1), every_s * (i + 1))
+
+
+def test_who_is_late_for_a_version_gets_what_it_can_finish_before_the_next():
+    ledger = ledger_at(groups=20, n=4, version=1)
+    seals(ledger, 3, 100.0)  # at 100, 200, 300; the head is 4 and the next is due at 400
+    node = ledger.nodes[ALICE]
+    node.rate.observe(4000, 1000.0)  # 4 tokens a second: a sample of 4 tokens in a second
+    ledger.nodes[BOB].rate.observe(4000, 1000.0)
+    ledger.request_work(BOB, ask(0, version=4), 389.0)
+    leases = ledger.request_work(ALICE, ask(64, version=3), 390.0)
+    assert samples(leases) == 10, "10 s are left of version 3"
+    ledger.give_back(ALICE, [lease.id for lease in leases], 390.0)
+    assert samples(ledger.request_work(ALICE, ask(64, version=4), 390.0)) == 40, "its share of the head's work"
+
+
+def test_who_could_finish_nothing_waits_for_the_version():
+    ledger = ledger_at(groups=20, n=4, version=1)
+    seals(ledger, 3, 100.0)
+    ledger.nodes[ALICE].rate.observe(4, 100.0)
+    assert ledger.request_work(ALICE, ask(64, version=3), 399.0) is Reason.LATE
+    assert samples(ledger.request_work(ALICE, ask(64, version=4), 399.5)) > 0
+
+
+def test_a_trainer_that_waits_for_rollouts_is_not_waited_for():
+    """A seal that is overdue is expected in as long again, so that late nodes do work while none comes."""
+    ledger = ledger_at(groups=20, n=4, version=1)
+    seals(ledger, 3, 100.0)
+    ledger.nodes[ALICE].rate.observe(4000, 1000.0)
+    assert samples(ledger.request_work(ALICE, ask(64, version=3), 460.0)) == 60
+
+
+def test_more_lag_is_more_time():
+    ledger = ledger_at(groups=0, version=1)
+    for i in range(20):
+        ledger.offer(group_id(i), "s", PROMPT, 4, SAMPLING, max_lag=2)
+    seals(ledger, 3, 100.0)
+    ledger.nodes[ALICE].rate.observe(400, 1000.0)  # ten seconds a sample
+    assert samples(ledger.request_work(ALICE, ask(64, version=3), 390.0)) == 11, "110 s are left"
+
+
+def test_the_timetable_learns_intervals_and_delays():
+    table = Timetable()
+    assert table.due_s(5.0) == float("inf")
+    assert table.usable_s((0, 1), (0, 1), 1, 5.0) == float("inf")
+    for i in range(5):
+        table.sealed((0, i), 50.0 * i)
+        table.arrived(ALICE, (0, i), 50.0 * i + 8.0)
+    assert table.interval.mean == pytest.approx(50.0)
+    assert table.due_s(210.0) == pytest.approx(40.0)
+    assert table.due_s(280.0) == pytest.approx(30.0), "overdue by 30: expected in 30"
+    assert table.usable_s((0, 4), (0, 4), 0, 210.0) == pytest.approx(40.0)
+    assert table.usable_s((0, 4), (0, 4), 2, 210.0) == pytest.approx(140.0)
+    assert table.usable_s((0, 3), (0, 4), 1, 210.0) == pytest.approx(40.0)
+    assert table.usable_s((0, 2), (0, 4), 1, 210.0) == 0.0
+    assert table.usable_s((0, 9), (1, 4), 9, 210.0) == 0.0, "another epoch"
+    assert table.arrival_s(ALICE, (0, 4), 210.0) == 0.0
+    table.sealed((0, 5), 250.0)
+    assert table.arrival_s(ALICE, (0, 5), 252.0) == pytest.approx(6.0)
+    assert table.arrival_s(BOB, (0, 5), 252.0) is None
+    table.forget(ALICE)
+    assert table.arrival_s(ALICE, (0, 5), 252.0) is None
+    table.sealed((1, 5), 300.0)
+    assert table.interval.mean == pytest.approx(50.0), "a rollback is no step"
+
+
+def test_deadlines_follow_a_nodes_rate_and_spread():
+    settings = Settings(min_deadline_s=1.0, max_deadline_s=1000.0, deadline_slack=3.0)
+    steady, shaky = Node(ALICE, outstanding=8), Node(BOB, outstanding=8)
+    for i in range(40):
+        steady.rate.observe(1000, 10.0)
+        shaky.rate.observe(1000 + (400 if i % 2 else -400), 10.0)
+    assert duration_s(steady, 100, settings) == pytest.approx(3 * 8 * 100 / 100.0, rel=0.01)
+    assert duration_s(shaky, 100, settings) > 2 * duration_s(steady, 100, settings)
+    assert duration_s(Node(ALICE, outstanding=8), 100, settings) == 1000.0
+    claims = Node(ALICE, rate=Rate(claimed=400.0), outstanding=8)
+    assert duration_s(claims, 100, settings) == pytest.approx(3 * 8 * 100 / 400.0), "a self-test is a start"
+    assert finishable(Node(ALICE), 10.0, 5.0) == 1
+    assert finishable(Node(ALICE, outstanding=3), 10.0, 5.0) == 0
+    assert finishable(steady, 10.0, 50.0) == 20 - 8
+
+
+def test_a_session_stays_with_its_node_while_that_has_room():
+    ledger = ledger_at(groups=0, sticky_wait_s=1.0)
+    for i, now in enumerate((0.0, 10.0, 20.0)):
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, affinity=b"left", now=now)
+        if i == 0:
+            (first,) = ledger.request_work(ALICE, ask(4), now)
+            submit(ledger, first, draw(first, 0), now + 1)
+        if i == 1:
+            ledger.request_work(ALICE, ask(4, holding=()), 9.0)  # it has room; nothing is there yet
+            ledger.give_back(ALICE, list(ledger.nodes[ALICE].leases), 9.5)
+            assert ledger.request_work(BOB, ask(4), now + 0.5) is Reason.NO_WORK, "kept for Alice"
+            assert samples(ledger.request_work(BOB, ask(4), now + 1.1)) == 1, "not for ever"
+        if i == 2:
+            assert samples(ledger.request_work(BOB, ask(4), now)) == 1, "Bob has the prefix now"
+    places(ledger)
+
+
+def test_a_session_does_not_wait_for_a_node_that_is_gone_or_full():
+    ledger = ledger_at(groups=0)
+    ledger.offer(group_id(0), "s", PROMPT, 1, SAMPLING, affinity=b"left", now=0.0)
+    (lease,) = ledger.request_work(ALICE, ask(1), 0.0)
+    ledger.offer(group_id(1), "s", PROMPT, 1, SAMPLING, affinity=b"left", now=1.0)
+    assert samples(ledger.request_work(BOB, ask(1), 1.0)) == 1, "Alice is full"
+    ledger.offer(group_id(2), "s", PROMPT, 1, SAMPLING, affinity=b"left", now=2.0)
+    ledger.member_lost(BOB, 2.0)
+    assert samples(ledger.request_work(ALICE, ask(4, holding=(lease.id,)), 2.0)) == 2
