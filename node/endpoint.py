@@ -22,6 +22,7 @@ from swarm.shell import Core, Face, Limits, Manifests, Shell, in_thread
 from swarm.store import Store
 from swarm.transport.base import Unreachable
 from swarm.transport.libp2p import DialRules, Libp2pTransport
+from swarm.transport.parallel import DEFAULT_MBIT
 
 if TYPE_CHECKING:
     from swarm.shell.jobs import Jobs
@@ -67,11 +68,12 @@ class Endpoint:
         limits: Limits | None = None,
         via: tuple[str, ...] = (),
         relay_for: Callable[[bytes], bool] | None = None,
+        up_mbit: float = DEFAULT_MBIT,
         outward: Callable[[Sequence[str]], tuple[str, ...]] = tuple,
     ) -> "Endpoint":
         """Put the parts together; nothing runs yet. `model` None: a relay. `tuning`: the core's. `via`: relays at which
-        it keeps a place. `relay_for`: it gives places itself, to whom this says. `outward`: what the core is told of
-        the addresses that are listened on.
+        it keeps a place. `relay_for`: it gives places itself, to whom this says. `up_mbit`: what the uplink
+        carries. `outward`: what the core is told of the addresses that are listened on.
         """
         limits = limits or Limits()
         manifests = Manifests(authority)
@@ -80,7 +82,10 @@ class Endpoint:
         # Who is dialed again when is the core's decision; the transport's own pause must have passed by then.
         pause_s = tuning.dial_retry_s / 2
         rules = DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
-        transport = Libp2pTransport(key, listen, announce, dial_rules=rules, via=via, relay_for=relay_for)
+        transport = Libp2pTransport(
+            key, listen, announce,
+            dial_rules=rules, via=via, relay_for=relay_for, up_mbit=up_mbit, admits=core.admits,
+        )  # fmt: skip
         jobs = answers = None
         if model is not None:
             from swarm.shell.answers import Answers

@@ -150,7 +150,7 @@ class Member:
         self.endpoint = Endpoint.build(
             self.core, key, ticket.authority, store, self,
             listen=config.listen, announce=config.announce, tuning=tuning, model=model,
-            via=config.via, relay_for=self._may_have_place if relay else None,
+            via=config.via, relay_for=self._may_have_place if relay else None, up_mbit=config.up_mbit,
         )  # fmt: skip
         self._joined = trio.Event()
         self._over: SwarmError | None = None

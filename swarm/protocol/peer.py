@@ -160,6 +160,10 @@ class Peer:
 
     # ------------------------------------------------------------ sessions
 
+    def admits(self, peer: bytes) -> bool:
+        """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
+        return self.state.sessions.ready(peer)
+
     def _peer_up(self, event: PeerUp, now: float) -> None:
         self.membership.up(self.state.sessions.up(event.peer, event.address, now), now)
 

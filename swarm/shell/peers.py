@@ -6,6 +6,7 @@ mend or our own bug, and goes on up.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
 
 import structlog
 import trio
@@ -24,6 +25,8 @@ from swarm.transport.base import Lane, Transport, Unreachable
 __all__ = ["Peers"]
 
 Post = Callable[[Event], Awaitable[None]]
+_ADMIT_S: Final = 0.02
+"""How often a bulk stream that came early looks whether its peer is admitted by now."""
 _log = structlog.get_logger(__name__)
 
 _LOST = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, Unreachable)
@@ -41,7 +44,9 @@ class Peers:
         counts: Counts,
         limits: Limits,
         post: Post,
+        admits: Callable[[bytes], bool],
     ) -> None:
+        """`admits`: who has shown a grant that holds. Nothing is read from the others' bulk streams."""
         self._transport = transport
         self._chunks = chunks
         self._inbound = inbound
@@ -49,6 +54,7 @@ class Peers:
         self._counts = counts
         self._limits = limits
         self._post = post
+        self._admits = admits
         self._sessions: dict[bytes, Session] = {}
         self._banned: dict[bytes, float] = {}
         self._dialing: set[bytes] = set()
@@ -146,12 +152,14 @@ class Peers:
         return dialed == (self._transport.key < peer)
 
     async def _take_bulk(self, peer: bytes, stream: trio.abc.HalfCloseableStream) -> None:
-        """Receive what a peer that has a session sends; of too many streams the oldest goes."""
+        """Receive what a peer that has shown a grant sends; of too many streams the oldest goes."""
         with trio.move_on_after(self._limits.dial_deadline_s):  # its control stream may come by a slower connection
             while peer not in self._sessions:
                 await self._arrival.wait()
+            while not self._admits(peer):  # noqa: ASYNC110  # and the core must read its hello first
+                await trio.sleep(_ADMIT_S)
         session = self._sessions.get(peer)
-        if session is None:
+        if session is None or not self._admits(peer):
             return
         streams = self._bulk_in.setdefault(peer, [])
         if len(streams) >= self._limits.bulk_streams_in:

@@ -69,6 +69,10 @@ class Core(Protocol):
 
     def apply(self, event: Event, now: float) -> list[Effect]: ...
 
+    def admits(self, peer: bytes) -> bool:
+        """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
+        ...
+
 
 class Face(Protocol):
     """Who wants to know. Called from the loop: note it, and come back at once."""
@@ -131,7 +135,9 @@ class Shell:
             None if self._is_authority else authority, store.chunks, self.counts, self._limits,
             post=self.post, whole=self._whole, relieve=self._relieve, part=self._part, settled=lambda: self._settled,
         )  # fmt: skip
-        self.peers = Peers(transport, store.chunks, inbound, self._find, self.counts, self._limits, self.post)
+        self.peers = Peers(
+            transport, store.chunks, inbound, self._find, self.counts, self._limits, self.post, core.admits
+        )
         self._do: dict[type[Effect], Callable[[Any], None]] = {
             Send: self._send,
             SendHeader: self._send_bulk,

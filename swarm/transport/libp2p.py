@@ -26,6 +26,7 @@ from swarm.transport.admission import Admission, AdmissionRules
 from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, Way, attend
 from swarm.transport.circuit import HOP_ID, STOP_ID
 from swarm.transport.dialer import Dialer, DialRules
+from swarm.transport.gate import Gate, GateRules
 from swarm.transport.host import NEGOTIATION_S, Host, build_host, security
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, WAYS_ID, Edge, LaneStream, StreamChannel
@@ -70,11 +71,14 @@ class Libp2pTransport(Transport):
         via: Sequence[str] = (),
         relay_for: Callable[[PeerKey], bool] | None = None,
         relay_rules: RelayRules | None = None,
+        admits: Callable[[PeerKey], bool] | None = None,
+        gate_rules: GateRules | None = None,
     ) -> None:
         """`listen`: multiaddrs such as /ip4/0.0.0.0/tcp/4701 (port 0: any). `announce`: where the world reaches us.
         `up_mbit`: what our uplink carries, as far as anybody has said.
         `via`: relays at which we keep a place, so that we are reached through them; addresses, with /p2p/ID or without.
         `relay_for`: we are such a relay, for whom it says yes to.
+        `admits`: who holds a grant (None: everybody); the others get what `Gate` says.
 
         Raises `UsageError` for an announced address that nobody could dial.
         """
@@ -104,6 +108,8 @@ class Libp2pTransport(Transport):
         self.relay: Relay | None = None
         if relay_for is not None:
             self.relay = Relay(relay_rules or RelayRules(), relay_for, self.open_library_stream, self.remote_address)
+        carries = self.relay.carries if self.relay is not None else lambda peer: False
+        self._gate = Gate(admits, self._limits, gate_rules, carries)
         self._serves: dict[str, Callable[[MuxedConnection, YamuxStream], Awaitable[None]]] = {
             WAYS_ID: self._on_ways,
             STOP_ID: lambda connection, stream: self.legs.on_stop(connection.peer, stream),
@@ -158,14 +164,21 @@ class Libp2pTransport(Transport):
 
     def _make_connection(self, conn: ISecureConn, id_: ID, peer: PeerKey) -> MuxedConnection:
         lane = _dialing_for.get() if conn.is_initiator else None
-        return MuxedConnection(conn, id_, peer, lane, self._limits, self._on_started, self._on_ended)
+        limits = self._gate.limits(peer, dialed=conn.is_initiator)
+        return MuxedConnection(conn, id_, peer, lane, limits, self._on_started, self._on_ended)
 
     def _on_started(self, connection: MuxedConnection) -> None:
+        if not self._gate.begin(connection, trio.current_time()):
+            _log.info("too many strangers peer=%s", peer_id(connection.peer))
+            assert self.nursery is not None
+            self.nursery.start_soon(connection.close)
+            return
         self._edges.setdefault(connection.peer, Edge()).add(connection)
         self._dialer.forgive(connection.peer)
 
     def _on_ended(self, connection: MuxedConnection) -> None:
         _log.info("connection ended peer=%s reason=%r", peer_id(connection.peer), connection.yamux.reason)
+        self._gate.end(connection)
         edge = self._edges.get(connection.peer)
         if edge:
             edge.remove(connection)
@@ -222,9 +235,11 @@ class Libp2pTransport(Transport):
         return edge.way if edge else None
 
     async def _sweep(self) -> None:
-        """Close what lies idle, for ever."""
+        """Close what lies idle and who stayed a stranger, for ever."""
         while True:
             await trio.sleep(_SWEEP_S)
+            for connection in self._gate.overdue(trio.current_time()):
+                await connection.close()
             for edge in list(self._edges.values()):
                 for connection in edge.idle(trio.current_time(), _IDLE_S):
                     await connection.close()
@@ -367,8 +382,10 @@ class Libp2pTransport(Transport):
             with trio.fail_after(NEGOTIATION_S):
                 handlers = host.handlers
                 protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, *self._serves, *handlers])
+            assert isinstance(muxed.muxed_conn, MuxedConnection)
+            if not self._gate.may(muxed.muxed_conn, protocol):
+                raise PeerError(f"{protocol} is for those who hold a grant")
             if protocol in self._serves:
-                assert isinstance(muxed.muxed_conn, MuxedConnection)
                 await self._serves[protocol](muxed.muxed_conn, muxed.stream)
                 return
             if protocol not in LANE_OF:

@@ -80,6 +80,10 @@ class Relay:
         now = trio.current_time()
         return [peer for peer, until_s in self._places.items() if until_s > now]
 
+    def carries(self, peer: PeerKey) -> bool:
+        """Whether it keeps a place or has a circuit here."""
+        return self._places.get(peer, 0.0) > trio.current_time() or self._from[peer] > 0
+
     async def serve(self, peer: PeerKey, stream: trio.abc.HalfCloseableStream) -> None:
         """Answer one `hop` stream, and carry its circuit if it gets one. Raises `PeerError`."""
         with trio.move_on_after(self._rules.setup_s) as scope:

@@ -64,6 +64,10 @@ class Scripted:
 
     events: list[Event] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
+    strangers: set[bytes] = field(default_factory=set)
+
+    def admits(self, peer: bytes) -> bool:
+        return peer not in self.strangers
 
     def start(self, now: float, addrs: tuple[str, ...]) -> list[Effect]:
         return []
@@ -417,6 +421,26 @@ async def test_bulk_without_a_session_is_not_read(tmp_path: Path, autojump_clock
         await stream.send_all(header_frame(chunks()[0]))
         assert await ended(stream)
         assert b.store.chunks.all() == []
+
+
+async def test_bulk_is_read_once_a_grant_was_shown_and_not_before(tmp_path: Path, autojump_clock: object) -> None:
+    async with bench(tmp_path) as b:
+        b.core.strangers.add(PEER.public)
+        control, stream = await b.control(), await b.bulk()
+        made = chunks()[0]
+        await stream.send_all(header_frame(made))
+        await b.settle(5)
+        assert b.store.chunks.all() == []
+        b.core.strangers.clear()
+        await b.settle()
+        assert len(b.store.chunks.all()) == 1
+
+        b.core.strangers.add(PEER.public)
+        late = await b.bulk()
+        await late.send_all(header_frame(chunks()[1]))
+        assert await ended(late)  # and not for ever
+        assert len(b.store.chunks.all()) == 1
+        await control.aclose()
 
 
 async def test_a_frame_cut_off_costs_the_session_but_is_no_lie(tmp_path: Path, autojump_clock: object) -> None:

@@ -155,6 +155,11 @@ class Connection:
         while self._frames_written < mark and not self.closed:
             await self.room.park()
 
+    def widen(self, limits: Limits) -> None:
+        """From now on these, which allow no less than the present ones."""
+        self._budget.give(limits.window_budget_bytes - self.limits.window_budget_bytes)
+        self.limits = limits
+
     # What streams call.
 
     @property
