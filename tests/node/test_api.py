@@ -250,6 +250,61 @@ def test_a_trainer_killed_in_the_middle_is_abandoned(tmp_path: Path):
         assert_holds(there.seed, 1)
 
 
+def test_going_back_and_on(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        roots = [swarm.publish(weights(v), step=v).wait(timeout_s=30).root for v in (1, 2, 3)]
+        assert swarm.resume(roots[2] or b"") == (0, 3), "it is the head"
+        assert swarm.rollback(1) == (1, 1)
+        assert_holds(there.seed, 1)
+        publication = swarm.publish(weights(2), step=4).wait(timeout_s=30)
+        assert (publication.epoch, publication.version, publication.root) == (1, 2, roots[1])
+        assert swarm.rollback(1, weights(1)) == (2, 1)
+        assert_holds(there.seed, 1)
+        with pytest.raises(UsageError, match="are not those of version"):
+            swarm.rollback(0, weights(2))
+        assert swarm.head == (2, 1)
+        with pytest.raises(UsageError, match="no such version"):
+            swarm.resume(bytes(32))
+        swarm.publish(weights(3), step=5).wait(timeout_s=30)
+        assert_holds(there.seed, 3)
+
+
+def test_going_back_waits_for_what_is_on_its_way(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        there.hold()
+        first, second = swarm.publish(weights(1), step=1), swarm.publish(weights(2), step=2)
+        assert swarm.state["unsealed"] == [1, 2]
+        with pytest.raises(SwarmTimeout, match="older version"):
+            swarm.rollback(0, timeout_s=0.05)
+        there.let_go()
+        assert swarm.rollback(0) == (1, 0)
+        assert first.sealed
+        assert second.sealed
+        assert there.seed.receiver.root == random_replica().root
+
+
+def test_another_trainer_that_published_meanwhile(tmp_path: Path):
+    """What the first knows of the replica is old: it looks anew, and diffs against what is there."""
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as one, Swarm.attach(home=tmp_path) as two:
+        one.publish(weights(1), step=1).wait(timeout_s=30)
+        two.publish(weights(2), step=2).wait(timeout_s=30)
+        assert_holds(there.seed, 2)
+        assert two.head == (0, 2)
+
+
+@pytest.mark.parametrize("source", ["mapping", "iterator"])
+def test_a_copy_that_fails_takes_nothing_with_it(tmp_path: Path, source: str):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        wrong = weights(1) | {"d.scale": torch.zeros((), dtype=torch.float16)}
+        for _ in range(3):  # more often than there are copies
+            with pytest.raises(UsageError, match="float16"):
+                swarm.publish(wrong if source == "mapping" else iter(wrong.items()), step=1)
+        swarm.publish(weights(1), step=1).wait(timeout_s=30)
+        assert_holds(there.seed, 1)
+        assert len(there.seed.attempts) == 1
+        assert "publish_error" not in swarm.state
+
+
 # ------------------------------------------------------------ rollouts
 
 
