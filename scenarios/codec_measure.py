@@ -1,5 +1,6 @@
 """The benchmark's loop: every part through every coder, each timed beside BLAKE3 and memcpy on the same bytes."""
 
+import resource
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,8 @@ class Measurement:
     chunks: int = 0
     peak_bytes: int = 0
     """Memory that the coders took, beyond the data."""
+    process_peak_bytes: int = 0
+    """Most memory that this process ever had, libraries, compiler and data included."""
     bounds: Bounds = field(default_factory=Bounds)
 
 
@@ -165,6 +168,7 @@ def measure(
         progress(found.elements)
     for wire in wires.values():
         wire.finish()
+    found.process_peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found
 
 
