@@ -227,6 +227,7 @@ class _Seat:
 
     async def add_chunk(self, chunk: Any) -> None:
         await self._seed.add_chunk(chunk)
+        self.track.dealt()
 
     async def seal(self, manifest: Manifest) -> bytes:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
@@ -299,7 +300,7 @@ class _Seat:
             "control_bytes": self.endpoint.shell.counts.control_sent,
             "nodes": [self._node(slot, now, work) for slot in sorted(self.core.book.leases)],
             "stripes": parents,
-            "steps": self.track.steps(),
+            "steps": [step | self.ledger.takings.of(tuple(step["version"])) for step in self.track.steps()],
             "work": work,
         }
 
@@ -326,5 +327,8 @@ class _Seat:
             "tokens_s": done.get("tokens_per_s", 0.0),
             "accepted": done.get("accepted", 0),
             "refused": done.get("refused", {}),
+            "useful": done.get("useful"),
+            "seconds": done.get("seconds"),
+            "quarantine": done.get("quarantine"),
             "outstanding": done.get("outstanding", 0),
         }

@@ -39,6 +39,8 @@ class _Step:
     at: float
     before: _Meter
     after: _Meter
+    extract_s: float
+    first_chunk_s: float | None
     waiting: set[bytes] = field(default_factory=set)
     held: int = 0
     to_all_s: float | None = None
@@ -51,6 +53,7 @@ class Track:
         self._traffic, self._counts, self._clock = traffic, counts, clock
         self._steps: dict[VersionId, _Step] = {}
         self._began: tuple[float, _Meter] | None = None
+        self._first_chunk: float | None = None
 
     def _meter(self) -> _Meter:
         counts = self._counts
@@ -59,15 +62,31 @@ class Track:
     def begin(self) -> None:
         """A publish begins: from here on bytes count towards it."""
         self._began = (self._clock(), self._meter())
+        self._first_chunk = None
+
+    def dealt(self) -> None:
+        """A chunk of it has left."""
+        if self._first_chunk is None:
+            self._first_chunk = self._clock()
 
     def sealed(self, manifest: Manifest, elements: int, members: Iterable[bytes]) -> None:
-        """It is out, of a model of so many elements. `members`: those that are to have it."""
+        """All of it was extracted, of a model of so many elements, and it is about to be sealed. `members`: those that
+        are to have it."""
         version = VersionId(manifest.epoch, manifest.version)
         at, before = self._began or (self._clock(), self._meter())
         self._began = None
         density = manifest.changed / max(1, elements)
         step = _Step(
-            version, manifest.payload_bytes, manifest.changed, density, at, before, self._meter(), set(members)
+            version,
+            manifest.payload_bytes,
+            manifest.changed,
+            density,
+            at,
+            before,
+            self._meter(),
+            extract_s=self._clock() - at,
+            first_chunk_s=None if self._first_chunk is None else self._first_chunk - at,
+            waiting=set(members),
         )
         self._steps[version] = step
         self._finish(step)
@@ -108,6 +127,8 @@ class Track:
                 "trainer_sent_bytes": step.after.sockets - step.before.sockets,
                 "trainer_control_bytes": step.after.control - step.before.control,
                 "trainer_copies": (step.after.payload - step.before.payload) / max(1, step.payload_bytes),
+                "first_chunk_s": step.first_chunk_s,
+                "extract_s": step.extract_s,
                 "publish_to_all_s": step.to_all_s,
                 "age_s": now - step.at,
                 "held": step.held,

@@ -43,6 +43,7 @@ from node.ledger.pool import check_offer
 from node.ledger.report import report
 from node.ledger.rules import Ledger
 from node.ledger.state import Group, Head, Lease
+from node.ledger.takings import Takings
 
 __all__ = ["VOLATILE", "LedgerService", "Session"]
 
@@ -124,6 +125,8 @@ class LedgerService:
         self._waiting: dict[bytes, tuple[WorkRequest, float]] = {}
         """Requests that could not be filled yet, and when they came."""
         self._sessions: dict[str, Session] = {}
+        self.takings = Takings()
+        """What each version took on the nodes' engines."""
         sessions = {group.session for group in ledger.groups.values()}
         self._orphans = {
             name: clock() + (0.0 if name.startswith(VOLATILE) else ORPHAN_TTL_S) for name in sorted(sessions)
@@ -266,6 +269,7 @@ class LedgerService:
             case Timesheet():
                 if (found := self._ledger.nodes.get(node)) is not None:
                     found.timesheet = message
+                    self.takings.note(node, message)
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for the ledger")
 

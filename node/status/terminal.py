@@ -9,8 +9,9 @@
 - `seed_reached`: how a member reaches the seed; `places`, `circuits`, `relayed_bytes`: what a relay does
 - `relays`: by relay through which this machine is reached, why it is not so now (empty: it is)
 - `stripes`: list, one a stripe, of {child slot: parent slot or None for the trainer}
-- `steps`: list of `version`, `density`, `bits_per_change`, `delta_bytes`, `trainer_copies`, `publish_to_all_s`,
-  `commit_pause_ms`, `reward`
+- `steps`: list of `version`, `density`, `bits_per_change`, `delta_bytes`, `trainer_copies`, `extract_s`,
+  `first_chunk_s`, `publish_to_all_s`, `stage_s`, `pause_s` (or `commit_pause_ms`), `resume_s`, `reward`
+- `work`: of which `useful`, the swarm's share of useful time
 """
 
 from collections.abc import Callable
@@ -61,6 +62,23 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
+def _time(seconds: float | None) -> str:
+    """Seconds as people read them: 3.2 ms, 0.45 s, 12.3 s."""
+    if seconds is None:
+        return "-"
+    return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{seconds:.{2 if seconds < 10 else 1}f} s"
+
+
+def _aside(state: State) -> RenderableType | None:
+    """Who is in quarantine, and why."""
+    lines = [
+        f"{_plain(node.get('name') or node.get('peer', '')[-8:])} is in quarantine: {_plain(node['quarantine']['why'])}"
+        for node in state.get("nodes", ())
+        if node.get("quarantine")
+    ]
+    return Text("\n".join(lines), style="red") if lines else None
+
+
 def _heading(state: State) -> Text:
     heading = Text()
     heading.append(f"swarm {state.get('swarm', '')[-8:] or '-'}", style="bold")
@@ -69,6 +87,8 @@ def _heading(state: State) -> Text:
         heading.append(f"   trainer sent {size(state['sent_bytes'])}")
         if "control_bytes" in state:
             heading.append(f", of which control {size(state['control_bytes'])}")
+    if (useful := state.get("work", {}).get("useful")) is not None:
+        heading.append(f"   generating {100 * useful:.0f} % of the nodes' time")
     return heading
 
 
@@ -77,7 +97,7 @@ _STANDING: Final = {"fresh": "green", "soft": "yellow", "dead": "red"}
 
 def _nodes(state: State) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("slot", "node", "holds", "engine", "lease", "sent", "received", "tokens/s", "reached"):
+    for name in ("slot", "node", "holds", "engine", "lease", "sent", "received", "tokens/s", "useful", "reached"):
         table.add_column(name, justify="left" if name == "node" else "right", no_wrap=True)
     nodes = sorted(state.get("nodes", ()), key=lambda node: node["slot"])
     head = state.get("head")
@@ -97,7 +117,8 @@ def _nodes(state: State) -> Table:
             ),
             size(node.get("sent_bytes")),
             size(node.get("received_bytes")),
-            _number(node.get("tokens_s"), ",.0f"),
+            Text("aside", style="red") if node.get("quarantine") else _number(node.get("tokens_s"), ",.0f"),
+            _number(node.get("useful"), ".0%"),
             node.get("reached") or "-",
         )
     if len(nodes) > NODES_SHOWN:
@@ -151,17 +172,32 @@ def _steps(state: State) -> RenderableType | None:
     for name in ("version", "density", "bits/change", "delta", "copies sent", "to all", "pause", "reward"):
         table.add_column(name, justify="right", no_wrap=True)
     for step in steps[-STEPS_SHOWN:]:
-        density, pause = step.get("density"), step.get("commit_pause_ms")
+        density = step.get("density")
+        pause_s = step["commit_pause_ms"] / 1e3 if step.get("commit_pause_ms") is not None else step.get("pause_s")
         table.add_row(
             _version(step["version"]),
             "-" if density is None else f"{100 * density:.2f} %",
             _number(step.get("bits_per_change"), ".2f"),
             size(step.get("delta_bytes")),
             _number(step.get("trainer_copies"), ".3f"),
-            _number(step.get("publish_to_all_s"), ".2f") + (" s" if step.get("publish_to_all_s") is not None else ""),
-            "-" if pause is None else f"{pause:.1f} ms",
+            _time(step.get("publish_to_all_s")),
+            _time(pause_s),
             _number(step.get("reward"), ".3f"),
         )
+    return table
+
+
+def _times(state: State) -> RenderableType | None:
+    """What each version's time went into, from the publish's begin to the slowest engine's next token."""
+    steps = [step for step in state.get("steps") or () if step.get("extract_s") is not None]
+    if not steps:
+        return None
+    names = ("first_chunk_s", "extract_s", "publish_to_all_s", "stage_s", "pause_s", "resume_s")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("version", "first chunk", "extracted", "last node", "staged in", "paused", "resumed in"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in steps[-STEPS_SHOWN:]:
+        table.add_row(_version(step["version"]), *(_time(step.get(name)) for name in names))
     return table
 
 
@@ -172,7 +208,7 @@ def view(state: State) -> RenderableType:
         parts.append(_nodes(state))
     else:
         parts.append(Text("no nodes yet: swarm-node invite prints a ticket, with which they join", style="dim"))
-    for part in (_stripes(state), _steps(state)):
+    for part in (_aside(state), _stripes(state), _steps(state), _times(state)):
         if part is not None:
             parts += [Text(), part]
     if state.get("seed_reached"):

@@ -39,9 +39,9 @@ def test_what_a_person_sees() -> None:
         lines[0]
         == "swarm kCCsAQQBqGr"[:6] + STATE["swarm"][-8:] + "   head v3   trainer sent 12.3 MB, of which control 4.3 kB"
     )
-    assert lines[3].split() == ["0", "box-a", "v3", "v2", "5", "s", "1.0", "MB", "3.0", "MB", "1,532"]
-    assert lines[4].split() == ["1", "box-b", "v2", "-", "1", "s", "-", "-", "-"]
-    assert lines[5].split() == ["2", "astchars", "40", "%", "-", "-", "-", "-", "-"]
+    assert lines[3].split() == ["0", "box-a", "v3", "v2", "5", "s", "1.0", "MB", "3.0", "MB", "1,532", "-", "-"]
+    assert lines[4].split() == ["1", "box-b", "v2", "-", "1", "s", "-", "-", "-", "-", "-"]
+    assert lines[5].split() == ["2", "astchars", "40", "%", "-", "-", "-", "-", "-", "-", "-"]
     assert ["0", "2", "T(0(1(2)))"] in [line.split() for line in lines]
     assert ["1", "T(1(0", "2))"] in [line.split() for line in lines]
     assert ["v3", "1.01", "%", "7.10", "12.3", "kB", "1.010", "0.50", "s", "3.2", "ms", "0.400"] in [
@@ -103,3 +103,22 @@ async def test_watch_shows_the_last_state(autojump_clock: trio.testing.MockClock
             lambda: {"message": f"picture {next(states)}"}, console=Console(file=file, width=60, force_terminal=True)
         )
     assert "picture 9" in file.getvalue()
+
+
+def test_where_the_time_goes_and_who_is_aside() -> None:
+    nodes = [
+        {"slot": 0, "name": "good", "tokens_s": 1234.0, "useful": 0.93},
+        {
+            "slot": 1,
+            "name": "bad",
+            "tokens_s": 99.0,
+            "quarantine": {"why": "two nodes computed\x1b others", "left_s": None},
+        },
+    ]
+    step = {"version": [0, 3], "extract_s": 5.04, "first_chunk_s": 0.021, "publish_to_all_s": 12.34,
+            "stage_s": 0.3, "pause_s": 0.0391, "resume_s": 0.0}  # fmt: skip
+    text = shown({"nodes": nodes, "steps": [step], "work": {"useful": 0.871}})
+    assert "generating 87 % of the nodes' time" in text
+    for found in ("1,234", "93%", "5.04 s", "21.0 ms", "12.3 s", "0.30 s", "39.1 ms", "0.0 ms", "aside"):
+        assert found in text, found
+    assert "bad is in quarantine: two nodes computed? others" in text
