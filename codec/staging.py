@@ -3,9 +3,9 @@
 What comes out can be written at the seal in a moment (`codec.replica`), or sent to an engine (`codec.patch`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from blake3 import blake3
@@ -19,6 +19,10 @@ from codec.layout import BLOCK_ELEMENTS, Layout
 from codec.scan import scatter
 
 __all__ = ["Source", "Staged", "StagedBlock", "Torn", "block_hash", "decode", "encode", "stage_chunk"]
+
+
+_PROBE_ELEMENTS: Final = 1 << 13
+"""Long enough for the coder's statistics, and a hundredth of a block."""
 
 
 class Torn(SwarmError):
@@ -87,12 +91,28 @@ def block_hash(bits: Bits) -> bytes:
 
 def encode(block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE) -> BlockDelta | None:
     """The block's change with `coder`, or raw where that is shorter; None if nothing changed."""
-    payload = (pco if coder == CODER_PCO else rice).encode_block(old, new, dtype)
-    if payload is None:
+    code = (pco if coder == CODER_PCO else rice).encode_block
+    raw = coder == CODER_RAW or all(_rewritten(code, old[part], new[part], dtype) for part in _probes(new.size))
+    payload = new.tobytes() if raw else code(old, new, dtype)
+    if payload is None or (coder == CODER_RAW and np.array_equal(old, new)):
         return None
-    if coder == CODER_RAW or len(payload) >= new.nbytes:
+    if raw or len(payload) >= new.nbytes:
         coder, payload = CODER_RAW, new.tobytes()
     return BlockDelta(block, coder, block_hash(new), payload)
+
+
+def _probes(size: int) -> Iterator[slice]:
+    """Three short stretches of a block."""
+    return (slice(at, at + _PROBE_ELEMENTS) for at in (0, size // 2, max(0, size - _PROBE_ELEMENTS)))
+
+
+def _rewritten(code: Callable[[Bits, Bits, DType], bytes | None], old: Bits, new: Bits, dtype: DType) -> bool:
+    """Coding a stretch gains nothing: where all of a block is so, coding the whole of it is time lost, and much of it
+    (a first version, a file)."""
+    if 2 * np.count_nonzero(old != new) < new.size or not new.size:
+        return False
+    payload = code(old, new, dtype)
+    return payload is not None and len(payload) >= new.nbytes
 
 
 class _Copies:

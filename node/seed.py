@@ -220,7 +220,9 @@ class _Seat:
 
     async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
         self.track.begin()
-        return await self._seed.open_attempt(back_to)
+        attempt = await self._seed.open_attempt(back_to)
+        _log.info("publishing", version=str(VersionId(attempt.epoch, attempt.version)), attempt=attempt.attempt)
+        return attempt
 
     def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
         return self._seed.rewind(to)

@@ -65,6 +65,8 @@ class Version:
     unstaged: dict[int, Chunk] = field(default_factory=dict)
     """Chunks that are whole and not yet decoded, by sequence number."""
     whole_chunks: int = 0
+    told: bool = False
+    """Whoever watches has been told that it is complete."""
 
     @property
     def complete(self) -> bool:

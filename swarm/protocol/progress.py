@@ -103,6 +103,9 @@ class Progress:
         version = self._next()
         if version is None:
             return
+        if version.complete and not version.told:
+            version.told = True
+            state.notify("complete", version=version.id)
         if self._relay_only:
             if version.complete:
                 self._hold(version, now)

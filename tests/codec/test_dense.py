@@ -1,0 +1,44 @@
+"""A block that is rewritten altogether goes raw without being coded first; one that is only half so is still coded."""
+
+import numpy as np
+import pytest
+
+from codec.bits import DTYPES
+from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE
+from codec.staging import encode
+
+SIZE = 1 << 18
+
+
+@pytest.mark.parametrize("coder", [CODER_RICE, CODER_PCO])
+@pytest.mark.parametrize("name", ["U8", "BF16", "F32"])
+def test_rewritten_blocks_are_never_coded_whole(monkeypatch: pytest.MonkeyPatch, name: str, coder: int) -> None:
+    dtype, random = DTYPES[name], np.random.default_rng(0)
+    old, new = (random.integers(0, 1 << 8 * dtype.itemsize, SIZE).astype(dtype.bits) for _ in range(2))
+    coded: list[int] = []
+    for module in ("rice", "pco"):
+        inner = getattr(__import__("codec.staging", fromlist=["x"]), module).encode_block
+        counted = lambda old, new, dtype, inner=inner: (coded.append(new.size), inner(old, new, dtype))[1]  # noqa: E731
+        monkeypatch.setattr(f"codec.staging.{module}.encode_block", counted)
+    delta = encode(3, old, new, dtype, coder)
+    assert delta is not None
+    assert (delta.coder, delta.payload) == (CODER_RAW, new.tobytes())
+    assert sum(coded) <= SIZE // 8
+
+
+def test_a_block_of_which_a_half_is_rewritten_is_still_coded() -> None:
+    dtype, random = DTYPES["BF16"], np.random.default_rng(0)
+    old = random.integers(0, 1 << 16, SIZE).astype(np.uint16)
+    new = old.copy()
+    new[: SIZE // 2] = random.integers(0, 1 << 16, SIZE // 2)
+    delta = encode(0, old, new, dtype)
+    assert delta is not None
+    assert delta.coder == CODER_RICE
+    assert len(delta.payload) < new.nbytes
+
+
+def test_a_block_that_did_not_change_is_none_by_every_coder() -> None:
+    old = np.arange(SIZE, dtype=np.uint16)
+    assert all(
+        encode(0, old, old.copy(), DTYPES["BF16"], coder) is None for coder in (CODER_RICE, CODER_PCO, CODER_RAW)
+    )
