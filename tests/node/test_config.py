@@ -139,3 +139,12 @@ def test_swarm_config_names_the_file(folder: Path, monkeypatch: pytest.MonkeyPat
         explain(app, "join")
     other.write_text("region = 'eu'\n")
     assert explain(app, "join")["region"] == {"value": "eu", "source": str(other)}
+
+
+def test_coder_and_replica(tmp_path: Path) -> None:
+    assert SeedConfig(base=tmp_path, coder="pco").coder == "pco"
+    with pytest.raises(UsageError, match="--node-cores"):
+        SeedConfig(base=tmp_path, node_cores=0)
+    with pytest.raises(UsageError, match="--engine none"):
+        JoinConfig(replica="none")
+    assert JoinConfig(replica="none", engine="none").replica == "none"
