@@ -83,7 +83,7 @@ class CircuitLeg:
         self._stream = stream
         self._limit_bytes = limit_bytes
         self._worn_at_s = trio.current_time() + 0.7 * limit_s if limit_s else float("inf")
-        self._sent = self._received = 0
+        self._used_bytes = 0  # both ways together: so py-libp2p's relays count, others each way alone
         self._moved = trio.Event()
 
     async def read(self, n: int) -> bytes:
@@ -91,12 +91,12 @@ class CircuitLeg:
             data = await self._stream.receive_some(n)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"the circuit broke: {error}") from error
-        self._received += len(data)
+        self._used_bytes += len(data)
         self._note()
         return bytes(data)
 
     async def write(self, data: bytes) -> None:
-        self._sent += len(data)
+        self._used_bytes += len(data)
         self._note()
         try:
             await self._stream.send_all(data)
@@ -111,7 +111,7 @@ class CircuitLeg:
 
     def room(self) -> int | None:
         # Some relays (go-libp2p's) end a circuit at its last byte, and what comes the other way with it.
-        return self._limit_bytes - 1 - self._sent if self._limit_bytes else None
+        return self._limit_bytes - 1 - self._used_bytes if self._limit_bytes else None
 
     async def aclose(self) -> None:
         await trio.aclose_forcefully(self._stream)
@@ -122,7 +122,7 @@ class CircuitLeg:
 
     @property
     def _half_used(self) -> bool:
-        return bool(self._limit_bytes) and 2 * max(self._sent, self._received) >= self._limit_bytes
+        return bool(self._limit_bytes) and 2 * self._used_bytes >= self._limit_bytes
 
     async def worn(self) -> None:
         """Return when it is time for another: at half of its bytes, or at seven tenths of its time."""

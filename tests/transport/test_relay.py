@@ -5,9 +5,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import libp2p
 import pytest
 import trio
 import trio.testing
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
+from libp2p.relay.circuit_v2.resources import RelayLimits
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr import Multiaddr
 
 from codec.errors import PeerError
 from codec.sign import Key
@@ -39,6 +45,12 @@ async def echo(peer: PeerKey, lane: Lane, stream: Stream) -> None:
     async for data in stream:
         await stream.send_all(data)
     await stream.send_eof()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -217,10 +229,7 @@ async def test_places_are_limited() -> None:
 
 
 async def test_a_relay_that_comes_later_is_found() -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    address = f"/ip4/127.0.0.1/tcp/{port}"
+    address = f"/ip4/127.0.0.1/tcp/{free_port()}"
     hidden = transport(2, via=[address])
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
@@ -336,3 +345,27 @@ async def test_hop_messages_as_stock_libp2p_writes_them() -> None:
     body = message.SerializeToString()
     await write_message(near, message)
     assert await far.receive_some() == bytes([len(body)]) + body
+
+
+@pytest.mark.usefixtures("no_punching")
+async def test_a_stock_relay_serves_us() -> None:
+    """py-libp2p's relay, as it comes. It confuses two circuits to one peer, so there none can follow another."""
+    address = f"/ip4/127.0.0.1/tcp/{free_port()}"
+    listen = [Multiaddr(address)]
+    stock = libp2p.new_host(key_pair=create_new_key_pair(bytes([9]) * 32), listen_addrs=listen)
+    limits = RelayLimits(duration=3600, data=1 << 30, max_circuit_conns=8, max_reservations=8)
+    with trio.fail_after(15):
+        async with (
+            stock.run(listen_addrs=listen),
+            background_trio_service(CircuitV2Protocol(stock, limits, allow_hop=True)),
+            trio.open_nursery() as nursery,
+        ):
+            hidden, caller = transport(2, via=[address]), transport(3)
+            await nursery.start(hidden.serve, echo)
+            await nursery.start(caller.serve, echo)
+            await until(lambda: not hidden.places.state[address])
+            await caller.connect(hidden.key, [circuit(address)])
+            async with await caller.open_stream(hidden.key, Lane.CONTROL) as stream:
+                assert await exchange(stream, bytes(300_000)) == bytes(300_000)
+            assert caller.way(hidden.key) is Way.CIRCUIT
+            nursery.cancel_scope.cancel()
