@@ -182,11 +182,11 @@ async def test_circuits_follow_one_another_before_the_time_limit() -> None:
     async with world(RelayRules(circuit_s=1.0)) as w:
         await w.call()
         async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
-            for count in range(12):
+            for count in range(8):
                 await stream.send_all(bytes([count]))
                 assert await stream.receive_some() == bytes([count])
                 await trio.sleep(0.2)
-        assert w.caller.legs.rotated >= 2
+        assert w.caller.legs.rotated >= 1
 
 
 async def test_a_circuit_becomes_a_connection_of_their_own_in_mid_stream() -> None:

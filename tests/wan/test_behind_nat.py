@@ -47,6 +47,11 @@ class Field:
         with (self.folder / f"{host.name}.log").open("ab") as log:
             self._running[host.name] = host.popen(self._line(host.name, words), stdout=log, stderr=log)
 
+    def kill(self, name: str) -> None:
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+
     def command(self, name: str, *words: str) -> Any:
         done = subprocess.run(self._line(name, words), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stderr
@@ -131,3 +136,11 @@ def test_every_node_gets_every_version(field: Field, tmp_path: Path) -> None:
             assert ways[own["nodes"][0]["peer"]] in expected, kind
         assert field.state("relay")["circuits"] >= 1
         assert state["relays"] == {f"/ip4/{relay.address}/tcp/4001": ""}
+
+        # The relay dies and comes back. Whoever was punched through or dialed needs it no more; for the one that stays
+        # on its circuit, and as a member, it is there again.
+        field.kill("relay")
+        field.start(relay, "relay", invitation["ticket"])
+        words[rng.choice(len(words), 3000, replace=False)] ^= 1
+        field.command("trainer", "publish", checkpoint(tmp_path / "step_3", words), "--json")
+        field.until("trainer", all_hold(3, 1 + len(nodes)))
