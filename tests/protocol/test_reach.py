@@ -1,22 +1,33 @@
 """Who can dial whom, who does, and what is believed about addresses."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from protocol_kit import (
+    AUTHORITY,
+    TUNING,
     admit,
+    capability,
     join_message,
+    key_of,
+    manifest,
     member,
     new_peer,
     only,
+    say,
 )  # fmt: skip
 
+from swarm.protocol.authority import Authority
+from swarm.protocol.documents import AuthorityTime, seal
 from swarm.protocol.enrolment import PROBE_AGAIN_S, Enrolment, Enrolments
-from swarm.protocol.events import Dial, Effect, Probe, Probed
+from swarm.protocol.events import Dial, Effect, PeerDown, PeerUp, Persist, Persisted, Probe, Probed, Timer
 from swarm.protocol.reach import Place, Scope, circuit, direct, is_circuit, joins, relay_of, scope, to_dial
 
 WORLD, LAN, HERE = "/ip4/8.8.8.8/tcp/1", "/ip4/192.168.1.5/tcp/1", "/ip4/127.0.0.1/tcp/1"
+TICKET = seal(capability(nodes=100), AUTHORITY)
 RELAY = "/ip4/9.9.9.9/tcp/4001"
 NAT = Place((circuit(RELAY),))
 """It cannot be dialed, and keeps a place at a relay."""
@@ -156,3 +167,60 @@ def test_a_child_waits_to_be_dialed_by_a_parent_that_can() -> None:
     members = [member(0), member(1, dialable=False)]
     effects = admit(new_peer(0), [(1, -1)], members=members)
     assert only(effects, Dial) == []
+
+
+# ---------------------------------------------------------------- the authority
+
+
+def an_authority(addrs: tuple[str, ...], grants: list[bytes] | None = None) -> Authority:
+    core = Authority(
+        AUTHORITY, addrs, TUNING, random.Random(1),
+        boot=1 if grants is None else 2, clock=lambda now: AuthorityTime(1000.0 + now), head=manifest(0, 0),
+        grants=grants,
+    )  # fmt: skip
+    core.start(0.0)
+    return core
+
+
+def comes_in(core: Authority, slot: int, seen_at: str, addrs: tuple[str, ...], now: float = 1.0) -> list[Effect]:
+    """It connects and asks to join; the disk is quick."""
+    peer, join = key_of(slot).public, replace(join_message(TICKET), addrs=addrs)
+    effects = core.apply(PeerUp(peer, False, seen_at), now) + say(core, slot, join, now)
+    for wish in only(effects, Persist):
+        effects = effects + core.apply(Persisted(wish.token), now)
+    return effects
+
+
+def stands(core: Authority, slot: int) -> tuple[tuple[str, ...], bool]:
+    assert core.state.roster is not None
+    member = core.state.roster.member_of(key_of(slot).public)
+    assert member is not None
+    return member.addrs, member.dialable
+
+
+def test_the_roster_follows_what_dialing_back_finds_and_so_does_the_disk() -> None:
+    core = an_authority((WORLD,))
+    effects = comes_in(core, 0, "/ip4/9.9.9.9/tcp/999", ("/ip4/0.0.0.0/tcp/4001",))
+    assert only(effects, Probe) == [Probe(key_of(0).public, ("/ip4/9.9.9.9/tcp/4001",))]
+    core.apply(Timer("tick"), 2.0)
+    assert stands(core, 0) == ((), False)
+    effects = core.apply(Probed(key_of(0).public, ("/ip4/9.9.9.9/tcp/4001",)), 3.0)
+    (wish,) = only(effects, Persist)
+    core.apply(Timer("tick"), 4.0)
+    assert stands(core, 0) == (("/ip4/9.9.9.9/tcp/4001",), True)
+    again = an_authority((WORLD,), [wish.record])
+    again.apply(Timer("tick"), 1.0)
+    assert stands(again, 0) == (("/ip4/9.9.9.9/tcp/4001",), True)
+    core.apply(Probed(key_of(0).public, ()), 5.0)
+    core.apply(Timer("tick"), 6.0)
+    assert stands(core, 0) == ((), False)
+
+
+def test_an_authority_that_cannot_be_dialed_dials_its_heads() -> None:
+    hidden, open_ = an_authority((circuit(RELAY),)), an_authority((WORLD,))
+    for core in (hidden, open_):
+        comes_in(core, 0, "/ip4/9.9.9.9/tcp/999", ("/ip4/9.9.9.9/tcp/4001",))
+        core.apply(Probed(key_of(0).public, ("/ip4/9.9.9.9/tcp/4001",)), 2.0)
+        core.apply(PeerDown(key_of(0).public), 2.5)
+    dials = [only(core.apply(Timer("tick"), 3.0), Dial) for core in (hidden, open_)]
+    assert dials == [[Dial(key_of(0).public, ("/ip4/9.9.9.9/tcp/4001",))], []]
