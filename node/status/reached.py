@@ -26,6 +26,7 @@ async def tell(transport: Libp2pTransport) -> None:
     """Say, when it changes, at which relays we have a place and where we have none, and why. For ever."""
     told: dict[str, str] = {}
     while True:
+        await trio.sleep(_LOOK_EVERY_S)
         for relay, why in transport.places.state.items():
             if told.get(relay) == why:
                 continue
@@ -34,7 +35,6 @@ async def tell(transport: Libp2pTransport) -> None:
                 _log.warning("no_relay", relay=relay, why=why, hint="nobody reaches this machine through it until then")
             else:
                 _log.info("reached_through", relay=relay)
-        await trio.sleep(_LOOK_EVERY_S)
 
 
 def relayed(transport: Libp2pTransport) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def view(state: State) -> RenderableType:
     for relay, why in state.get("relays", {}).items():
         parts += [Text(), Text(f"reached through {relay}" + (f": not now, {why}" if why else ""))]
     if "circuits" in state:
-        text = f"relay for {state['places']}, {state['circuits']} circuits, {size(state['relayed_bytes'])} passed on"
+        text = f"relay: {state['places']} places, {state['circuits']} circuits, {size(state['relayed_bytes'])} relayed"
         parts += [Text(), Text(text)]
     if state.get("message"):
         parts += [Text(), Text(state["message"], style="italic")]
