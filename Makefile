@@ -44,6 +44,7 @@ fuzz: install ## the property tests with many more examples, and a million mutat
 fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (atheris, Linux), FUZZ_SECONDS=600
 	$(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m scenarios.fuzz_guided --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m scenarios.fuzz_yamux --seconds $(FUZZ_SECONDS)
 
 clean: ## forget the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo-out

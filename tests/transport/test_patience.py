@@ -1,0 +1,83 @@
+"""What only a real clock shows, with the limits that ship: readers that pause, processes that stop. Minutes."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+import trio
+
+from codec.sign import Key
+from swarm.transport.base import Lane, PeerKey
+from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.yamux import Limits
+
+pytestmark = pytest.mark.slow
+
+ANY = "/ip4/127.0.0.1/tcp/0"
+PAUSE_S = 65.0
+LENGTH = 24 << 20
+
+
+async def test_a_reader_that_pauses_a_minute_loses_nothing() -> None:
+    """py-libp2p's own muxer resets a stream after five seconds."""
+    got, done = 0, trio.Event()
+
+    async def pause(peer: PeerKey, lane: Lane, stream: trio.abc.HalfCloseableStream) -> None:
+        nonlocal got
+        got += len(await stream.receive_some(1))
+        await trio.sleep(PAUSE_S)
+        async for data in stream:
+            got += len(data)
+        done.set()
+
+    near, far = (Libp2pTransport(Key(bytes([n]) * 32), [ANY]) for n in (1, 2))
+    with trio.fail_after(PAUSE_S + 20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(near.serve, pause)
+            addrs = await nursery.start(far.serve, pause)
+            await near.connect(far.key, addrs)
+            async with await near.open_stream(far.key, Lane.BULK) as stream:
+                started_s = trio.current_time()
+                await stream.send_all(bytes(LENGTH))
+                assert trio.current_time() - started_s > PAUSE_S - 5  # it did wait for the reader
+            await done.wait()
+            nursery.cancel_scope.cancel()
+    assert got == LENGTH
+
+
+CHILD = """
+import trio
+from codec.sign import Key
+from swarm.transport.libp2p import Libp2pTransport
+async def main():
+    async def accept(peer, lane, stream):
+        await trio.sleep_forever()
+    async with trio.open_nursery() as nursery:
+        child = Libp2pTransport(Key(bytes([7]) * 32), ["/ip4/127.0.0.1/tcp/0"])
+        print(*(await nursery.start(child.serve, accept)), flush=True)
+trio.run(main)
+"""
+
+
+async def test_a_stopped_process_is_gone_within_the_stated_time() -> None:
+    limits = Limits()
+    near, far = Libp2pTransport(Key(b"n" * 32), [ANY]), Key(bytes([7]) * 32).public
+
+    async def ignore(*_: object) -> None: ...
+
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:  # noqa: ASYNC220
+        try:
+            assert child.stdout is not None
+            address = (await trio.to_thread.run_sync(child.stdout.readline)).strip()
+            async with trio.open_nursery() as nursery:
+                await nursery.start(near.serve, ignore)
+                await near.connect(far, [address])
+                await trio.sleep(1)
+                child.send_signal(signal.SIGSTOP)
+                with trio.fail_after(limits.ping_interval_s + limits.silence_s + 2):
+                    while near.peers():  # noqa: ASYNC110
+                        await trio.sleep(0.1)
+                nursery.cancel_scope.cancel()
+        finally:
+            child.kill()
