@@ -159,7 +159,8 @@ class Crew:
         return state_root(self._publisher.seed.replica.layout.hash, self._publisher.hashes)
 
     async def _tell(self, message: msgspec.Struct) -> None:
-        for channel in list(self._members.values()):
+        """Rank 0 last: it may have started this seed, and end it when it has heard what it waits for."""
+        for _, channel in sorted(self._members.items(), reverse=True):
             await _try(channel, message)
 
 

@@ -13,7 +13,7 @@ sharded by FSDP2 is attached and published by every rank, with the same calls in
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from codec import Layout
 from codec.errors import SwarmError, UsageError
@@ -38,6 +38,9 @@ __all__ = [
     "SwarmDown",
     "SwarmTimeout",
 ]
+
+STATE_WITHIN_S: Final = 5.0
+"""Whoever looks at `state` in a training loop must not wait for a seed that is stuck."""
 
 
 class Swarm:
@@ -149,7 +152,7 @@ class Swarm:
             "unsealed": [publication.step for publication in self._line.unsealed()],
         }
         try:
-            state |= standing(ask_state(self._home))
+            state |= standing(ask_state(self._home, STATE_WITHIN_S))
         except SwarmError as error:
             state["error"] = str(error)
         if self._line.last_error is not None:

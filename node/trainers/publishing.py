@@ -107,7 +107,8 @@ class PublishLine:
         self._spare = set(range(SLOTS))
         self._line: deque[_Entry | _Return] = deque()
         self._news = threading.Condition()
-        self._closed = False
+        self._closed = self._over = False
+        """No more is taken; what was taken is given up."""
         self.last_error: SwarmError | None = None
         self._thread = threading.Thread(target=self._work, name="swarm-publish", daemon=True)
         self._thread.start()
@@ -170,6 +171,7 @@ class PublishLine:
             self._closed = True
             self._news.notify_all()
         self._thread.join(timeout_s)
+        self._over = True
         self._link.channel.close()
         self._thread.join(5.0)
         self._encoder.close()
@@ -277,7 +279,7 @@ class PublishLine:
                 with speaking(f"step {entry.publication.step} was published"):
                     return self._publish(entry, attempt)
             except SwarmDown:
-                if tries_left == 1:
+                if tries_left == 1 or self._over:
                     raise
                 self._reconnect(time.monotonic() + RECONNECT_S)
                 if isinstance(entry, _Entry) and attempt.stands_in(self._link):  # only the answer was lost

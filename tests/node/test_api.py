@@ -209,6 +209,22 @@ def test_a_seed_that_stays_away_is_a_typed_error_and_never_a_hang(tmp_path: Path
         Swarm.attach(home=tmp_path)
 
 
+def test_what_is_not_sealed_when_closing_is_given_up(tmp_path: Path):
+    with running(tmp_path) as there:
+        there.hold()
+        swarm = Swarm.attach(home=tmp_path)
+        publication = swarm.publish(weights(1), step=1)
+        while not there.seed.attempts:
+            time.sleep(0.01)
+        swarm.close(timeout_s=0.1)
+        with pytest.raises(SwarmDown):
+            publication.wait(timeout_s=10)
+        there.let_go()
+        while not there.seed.abandoned and there.seed.head == (0, 0):  # sealed, if all of it had been sent
+            time.sleep(0.01)
+        assert len(there.seed.attempts) == 1
+
+
 def test_one_trainer_publishes_at_a_time(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as one, Swarm.attach(home=tmp_path) as two:
         there.hold()

@@ -1,0 +1,143 @@
+"""GRPO under FSDP2 over a real swarm: what each rank of `test_end_to_end.py` runs."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from blake3 import blake3
+from torch.distributed.fsdp import fully_shard
+
+from codec import Layout, state_root
+from node import Swarm
+from node.status.query import ask
+from node.trainers.grpo.online import _group
+from node.trainers.grpo.task import SortLetters
+from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer
+
+CONFIG = GrpoConfig(lr=1e-3, prompts=4, samples=4, rows=64, lr_warmup_steps=1)
+
+
+class Varied(SortLetters):
+    """A reward that no policy gets by heart, so that every step changes something."""
+
+    def score(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
+        return sum(answer) % 7 / 6
+
+
+class ShardedTrainer(GrpoTrainer):
+    """The reference trainer with its model, masters and optimizer state sharded over the ranks. Each rank takes its
+    share of the groups; FSDP averages the gradients."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base, Varied(3), CONFIG, device="cpu")
+        fully_shard(self.model)
+        self._policy = list(self.model.parameters())
+        self._masters = [torch.nn.Parameter(p.detach().clone()) for p in self._policy]
+        self._adam = torch.optim.AdamW(self._masters, lr=CONFIG.lr, betas=CONFIG.betas, weight_decay=0.0)
+
+    @torch.no_grad()
+    def _round(self) -> float:
+        for master, parameter in zip(self._masters, self._policy, strict=True):
+            parameter.to_local().copy_(master.to_local().to(torch.bfloat16))
+        return 0.0
+
+    def keep(self, file: Path, root: bytes) -> None:
+        """This rank's shards of everything that training goes on from, and the root of the policy that they are of."""
+        masters = [master.to_local().detach().clone() for master in self._masters]
+        adam = [{k: _local(v) for k, v in self._adam.state[m].items()} for m in self._masters]
+        part = Path(f"{file}.part")
+        torch.save({"masters": masters, "adam": adam, "step": self.step_done, "root": root}, part)
+        part.rename(file)
+
+    @torch.no_grad()
+    def load(self, file: Path) -> bytes:
+        kept = torch.load(file, weights_only=True)
+        self.step_done = kept["step"]
+        for master, values, state in zip(self._masters, kept["masters"], kept["adam"], strict=True):
+            master.to_local().copy_(values)
+            own = self._adam.state[master]
+            if not own:
+                own |= {"step": torch.tensor(0.0), "exp_avg": master * 0, "exp_avg_sq": master * 0}
+            for name, tensor in state.items():
+                _local(own[name]).copy_(tensor)
+        self._round()
+        return kept["root"]
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def gathered_root(layout: Layout, model: torch.nn.Module) -> bytes:
+    """Of the policy's own bits: no replica, no delta."""
+    state = {name: t.full_tensor() for name, t in model.state_dict().items()}
+    hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+    for spec in layout.tensors:
+        bits = state[spec.name].to(torch.bfloat16).view(torch.int16).numpy().tobytes()
+        (block,) = layout.blocks_of(spec.name)  # a tiny model
+        hashes[block] = np.frombuffer(blake3(bits).digest(), np.uint8)
+    return state_root(layout.hash, hashes)
+
+
+def train(
+    rank: int, world: int, home: str, base: str, folder: str, nodes: list[str], until: int
+) -> list[dict[str, Any]]:
+    """Go on from what `folder` keeps until step `until`; at step 6 for the first time, go back to step 4.
+
+    A row for each version: rank 0 waits until every engine has proven that it runs on exactly these bits.
+    """
+    torch.set_num_threads(1)
+    trainer, keep, rows = ShardedTrainer(Path(base)), Path(folder), []
+    with Swarm.attach(trainer.model, base=base, home=home, start=False) as swarm:
+        whole = [s for s in range(1, until) if all((keep / f"step{s:04}.rank{r}").exists() for r in range(world))]
+        if whole:
+            root = trainer.load(keep / f"step{whole[-1]:04}.rank{rank}")
+            rows.append({"resumed": swarm.resume(root), "step": trainer.step_done, "root": root})
+            if rank == 0:
+                rows[-1]["engines"] = engines_at(nodes, root)
+        while trainer.step_done < until:
+            if trainer.step_done == 6 and not (keep / f"back.rank{rank}").exists():
+                (keep / f"back.rank{rank}").touch()
+                root = trainer.load(keep / f"step0004.rank{rank}")
+                rows.append({"back": swarm.rollback(4), "step": trainer.step_done, "root": root})
+                if rank == 0:
+                    rows[-1]["engines"] = engines_at(nodes, root)
+            step = trainer.step_done + 1
+            box: list[Any] = [None]
+            if rank == 0:
+                asked = swarm.rollouts(trainer.prompts(step), CONFIG.samples, trainer.sampling(step), timeout_s=60)
+                box[0] = sorted(asked, key=lambda group: group.index)
+            dist.broadcast_object_list(box)
+            groups = box[0]
+            trainer.step([_group(group) for group in groups[rank::world]])
+            publication = swarm.publish(trainer.model, step=step).wait(timeout_s=60)
+            assert publication.root is not None
+            row: dict[str, Any] = {"version": (publication.epoch, publication.version), "root": publication.root}
+            row |= {
+                "gathered": gathered_root(swarm.layout, trainer.model),
+                "rollouts": sum(len(g.rollouts) for g in groups),
+            }
+            row["drawn_from"] = sorted({v for g in groups for r in g.rollouts for v in r.versions})
+            if rank == 0:
+                row["engines"] = engines_at(nodes, publication.root)
+                row["by"] = len({r.node for g in groups for r in g.rollouts})
+            rows.append(row)
+            trainer.keep(keep / f"step{step:04}.rank{rank}", publication.root)
+            (keep / f"done{step:04}.rank{rank}").touch()
+            dist.barrier()
+        publication.wait(quorum=1.0, timeout_s=30)
+        state = swarm.state if rank == 0 else {}
+    if rank == 0:
+        rows.append({"state": {name: state.get(name) for name in ("sealed", "refused", "nodes", "egress", "error")}})
+    return rows
+
+
+def engines_at(nodes: list[str], root: bytes) -> list[str]:
+    """The roots that every engine's live parameters add up to, once they are the one awaited (or it took too long)."""
+    deadline, found = time.monotonic() + 30.0, [""] * len(nodes)
+    while time.monotonic() < deadline and found != [root.hex()] * len(nodes):
+        found = [ask(Path(home), prove=True)["nodes"][0]["live_root"] or "" for home in nodes]
+    return found
