@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -46,8 +46,20 @@ class RelayRules:
     circuit_s: float = 3600.0
     circuit_bytes: int = 4 << 30
     """Either way. Ends that care go on with another circuit before; a forgotten one ends."""
+    stranger_s: float = 60.0
+    """A circuit of one that may keep no place: long enough to join. The one that follows it is a member's."""
+    strangers_to_one: int = 32
+    """So keys made up by the dozen cannot keep members and other joiners from a seed for longer than that."""
     setup_s: float = 10.0
     """For a request to be read, and for its target to answer."""
+
+
+class _Ends(NamedTuple):
+    """Of a circuit. `known`: who asked for it may keep places here."""
+
+    peer: PeerKey
+    target: PeerKey
+    known: bool
 
 
 class Relay:
@@ -67,6 +79,7 @@ class Relay:
         self._places: dict[PeerKey, float] = {}
         self._from: Counter[PeerKey] = Counter()
         self._to: Counter[PeerKey] = Counter()
+        self._strangers_to: Counter[PeerKey] = Counter()
         self.relayed_bytes = 0
 
     @property
@@ -91,13 +104,13 @@ class Relay:
             if request.type == HopMessage.RESERVE:
                 await write_message(stream, self._reserve(peer))
             elif request.type == HopMessage.CONNECT:
-                target = key_in(request.peer)
-                far = await self._connect(peer, target)
+                ends = _Ends(peer, key_in(request.peer), known=self._may_reserve(peer))
+                far = await self._connect(ends)
                 if isinstance(far, int):
                     await write_message(stream, HopMessage(type=HopMessage.STATUS, status=far))
                 else:
                     scope.deadline = float("inf")
-                    await self._carry(peer, target, stream, far)
+                    await self._carry(ends, stream, far)
             else:
                 raise PeerError(f"relay: a request of type {request.type}")
 
@@ -113,30 +126,26 @@ class Relay:
             type=HopMessage.STATUS,
             status=Status.OK,
             reservation=Reservation(expire=int(time.time() + self._rules.place_s)),
-            limit=self._limit(),
+            limit=self._limit(known=True),
             peer=peer_in(peer, self._seen_at(peer)),
         )
 
-    def _limit(self) -> Limit:
-        return Limit(duration=int(self._rules.circuit_s), data=self._rules.circuit_bytes)
+    def _limit(self, *, known: bool) -> Limit:
+        seconds = self._rules.circuit_s if known else min(self._rules.stranger_s, self._rules.circuit_s)
+        return Limit(duration=max(1, int(seconds)), data=self._rules.circuit_bytes)
 
-    async def _connect(self, peer: PeerKey, target: PeerKey) -> "trio.abc.HalfCloseableStream | Status.ValueType":
+    async def _connect(self, ends: _Ends) -> "trio.abc.HalfCloseableStream | Status.ValueType":
         """The target's end of a new circuit, or the status that says why there is none."""
-        rules = self._rules
-        if self._places.get(target, 0.0) <= trio.current_time():
+        if self._places.get(ends.target, 0.0) <= trio.current_time():
             return Status.NO_RESERVATION
-        if (
-            self.circuits >= rules.circuits
-            or self._from[peer] >= rules.circuits_from_one
-            or self._to[target] >= rules.circuits_to_one
-        ):
+        if self._is_full(ends):
             return Status.RESOURCE_LIMIT_EXCEEDED
-        self._from[peer] += 1
-        self._to[target] += 1
+        self._count(ends, 1)
         far = None
         try:
-            far = await self._open_stream(target, STOP_ID)
-            hello = StopMessage(type=StopMessage.CONNECT, peer=peer_in(peer, self._seen_at(peer)), limit=self._limit())
+            far = await self._open_stream(ends.target, STOP_ID)
+            caller = peer_in(ends.peer, self._seen_at(ends.peer))
+            hello = StopMessage(type=StopMessage.CONNECT, peer=caller, limit=self._limit(known=ends.known))
             await write_message(far, hello)
             answer = await read_message(far, StopMessage)
             if answer.status == Status.OK:
@@ -144,35 +153,45 @@ class Relay:
         except (Unreachable, PeerError, trio.BrokenResourceError):
             pass
         except BaseException:
-            self._ended(peer, target)
+            self._count(ends, -1)
             if far is not None:
                 await trio.aclose_forcefully(far)
             raise
-        self._ended(peer, target)
+        self._count(ends, -1)
         if far is not None:
             await trio.aclose_forcefully(far)
         return Status.CONNECTION_FAILED
 
-    def _ended(self, peer: PeerKey, target: PeerKey) -> None:
-        self._from[peer] -= 1
-        self._to[target] -= 1
-        self._from, self._to = +self._from, +self._to
+    def _is_full(self, ends: _Ends) -> bool:
+        rules = self._rules
+        return (
+            self.circuits >= rules.circuits
+            or self._from[ends.peer] >= rules.circuits_from_one
+            or self._to[ends.target] >= rules.circuits_to_one
+            or (not ends.known and self._strangers_to[ends.target] >= rules.strangers_to_one)
+        )
 
-    async def _carry(
-        self, peer: PeerKey, target: PeerKey, near: trio.abc.HalfCloseableStream, far: trio.abc.HalfCloseableStream
-    ) -> None:
+    def _count(self, ends: _Ends, change: int) -> None:
+        self._from[ends.peer] += change
+        self._to[ends.target] += change
+        self._strangers_to[ends.target] += 0 if ends.known else change
+        if change < 0:
+            self._from, self._to, self._strangers_to = +self._from, +self._to, +self._strangers_to
+
+    async def _carry(self, ends: _Ends, near: trio.abc.HalfCloseableStream, far: trio.abc.HalfCloseableStream) -> None:
         """Copy both ways until both have ended, or a limit is reached; then the circuit breaks."""
+        limit = self._limit(known=ends.known)
         try:
             async with far:
-                seen = peer_in(peer, self._seen_at(peer))
-                yes = HopMessage(type=HopMessage.STATUS, status=Status.OK, limit=self._limit(), peer=seen)
+                seen = peer_in(ends.peer, self._seen_at(ends.peer))
+                yes = HopMessage(type=HopMessage.STATUS, status=Status.OK, limit=limit, peer=seen)
                 await write_message(near, yes)
-                with trio.move_on_after(self._rules.circuit_s):
+                with trio.move_on_after(limit.duration):
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._copy, near, far, nursery.cancel_scope)
                         nursery.start_soon(self._copy, far, near, nursery.cancel_scope)
         finally:
-            self._ended(peer, target)
+            self._count(ends, -1)
 
     async def _copy(
         self, source: trio.abc.ReceiveStream, sink: trio.abc.HalfCloseableStream, scope: trio.CancelScope

@@ -223,6 +223,26 @@ async def test_circuits_are_limited(rules: RelayRules) -> None:
             await w.call()
 
 
+@pytest.mark.usefixtures("no_punching")
+async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None:
+    members: set[PeerKey] = set()
+    rules = RelayRules(strangers_to_one=1, stranger_s=1.0, circuit_s=100.0)
+    async with world(rules, may_reserve=lambda peer: peer in members, place=False) as w:
+        members.add(w.hidden.key)
+        await until(lambda: not w.hidden.places.state[w.address])
+        await w.call()
+        other = transport(4)
+        await w.nursery.start(other.serve, echo)
+        with pytest.raises(Unreachable, match="RESOURCE_LIMIT"):
+            await other.connect(w.hidden.key, [circuit(w.address)])
+        members.add(w.caller.key)  # it has joined: the circuit that follows is a member's
+        await until(lambda: w.caller.legs.rotated)
+        await until(lambda: w.relay.relay and not w.relay.relay._strangers_to)
+        await other.connect(w.hidden.key, [circuit(w.address)])
+        await trio.sleep(0.5)
+        assert w.caller.legs.rotated == 1
+
+
 async def test_places_are_limited() -> None:
     async with world(RelayRules(places=0), place=False) as w:
         await until(lambda: "RESERVATION_REFUSED" in w.hidden.places.state[w.address])
