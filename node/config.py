@@ -123,8 +123,8 @@ class PeerConfig:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Address to listen on, as host:port, a port, or a multiaddr; repeat for more. Port 0: any free one."""
     announce: tuple[str, ...] = ()
-    """Address at which the world reaches this machine, where that is not the one listened on (a rented box's port
-    mapping, say); repeat for more."""
+    """Address at which the world reaches this machine, where that is not the one listened on (a port mapping, say;
+    those of Vast.ai and RunPod are found without it); repeat for more."""
     via: tuple[str, ...] = ()
     """Relay through which this machine can be reached though nobody can dial it: host:port of a machine on which
     swarm-node relay runs; repeat for more."""
