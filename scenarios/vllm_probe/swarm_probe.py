@@ -29,7 +29,7 @@ class Probe:
         return sum(places.numel() for _, places, _ in staged)
 
     def probe_bare(self) -> float:
-        """Seconds of one `index_copy_` a storage, of what was kept: the same bits as the commit's, where it puts them."""
+        """Seconds of one `index_copy_` a storage, of what was kept: the commit's bits, where it puts them."""
         started = time.perf_counter()
         with torch.no_grad():
             for flat, places, bits in self._probe_kept:
@@ -57,7 +57,7 @@ class Probe:
         return time.perf_counter() - started
 
     def probe_reload(self) -> float:
-        """Seconds of a full reload through vLLM's own loaders, from the replica's memory, without looking at it twice."""
+        """Seconds of a full reload through vLLM's own loaders, from the replica's memory as it lies."""
         weights = self.weight_transfer_engine._weights
         pairs = []
         for name, tensor in weights._tensors.items():
