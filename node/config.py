@@ -176,6 +176,11 @@ class SeedConfig(PeerConfig):
     whichever lets the nodes finish sooner, by --up-mbit, the nodes' uplinks and --node-cores."""
     node_cores: int = 4
     """Cores that the slowest node can spend on decoding, for --coder auto."""
+    check_share: float = 0.02
+    """Share of accepted samples whose log-probabilities a second node computes anew; 0: none."""
+    check_tolerance: float = 0.05
+    """Nats a token, on average, by which honest nodes may differ: 0.05 across float32 and bfloat16; 0.0001 where all
+    compute in float32 finds samples of a version too old, too (python -m scenarios.check_tolerance)."""
     watch: Path | None = None
     """Folder in which a trainer writes checkpoints (at any depth): each is published as soon as it is whole."""
     watch_marker: str = ""
@@ -185,6 +190,8 @@ class SeedConfig(PeerConfig):
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
+        if not 0 <= self.check_share <= 1 or not 0 < self.check_tolerance <= 10:
+            raise UsageError("--check-share: 0 to 1; --check-tolerance: above 0, at most 10 nats")
         if (self.base is None) == (self.raw_mb == 0):
             raise UsageError("--base FOLDER: the checkpoint that training starts from; or --raw-mb, to carry files")
         if not 0 <= self.raw_mb <= 1_000_000:

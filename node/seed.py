@@ -165,7 +165,8 @@ class _Seat:
         manifest = self.core.state.manifest
         assert manifest is not None
         at = Head(manifest.epoch, manifest.version, manifest.root)
-        ledger = book.restore(Settings(), at, start, random.Random(secrets.randbits(64)))
+        settings = Settings(check_share=config.check_share, check_tolerance=config.check_tolerance)
+        ledger = book.restore(settings, at, start, random.Random(secrets.randbits(64)))
         self.ledger = LedgerService(ledger, book, self._send_work, is_member=self._is_member)
         self._superseded = trio.Event()
 

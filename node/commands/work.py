@@ -1,5 +1,6 @@
 """Commands about work: gateway, quarantine. Both speak to the seed that runs on this machine."""
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_FOR_EVER_S: Final = 1e9
+_LONG_S: Final = 3600.0
 
 
 def gateway(
@@ -29,6 +30,7 @@ def gateway(
     to the node that has room and is fastest, stays with it for a session (X-Session-Id), is done again elsewhere if
     that node dies, and is answered once.
     """
+    from node.local import ChannelTimeout
     from node.trainers.errors import SwarmDown
     from node.trainers.messages import GatewayOpened, OpenGateway
     from node.trainers.seedlink import expect, speaking
@@ -45,8 +47,10 @@ def gateway(
             print(opened.url)
             print(f"serves {config.model_name}. Interrupt to end.", file=sys.stderr)
         sys.stdout.flush()
-        channel.recv(_FOR_EVER_S)
-    raise SwarmDown("The seed ended the gateway.")
+        while True:
+            with contextlib.suppress(ChannelTimeout):  # nothing more is said until the seed ends
+                channel.recv(_LONG_S)
+                raise SwarmDown("The seed ended the gateway.")
 
 
 def quarantine(
