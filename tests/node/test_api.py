@@ -22,6 +22,7 @@ from codec.errors import UsageError
 from node import SamplingParams, Swarm
 from node.trainers import publishing
 from node.trainers.errors import PublishFailed, RolloutsFailed, SwarmBusy, SwarmDown, SwarmTimeout
+from swarm.store.disk import DiskFull
 
 torch.set_num_threads(1)
 SAMPLING = SamplingParams(max_tokens=4, stop_tokens=(2,))
@@ -207,6 +208,21 @@ def test_a_seed_that_stays_away_is_a_typed_error_and_never_a_hang(tmp_path: Path
         swarm.publish(weights(1), step=1)
     with pytest.raises(UsageError, match="swarm-node seed --base"):
         Swarm.attach(home=tmp_path)
+
+
+def test_a_full_disk_at_the_seed_is_a_typed_error_and_training_goes_on(tmp_path: Path, monkeypatch):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+
+        async def full(chunk: object) -> None:
+            raise DiskFull("The disk is full.")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(there.seed, "add_chunk", full)
+            with pytest.raises(UsageError, match="disk is full"):
+                swarm.publish(weights(1), step=1).wait(timeout_s=30)
+        assert swarm.state["publish_error"] == "The disk is full."
+        swarm.publish(weights(2), step=2).wait(timeout_s=30)
+        assert_holds(there.seed, 2)
 
 
 def test_what_is_not_sealed_when_closing_is_given_up(tmp_path: Path):

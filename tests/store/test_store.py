@@ -257,6 +257,45 @@ def test_evicting_keeps_what_a_start_needs(tmp_path: Path) -> None:
         assert [seal.id.version for seal in store.recover().replay] == [3, 4]
 
 
+def test_a_way_back_is_where_a_start_ends(tmp_path: Path) -> None:
+    """4 versions, an anchor at 2, then back to 2 and to 1 in new epochs: old roots under new names."""
+
+    def way_back(store: Store, to: Seal, epoch: int) -> Seal:
+        newest = store.newest()
+        assert newest is not None
+        manifest = Manifest(
+            AUTHORITY.public, epoch, to.id.version, 0, newest.root, to.root, bytes(32), (), 0, 0,
+        )  # fmt: skip
+        seal = Seal.of(manifest, manifest.seal(AUTHORITY))
+        store.seal(seal)
+        return seal
+
+    with Store(tmp_path, AUTHORITY.public) as store:
+        roots = life(store)
+        two = store.records.seal(VersionId(0, 2))
+        assert two is not None
+        back = way_back(store, two, 1)
+        recovery = store.recover()
+        assert [seal.id for seal in recovery.replay] == [VersionId(0, 3), VersionId(0, 4), VersionId(1, 2)]
+        assert store.newest() == back
+        assert store.chain(roots[2], back.id) == (), "nothing older leads on from it"
+        three = store.records.seal(VersionId(0, 3))
+        assert three is not None
+        way_back(store, three, 2)
+        assert [seal.id for seal in store.chain(roots[2], back.id)] == [VersionId(2, 3)]
+
+
+def test_a_seed_keeps_two_anchors(tmp_path: Path) -> None:
+    with Store(tmp_path, AUTHORITY.public) as store:
+        store.anchors.keep = 2
+        model = Model(store)
+        genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
+        for number in (1, 2, 3):
+            advance(store, model, number)
+            model.write_anchor()
+        assert [anchor.version for anchor in store.anchors.list()] == [VersionId(0, 3), VersionId(0, 2)]
+
+
 def test_files_are_what_their_names_say(tmp_path: Path) -> None:
     with Store(tmp_path, AUTHORITY.public) as store:
         name = store.put_file(b"hello")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -163,6 +164,22 @@ def replicated_and_columns(rank: int, world: int, home: str) -> tuple[bytes, byt
         for parameter in net.parameters():
             (parameter.to_local() if hasattr(parameter, "to_local") else parameter).mul_(1.5)
     with Swarm.attach(net, home=home) as swarm:
+        root = swarm.publish(net, step=1).wait(timeout_s=60).root
+    assert root is not None
+    return root, root_of(layout, bits_of(layout, gathered(net)))
+
+
+def mirrored(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
+    """HSDP: every rank holds all, and they share the work."""
+    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))
+    net, layout = make_net(), layout_of(make_net())
+    fully_shard(net.frozen, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.to_local().mul_(1.5)
+    with Swarm.attach(net, home=home) as swarm:
+        assert 0 < len(swarm._line._encoder.blocks) < layout.n_blocks
         root = swarm.publish(net, step=1).wait(timeout_s=60).root
     assert root is not None
     return root, root_of(layout, bits_of(layout, gathered(net)))

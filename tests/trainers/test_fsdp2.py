@@ -56,7 +56,7 @@ def test_no_rank_ever_holds_the_model(tmp_path: Path):
             assert found["private"] < found["model"]  # the coder's scratch, which is the same for every model
 
 
-SEVERAL = ("replicated_and_columns", "one_rank_refuses", "busy", "goes_back")
+SEVERAL = ("replicated_and_columns", "mirrored", "one_rank_refuses", "busy", "goes_back")
 
 
 @pytest.mark.slow
@@ -69,8 +69,9 @@ def test_what_two_ranks_go_through(tmp_path: Path):
         homes = {name: str(tmp_path / name) for name in SEVERAL}
         first, second = run_ranks(2, "fsdp2_ranks:several", homes)
 
-        for root, expected in (first["replicated_and_columns"], second["replicated_and_columns"]):
-            assert root == expected == there["replicated_and_columns"].seed.receiver.root
+        for name in ("replicated_and_columns", "mirrored"):
+            for root, expected in (first[name], second[name]):
+                assert root == expected == there[name].seed.receiver.root
 
         told, knows = first["one_rank_refuses"], second["one_rank_refuses"]
         assert (told[0], told[2]) == (knows[0], knows[2]) == ("1", "2")
