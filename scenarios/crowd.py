@@ -4,13 +4,14 @@ best that anybody could do."""
 import random
 from dataclasses import dataclass
 
+from codec import chunk_target, piece_target
 from scenarios.simulator import World
 from scenarios.virtual import Link, Node, Paths, Published
 from scenarios.virtual.links import PACKET_OVERHEAD
 from swarm.protocol.events import VersionId
 from swarm.protocol.tuning import Tuning
 
-__all__ = ["REGIONS", "Crowd", "Step", "bound_s", "gather", "measure"]
+__all__ = ["HEADER_BYTES", "REGIONS", "Begun", "Crowd", "Step", "begin", "bound_s", "draw", "finish", "gather", "step"]
 
 REGIONS = ("us-east", "us-west", "europe", "japan", "singapore", "brazil")
 _ROUND_TRIP_MS = (
@@ -22,6 +23,10 @@ _ROUND_TRIP_MS = (
     (120, 180, 190, 250, 250, 5),
 )
 """Between and within regions, as public clouds report them, rounded; the farthest cut to 250."""
+
+
+HEADER_BYTES = 300
+"""Of a simulated chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,12 @@ class Crowd:
     """Share of nodes that cannot be dialed."""
     loss: float = 1e-5
     """Of a packet, on each uplink."""
-    remembers: bool = False
-    """Idle connections keep their windows (BBR)."""
-    windows: bool = True
-    ways: int = 8
+    congestion: str = "reno"
+    """As `Paths` has it. The harder: the transport asks for BBR and many a kernel refuses."""
 
     def paths(self) -> Paths:
         one_way = tuple(tuple(ms / 2000 for ms in row[: self.regions]) for row in _ROUND_TRIP_MS[: self.regions])
-        return Paths(one_way, windows=self.windows, remembers=self.remembers, most_ways=self.ways)
+        return Paths(one_way, congestion=self.congestion)
 
     @property
     def round_trip_s(self) -> float:
@@ -62,7 +65,7 @@ def gather(crowd: Crowd, seed: int, tuning: Tuning | None = None, settle_s: floa
     rng = random.Random(seed)
     trainer = Link(crowd.trainer_mbit, 0.0, max(crowd.down_mbit, crowd.trainer_mbit), 0, crowd.loss)
     world = World(tuning or Tuning.wan(), seed=seed, authority_link=trainer, paths=crowd.paths())
-    for number in range(crowd.nodes):
+    for _ in range(crowd.nodes):
         link = draw(crowd, rng)
         known = link.up_mbit * rng.uniform(1 - crowd.error, 1 + crowd.error)
         dialable = rng.random() >= crowd.hidden
@@ -96,6 +99,16 @@ class Step:
     missing: int
     """Nodes that never got it."""
 
+    @property
+    def ratio(self) -> float:
+        """Times the bound."""
+        return self.seconds / self.bound_s
+
+    @property
+    def copies(self) -> float:
+        """That the trainer sent, control included."""
+        return self.trainer_bytes / self.payload_bytes
+
 
 def bound_s(payload_bytes: int, trainer: Link, nodes: list[Node]) -> float:
     """max(F/u_s, F/d_min, N F/(u_s + sum u_i)), with the headers of packets counted."""
@@ -108,23 +121,59 @@ def bound_s(payload_bytes: int, trainer: Link, nodes: list[Node]) -> float:
     )
 
 
-def measure(world: World, published: Published, before: int, nodes: list[Node]) -> Step:
-    """How `published` went for `nodes`; `before`: what the trainer's sockets had sent when it began."""
-    id_: VersionId = published.id
-    times = sorted(node.held_at[id_] - published.at for node in nodes if id_ in node.held_at)
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step under way."""
+
+    published: Published
+    nodes: list[Node]
+    """Who was there when it began."""
+    trainer_bytes: int
+    """What the trainer's sockets had sent before."""
+
+
+def begin(world: World, payload_bytes: int) -> Begun:
+    """Publish a version of about so many bytes, in chunks and pieces as the product would cut them."""
+    nodes = world.members()
+    for node in nodes:
+        node.received_bytes = node.duplicate_bytes = node.crossed_bytes = 0
+    chunk = min(chunk_target(payload_bytes), payload_bytes)
+    before = world.authority.socket_bytes
+    chunks = max(1, round(payload_bytes / chunk))
+    published = world.publish(chunks=chunks, chunk_bytes=chunk - HEADER_BYTES, piece_bytes=piece_target(payload_bytes))
+    return Begun(published, nodes, before)
+
+
+def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0.05) -> "Step":
+    """Let time pass until whoever was there at the start, and is still, has the version; how that went."""
+    id_: VersionId = begun.published.id
+
+    def there() -> list[Node]:
+        return [node for node in begun.nodes if node.alive and not node.frozen]
+
+    world.run_until(lambda: all(id_ in node.held_at for node in there()), limit_s, every_s)
+    nodes = there()
+    times = sorted(node.held_at[id_] - begun.published.at for node in nodes if id_ in node.held_at)
     received = sum(node.received_bytes for node in nodes)
     crossed: dict[int, int] = {}
     for node in nodes:
-        crossed[node.link.region] = crossed.get(node.link.region, 0) + node.crossed_bytes
+        if node.link.region != world.authority.link.region:
+            crossed[node.link.region] = crossed.get(node.link.region, 0) + node.crossed_bytes
+    payload = begun.published.payload_bytes
     return Step(
         nodes=len(nodes),
-        payload_bytes=published.payload_bytes,
-        bound_s=bound_s(published.payload_bytes, world.authority.link, nodes),
-        seconds=times[-1] if times else float("inf"),
+        payload_bytes=payload,
+        bound_s=bound_s(payload, world.authority.link, nodes),
+        seconds=times[-1] if len(times) == len(nodes) else float("inf"),
         first_s=times[0] if times else float("inf"),
         median_s=times[len(times) // 2] if times else float("inf"),
-        trainer_bytes=world.authority.socket_bytes - before,
+        trainer_bytes=world.authority.socket_bytes - begun.trainer_bytes,
         duplicates=sum(node.duplicate_bytes for node in nodes) / max(1, received),
-        crossings=max(crossed.values()) / published.payload_bytes,
+        crossings=max(crossed.values(), default=0) / payload,
         missing=len(nodes) - len(times),
     )
+
+
+def step(world: World, payload_bytes: int, limit_s: float = 60.0) -> "Step":
+    """One version, from publish until all have it."""
+    return finish(world, begin(world, payload_bytes), limit_s)

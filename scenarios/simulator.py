@@ -6,6 +6,7 @@ frozen or cut off. Nothing here decides anything; see `scenarios.virtual`. One s
 """
 
 import random
+from collections.abc import Mapping
 
 from codec import ChunkKey, Manifest
 from codec.sign import Key
@@ -18,6 +19,10 @@ from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Join
 
 __all__ = ["Faults", "Link", "Node", "Published", "World"]
+
+
+def _records(disk: Mapping[str, bytes], prefix: str) -> list[bytes]:
+    return [record for name, record in sorted(disk.items()) if name.startswith(prefix) and record]
 
 
 class World(VirtualNetwork):
@@ -47,7 +52,7 @@ class World(VirtualNetwork):
         base = VersionId(0, 0)
         self.base = Manifest(key.public, 0, 0, 0, bytes(32), root_of(base), LAYOUT, (), 0, 0).seal(key)
         self._key = key
-        self.authority = self._boot(key, 1, self.base, [], authority_link or Link())
+        self.authority = self._boot(key, 1, self.base, {}, authority_link or Link())
         self.capability = self._core.invite(
             Capability(key.public, self.rng.randbytes(16), self.clock(0.0) + 1e6, 1 << 20, 0)
         )
@@ -69,10 +74,11 @@ class World(VirtualNetwork):
     def _new_key(self) -> Key:
         return Key(self.rng.randbytes(32))
 
-    def _boot(self, key: Key, boot: int, head: bytes, grants: list[bytes], link: Link) -> Node:
+    def _boot(self, key: Key, boot: int, head: bytes, disk: Mapping[str, bytes], link: Link) -> Node:
         core = Authority(
             key, ("/sim/0",), self.tuning, random.Random(self.rng.random()),
-            boot=boot, clock=self.clock, head=head, grants=grants, now=self.now,
+            boot=boot, clock=self.clock, head=head, grants=_records(disk, "grant/"),
+            tickets=_records(disk, "ticket/"), now=self.now,
         )  # fmt: skip
         assert core.state.manifest is not None
         root = core.state.manifest.root
@@ -86,8 +92,7 @@ class World(VirtualNetwork):
         """Kill the authority and start it again from what its disk holds."""
         old, core = self.authority, self._core
         self.kill(old)
-        grants = [record for name, record in sorted(old.disk.items()) if name.startswith("grant/") and record]
-        self.authority = self._boot(self._key, core.boot + 1, core.state.sealed_manifest, grants, old.link)
+        self.authority = self._boot(self._key, core.boot + 1, core.state.sealed_manifest, old.disk, old.link)
         self.authority.disk.update(old.disk)
         self.authority.headers, self.authority.pieces, self.authority.lists = old.headers, old.pieces, old.lists
         for header in old.headers.values():

@@ -4,11 +4,12 @@ A frame waits in the shell's queue for its peer (pushes before pulls), then in t
 `UNSENT_BYTES` beyond what is on its way, then for its flow's congestion window, then in the queue of the sender's
 uplink, which is bounded, then travels, then takes its turn in the receiver's downlink and processor.
 
-The congestion window is that of Reno, with slow start, for several connections together (`swarm.transport.parallel`
-says how many a path gets): it starts at ten segments each, doubles a round trip until it lost something, then grows by
-a segment a round trip each; a loss halves one connection's share by 0.7 (CUBIC's factor); after an idle time longer
-than a retransmission timeout it starts again, unless the kernel runs BBR, which remembers. Loss is by packet; what was
-lost comes a round trip later.
+A flow is several connections together (`swarm.transport.parallel` says how many a path gets). Its window starts at ten
+segments each and doubles a round trip. Under `reno` that ends with the first loss; then it grows by a segment a round
+trip each, a loss takes three tenths (CUBIC's factor) of one connection's share, and after an idle time longer than a
+retransmission timeout it starts again. Under `bbr` it ends when three round trips brought no more; then the window is
+twice what the best round trip delivered, whatever is lost, and idle times do not matter. Loss is by packet, or by a
+queue that is full; what was lost comes a round trip later.
 """
 
 import random
@@ -68,10 +69,8 @@ class Paths(NamedTuple):
 
     one_way_s: tuple[tuple[float, ...], ...] = ((0.0,),)
     """Between regions."""
-    windows: bool = False
-    """Model congestion windows; else a flow sends as its uplink lets it."""
-    remembers: bool = False
-    """An idle connection keeps its window (BBR; or cubic with tcp_slow_start_after_idle off)."""
+    congestion: str = ""
+    """`reno`, `bbr`, or none: a flow sends as its uplink lets it."""
     most_ways: int = 8
     """Connections an edge has at most."""
 
@@ -93,19 +92,26 @@ class Flow:
 
     __slots__ = (
         "acks",
+        "best",
         "blocked",
         "cwnd",
+        "delivered",
         "first",
         "inflight",
+        "losses",
+        "lost_at",
         "node",
         "one_way",
-        "paused",
         "pulls",
         "pushes",
+        "queueing",
+        "round_at",
         "sent_at",
         "session",
         "socket",
         "ssthresh",
+        "stalled",
+        "steady",
         "to",
         "unsent",
         "waking",
@@ -116,9 +122,16 @@ class Flow:
         self.node, self.to, self.session, self.one_way = node, to, session, one_way
         self.ways = min(paths.most_ways, ways(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False))
         self.first = self.ways * FIRST_WINDOW_BYTES
-        self.cwnd = float(self.first) if paths.windows else float("inf")
+        self.cwnd = float(self.first) if paths.congestion else float("inf")
         self.ssthresh = float(self.ways * MOST_WINDOW_BYTES)
         self.inflight = 0
+        self.losses = 0
+        self.best = 0.0
+        """Bytes a second of the best round trip."""
+        self.delivered = 0
+        self.round_at = 0.0
+        self.stalled = 0
+        self.steady = False
         self.pushes: deque[Frame] = deque()
         self.pulls: deque[Frame] = deque()
         self.socket: deque[Frame] = deque()
@@ -126,8 +139,9 @@ class Flow:
         self.acks: deque[tuple[float, int]] = deque()
         """(when it will be here, bytes)."""
         self.blocked = False
+        self.queueing = False
         self.waking = False
-        self.paused = 0.0
+        self.lost_at = float("-inf")
         self.sent_at = float("-inf")
 
 
@@ -140,7 +154,8 @@ class Uplinks:
         self._clock = clock
         self._fate = fate
         self._landed = landed
-        self.paths = paths
+        self._windows = bool(paths.congestion)
+        self._reno = paths.congestion == "reno"
         self.told: Callable[[Node, Event], object] = lambda node, event: None
 
     def send(self, flow: Flow, frame: Frame, *, pull: bool) -> None:
@@ -154,14 +169,13 @@ class Uplinks:
         node, now = flow.node, self._clock.now
         if flow.acks and flow.acks[0][0] <= now:
             self._take_acks(flow, now)
+        if flow.queueing:
+            return
         flow.blocked = False
         socket = flow.socket
         while node.alive:
             self._accept(flow)
             if not socket:
-                return
-            if now < flow.paused:
-                self._wake(flow, flow.paused)
                 return
             wire = socket[0].wire
             if flow.inflight + wire > flow.cwnd and flow.inflight:
@@ -169,9 +183,10 @@ class Uplinks:
                 if flow.acks:
                     self._wake(flow, flow.acks[0][0])
                 return
-            if node.queued_bytes and node.queued_bytes + wire > node.queue_limit and self.paths.windows:
+            if node.queued_bytes and node.queued_bytes + wire > node.queue_limit and self._windows:
                 self._lose(flow, now)
-                self._wake(flow, flow.paused)
+                flow.blocked = flow.queueing = True
+                node.waiting.append(flow)
                 return
             if not flow.inflight and now - flow.sent_at > max(LEAST_RTO_S, 4 * flow.one_way):
                 self._wake_up(flow)
@@ -209,23 +224,53 @@ class Uplinks:
         """What was acknowledged makes room; the window grows if it was the limit."""
         acks = flow.acks
         limited = flow.blocked or 2 * flow.inflight > flow.cwnd
+        if not self._reno:
+            self._take_acks_bbr(flow, now, limited)
+            return
         while acks and acks[0][0] <= now:
             _, size = acks.popleft()
             flow.inflight -= size
             if limited and flow.cwnd < flow.ways * MOST_WINDOW_BYTES:
                 flow.cwnd += size if flow.cwnd < flow.ssthresh else flow.ways * MSS * size / flow.cwnd
 
-    def _lose(self, flow: Flow, now: float) -> None:
-        """One connection of the flow halves, and is busy for a round trip with sending again."""
+    def _take_acks_bbr(self, flow: Flow, now: float, limited: bool) -> None:
+        acks = flow.acks
+        while acks and acks[0][0] <= now:
+            _, size = acks.popleft()
+            flow.inflight -= size
+            flow.delivered += size
+            if limited and not flow.steady:
+                flow.cwnd += size
+        took = now - flow.round_at
+        if took < max(2 * flow.one_way, 0.01):
+            return
+        rate = flow.delivered / took
+        flow.stalled = 0 if rate > 1.25 * flow.best else flow.stalled + limited
+        flow.steady = flow.steady or flow.stalled >= 3
+        flow.best = max(flow.best, rate)
+        flow.delivered, flow.round_at = 0, now
+        if flow.steady and self._windows:
+            flow.cwnd = max(float(flow.first), 2 * flow.best * max(2 * flow.one_way, 0.01))
+
+    def _lose(self, flow: Flow, now: float) -> bool:
+        """One connection of the flow gives way; once a round trip at most."""
+        if now - flow.lost_at < 2 * flow.one_way:
+            return False
+        flow.lost_at = now
+        flow.losses += 1
+        if not self._reno:
+            return True
         flow.cwnd = max(float(flow.first), flow.cwnd * (1 - 0.3 / flow.ways))
         flow.ssthresh = flow.cwnd
-        flow.paused = now + 2 * flow.one_way / flow.ways
+        return True
 
     def _wake_up(self, flow: Flow) -> None:
         """After an idle time."""
-        if not self.paths.remembers:
+        if self._reno:
             flow.ssthresh = max(flow.ssthresh, 0.75 * flow.cwnd)
-            flow.cwnd = min(flow.cwnd, float(flow.first)) if self.paths.windows else flow.cwnd
+            flow.cwnd = min(flow.cwnd, float(flow.first))
+        else:
+            flow.delivered, flow.round_at = 0, self._clock.now
 
     def _start(self, node: "Node", frame: Frame) -> float:
         """When this frame will have left, if it starts now; sending it costs CPU time too."""
@@ -248,9 +293,12 @@ class Uplinks:
             if node.link.loss and self._fate.random() < 1 - (1 - node.link.loss) ** (frame.wire // MSS + 1):
                 late = 2 * flow.one_way
                 self._lose(flow, now)
-                flow.paused = 0.0
             receiving = frame.wire * flow.to.down_s_byte + flow.to.cpu.costs.receiving_s(frame.wire)
             self._clock.at(now + late + flow.one_way + receiving, self._arrive, flow, frame)
+        if node.waiting:
+            other = node.waiting.popleft()
+            other.queueing = False
+            self.pump(other)
         if flow.socket and not flow.blocked:
             self.pump(flow)
 

@@ -83,6 +83,8 @@ class Node:
     uplink: deque[tuple[Flow, Frame]] = field(default_factory=deque)
     """What leaves next, in order."""
     queued_bytes: int = 0
+    waiting: deque[Flow] = field(default_factory=deque)
+    """Flows that found the uplink's queue full."""
     down_free_at: float = 0.0
     sent_bytes: int = 0
     """Bulk payload: headers, pieces, parts."""

@@ -139,7 +139,7 @@ class Authority:
             Attach: self._attach,
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
             Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
-            WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m),
+            WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m, now),
             WantBlob: lambda s, m, now: self.state.emit(SendBlob(s.peer, m.request, m.kind, m.name, m.offset)),
             WantBlock: lambda s, m, now: self.state.emit(SendBlock(s.peer, m.request, m.block)),
             WantManifest: lambda s, m, now: serve_manifest(self.state, s.peer, m),

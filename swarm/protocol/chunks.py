@@ -83,8 +83,8 @@ class Version:
         self.unstaged.pop(chunk.key.seq, None)
 
     def missing(self) -> Iterator[int]:
-        """Sequence numbers of chunks that are not whole: those listed, or before the seal those begun."""
-        seqs = range(len(self.manifest.chunk_ids)) if self.manifest is not None else sorted(self.chunks)
+        """Sequence numbers of chunks that are not whole: those listed, or before the seal those up to the newest."""
+        seqs = range(len(self.manifest.chunk_ids) if self.manifest is not None else max(self.chunks, default=-1) + 1)
         return (s for s in seqs if s not in self.chunks or not self.chunks[s].whole)
 
     @property
@@ -116,6 +116,11 @@ class Chunks:
             effects.append(Drop(id_, version.attempt))
             version = self.versions[id_] = Version(id_, attempt, generation=version.generation + 1)
         return version if version.attempt == attempt else None
+
+    def at(self, key: ChunkKey) -> Version | None:
+        """The version that a chunk of this name would belong to, if it is known at this attempt."""
+        version = self.versions.get(VersionId(key.epoch, key.version))
+        return version if version is not None and version.attempt == key.attempt else None
 
     def header(self, event: HeaderStored, now: float, effects: list[Effect]) -> tuple[Chunk, bool] | None:
         """Take a header in: (its chunk, was it news). None when it belongs to a dead attempt, or is not the chunk that

@@ -1,31 +1,42 @@
 """Pieces down the trees: edges to children, credit, cut-through, and what is given back to parents.
 
 A child attaches to a parent for one stripe and says what it has. From then on the parent pushes every piece of that
-stripe as soon as it holds it, as far as the child's *credit* reaches: the total that the child allows, which grows as
-the child itself passes pieces on. So a slow branch is given less without anybody measuring it, and the authority deals
-the next chunk to the stripe that drains fastest. A socket's acceptance is not progress; credit is.
+stripe as soon as it holds it, as far as the child's *credit* reaches. The child grants what a stripe brings in a round
+trip and then some, and as much again as comes in: a socket's acceptance is not progress, credit is. Small windows keep
+the queues of a shared uplink short and its children in step; large ones let whoever has the shortest way take what the
+others wait for.
 
-A child that takes nothing for `lag_after_s` while something waits for it is *lagging*: it no longer holds back what we
-grant our own parent, and it pulls what it lacks.
+With its credit a child says how far *behind* its own children are. Nobody stops for that (what has come is kept and
+passed on when its turn comes), but the authority deals the next chunk to a stripe that is not behind.
+
+Where more waits for a child than its parent can soon send, the parent *sheds*: it names the newest chunk that waits,
+and the child gets it from whoever has uplink to spare (see `pull`). What nobody has to give comes back to the parent.
+
+A child that takes nothing for `lag_after_s` while something waits for it is *lagging*: it counts no more among those
+that are behind, and it pulls what it lacks.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, Chunks, mask_of
 from swarm.protocol.events import Effect, Send, SendHeader, SendPiece, VersionId
 from swarm.protocol.tuning import Tuning
-from swarm.protocol.wire import Attach, Credit, Detach
+from swarm.protocol.wire import Attach, Credit, Detach, Shed
 
 __all__ = ["Exchange"]
 
 HEADER = -1
 """The index under which a chunk's header queues."""
-MAX_AHEAD_BYTES = 64 << 20
+MAX_AHEAD_BYTES = 1 << 20
 """No child is sent more than this ahead of what its socket took, whatever credit it gives: the shell's queue stays
-bounded. Far above any window."""
+bounded, and what has not been handed over can still be shed."""
+CREDIT_STEP_BYTES = 128 << 10
+"""Credit is given in steps of a quarter window or this, whichever is more: two pieces a message."""
+BEHIND_BYTES = 512 << 10
+"""A child's children may be this far behind before it counts."""
 
 
 @dataclass(slots=True)
@@ -36,14 +47,20 @@ class ChildEdge:
     allowed: int
     """Bytes that it lets us send, in all."""
     sent: int = 0
-    waiting: deque[tuple[ChunkKey, int, int]] = field(default_factory=deque)
+    waiting: deque[tuple[Chunk, int, int]] = field(default_factory=deque)
     """(chunk, index, bytes) in order; bounded by what the versions in flight hold."""
     waiting_bytes: int = 0
     flying: dict[tuple[ChunkKey, int], int] = field(default_factory=dict)
     """Handed to the shell, not yet taken by the socket: (chunk, index) -> bytes."""
     flying_bytes: int = 0
     moved_at: float = 0.0
+    behind: int = 0
+    """What waits at the child for its own children, each, as it says."""
     lagging: bool = False
+    shed: set[ChunkKey] = field(default_factory=set)
+    """Chunks that we told it to get elsewhere."""
+    kept: set[ChunkKey] = field(default_factory=set)
+    """Those that came back to us."""
 
     @property
     def backlog(self) -> int:
@@ -52,7 +69,7 @@ class ChildEdge:
     @property
     def spare(self) -> int:
         """Bytes that the child would take beyond what waits for it already."""
-        return self.allowed - self.sent - self.waiting_bytes
+        return self.allowed - self.sent - self.waiting_bytes - max(0, self.behind - BEHIND_BYTES)
 
 
 @dataclass(slots=True)
@@ -62,16 +79,22 @@ class ParentEdge:
     peer: bytes
     received: int = 0
     allowed: int = 0
+    behind: int = 0
+    """What we last told it."""
 
 
 class Exchange:
     """The edges of one peer. Every method appends its effects to the list it is given."""
 
-    def __init__(self, chunks: Chunks, tuning: Tuning) -> None:
+    def __init__(self, chunks: Chunks, tuning: Tuning, rtt_s: Callable[[bytes], float] = lambda peer: 0.0) -> None:
+        """`rtt_s`: the round trip to a peer, 0 while it is not known."""
+        self._rtt_s = rtt_s
         self._chunks = chunks
         self._tuning = tuning
         self.children: dict[int, dict[bytes, ChildEdge]] = {}
         self.parents: dict[int, ParentEdge] = {}
+        self.sheds = True
+        """Whether we tell children that would get chunks late to look elsewhere; the authority does not."""
         self.progress_at: dict[int, float] = {}
         """Local time at which each stripe last brought something."""
 
@@ -82,10 +105,17 @@ class Exchange:
         old = self.parents.get(stripe)
         if old is not None and old.peer != peer:
             effects.append(Send(old.peer, Detach(stripe)))
-        window = self._tuning.window_bytes
+        window = self._window(peer)
         self.parents[stripe] = ParentEdge(peer, 0, window)
         self.progress_at[stripe] = now
         effects.append(Send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after))))
+
+    def _window(self, peer: bytes) -> int:
+        """Credit for an edge: what a stripe brings in a round trip, and then some. A larger one would only fill the
+        queues of the way, and let this child take what its siblings wait for."""
+        tuning = self._tuning
+        rtt_s = self._rtt_s(peer) or tuning.rtt_guess_s
+        return min(tuning.window_bytes, tuning.window_least_bytes + int(tuning.stripe_bytes_s * (rtt_s + 0.02)))
 
     def lost_parent(self, peer: bytes) -> list[int]:
         """The stripes that hung on `peer`, which is gone."""
@@ -105,16 +135,31 @@ class Exchange:
             self.give_credit(stripe, effects)
 
     def give_credit(self, stripe: int, effects: list[Effect]) -> None:
-        """Allow our parent as much again as we have passed on; in steps of a quarter window."""
+        """Allow our parent as much again as has come, and tell it how far behind our own children are."""
         edge = self.parents.get(stripe)
-        if edge is None:
+        if edge is None or edge.received + self._tuning.window_bytes < edge.allowed + CREDIT_STEP_BYTES:
             return
-        window = self._tuning.window_bytes
-        backlog = max((c.backlog for c in self.children.get(stripe, {}).values() if not c.lagging), default=0)
-        allowed = edge.received + window - min(window, backlog)
-        if allowed >= edge.allowed + window // 4:
-            edge.allowed = allowed
-            effects.append(Send(edge.peer, Credit(stripe, allowed)))
+        window = self._window(edge.peer)
+        allowed = edge.received + window
+        if allowed >= edge.allowed + max(window // 4, CREDIT_STEP_BYTES):
+            edge.allowed, edge.behind = allowed, self._behind(stripe)
+            effects.append(Send(edge.peer, Credit(stripe, allowed, edge.behind)))
+
+    def _tell_behind(self, stripe: int, effects: list[Effect]) -> None:
+        """We said that we are behind, and are not any more: nothing that comes may be there to tell our parent."""
+        edge = self.parents.get(stripe)
+        if edge is None or edge.behind < BEHIND_BYTES:
+            return
+        behind = self._behind(stripe)
+        if behind < BEHIND_BYTES // 2:
+            edge.behind = behind
+            effects.append(Send(edge.peer, Credit(stripe, edge.allowed, behind)))
+
+    def _behind(self, stripe: int) -> int:
+        """What waits for a child of this stripe, on average. Not at most: of a thousand nodes some are always late, and
+        the others need not be."""
+        waiting = [child.backlog for child in self.children.get(stripe, {}).values() if not child.lagging]
+        return sum(waiting) // len(waiting) if waiting else 0
 
     # ------------------------------------------------------------ as a parent
 
@@ -145,11 +190,13 @@ class Exchange:
         """A child left one stripe, or (None) all of them."""
         for k in [stripe] if stripe is not None else list(self.children):
             if self.children.get(k, {}).pop(peer, None) is not None:
-                self.give_credit(k, effects)
+                self._tell_behind(k, effects)
 
     def credited(self, peer: bytes, message: Credit, now: float, effects: list[Effect]) -> None:
         """A child allows more. A total that shrinks is ignored: credit once given stands."""
         edge = self.children.get(message.stripe, {}).get(peer)
+        if edge is not None:
+            edge.behind = message.behind
         if edge is not None and message.total > edge.allowed:
             edge.allowed = message.total
             if edge.flying_bytes == 0:
@@ -162,9 +209,11 @@ class Exchange:
             return
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         for peer, edge in self.children.get(chunk.stripe, {}).items():
-            if peer != source and id_ > edge.after:
+            if peer != source and id_ > edge.after and chunk.key not in edge.shed:
                 self._enqueue(edge, chunk, index, now)
                 self._pump(peer, chunk.stripe, edge, now, effects)
+                if edge.waiting_bytes > max(self._tuning.shed_bytes, 3 * sum(chunk.sizes)) and chunk.whole:
+                    self._shed(peer, chunk.stripe, edge, effects)
 
     def sent(self, peer: bytes, stripe: int, key: ChunkKey, index: int, now: float, effects: list[Effect]) -> None:
         """The socket to a child took this: it no longer counts as backlog."""
@@ -176,7 +225,7 @@ class Exchange:
         edge.moved_at = now
         edge.lagging = False
         self._pump(peer, stripe, edge, now, effects)
-        self.give_credit(stripe, effects)
+        self._tell_behind(stripe, effects)
 
     def gave(self, peer: bytes, chunk: Chunk, pieces: Iterable[int]) -> None:
         """We answer a pull of `peer`. A child counts these bytes as the stripe's, so we do too."""
@@ -196,13 +245,46 @@ class Exchange:
                 stuck = edge.backlog > 0 and now - edge.moved_at > self._tuning.lag_after_s
                 if stuck and not edge.lagging:
                     edge.lagging = True
-                    self.give_credit(stripe, effects)
+                    self._tell_behind(stripe, effects)
+
+    def _shed(self, peer: bytes, stripe: int, edge: ChildEdge, effects: list[Effect]) -> None:
+        """Too much waits for this child: let it get the newest chunk elsewhere. One that has begun to leave stays, and
+        so does one that came back."""
+        last = edge.waiting[-1][0]
+        if not self.sheds or edge.lagging or last.key in edge.kept:
+            return
+        kept = deque(item for item in edge.waiting if item[0] is not last)
+        if len(edge.waiting) - len(kept) <= len(last.sizes):
+            return
+        edge.waiting = kept
+        edge.waiting_bytes -= last.header_bytes + sum(last.sizes)
+        edge.shed.add(last.key)
+        effects.append(Send(peer, Shed(stripe, *last.key)))
+
+    def take_back(self, peer: bytes, chunk: Chunk, now: float, effects: list[Effect]) -> bool:
+        """If we shed this chunk: the child found nobody who could give it sooner, so it gets it from us in its turn."""
+        edge = self.children.get(chunk.stripe, {}).get(peer) if chunk.stripe is not None else None
+        if edge is None or chunk.stripe is None or chunk.key not in edge.shed:
+            return False
+        edge.shed.discard(chunk.key)
+        edge.kept.add(chunk.key)
+        for index in (HEADER, *chunk.held()):
+            self._enqueue(edge, chunk, index, now)
+        self._pump(peer, chunk.stripe, edge, now, effects)
+        return True
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What waits for all children."""
+        return sum(edge.backlog for edges in self.children.values() for edge in edges.values())
 
     def forget(self, id_: VersionId) -> None:
         """A version was dropped: nothing of it needs sending any more."""
         for edges in self.children.values():
             for edge in edges.values():
-                kept = deque(item for item in edge.waiting if (item[0].epoch, item[0].version) != id_)
+                edge.shed = {key for key in edge.shed if (key.epoch, key.version) != id_}
+                edge.kept = {key for key in edge.kept if (key.epoch, key.version) != id_}
+                kept = deque(item for item in edge.waiting if (item[0].key.epoch, item[0].key.version) != id_)
                 edge.waiting = kept
                 edge.waiting_bytes = sum(size for _, _, size in kept)
 
@@ -210,14 +292,15 @@ class Exchange:
         if edge.backlog == 0:
             edge.moved_at = now  # the clock of its lag starts here
         size = _size(chunk, index)
-        edge.waiting.append((chunk.key, index, size))
+        edge.waiting.append((chunk, index, size))
         edge.waiting_bytes += size
 
     def _pump(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
         while edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
             if edge.flying_bytes >= MAX_AHEAD_BYTES:
                 return
-            key, index, size = edge.waiting.popleft()
+            chunk, index, size = edge.waiting.popleft()
+            key = chunk.key
             edge.sent += size
             edge.waiting_bytes -= size
             edge.flying_bytes += size - edge.flying.get((key, index), 0)

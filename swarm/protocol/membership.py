@@ -175,6 +175,7 @@ class Membership:
                 return
             self._lost.pop(grant.slot, None)
         session.ready = True
+        state.sessions.ping(session, now, state.effects)
         session.roster = max(session.roster, message.roster)
         state.rosters.hear_of(message.roster, now)
         share_news(state, session.peer, message)
@@ -191,6 +192,7 @@ class Membership:
         state.grant, state.sealed_grant = grant, message.grant
         self._counter = 0
         session.ready = True
+        state.sessions.ping(session, now, state.effects)
         self._admitted_at = now
         self._neighbours = message.neighbours
         for other in state.sessions:  # those who came before we had anything to show

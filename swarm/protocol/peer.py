@@ -60,10 +60,13 @@ from swarm.protocol.wire import (
     Lacks,
     LacksChunk,
     ManifestNews,
+    Ping,
+    Pong,
     Refused,
     Reports,
     RosterNews,
     RosterStep,
+    Shed,
     WantBlob,
     WantBlock,
     WantChunk,
@@ -104,6 +107,8 @@ class Peer:
         self.catchup = Catchup(self.state, self._sources)
         self.progress = Progress(self.state, self.pulls, relay_only=join.relay_only, repair=self._repair)
         self._relay_only = join.relay_only
+        self._asking = False
+        """The timer of what was shed runs."""
         if layout_hash is not None:
             self.catchup.has_layout(layout_hash)
         if held is not None:
@@ -135,8 +140,11 @@ class Peer:
             Attach: lambda s, m, now: self.state.exchange.attached(s.peer, m, now, self.state.effects),
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
             Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
-            WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m),
+            WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m, now),
             LacksChunk: self._lacks_chunk,
+            Shed: self._shed,
+            Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
+            Pong: lambda s, m, now: self.state.sessions.pong(s, now),
             WantBlob: lambda s, m, now: self.state.emit(SendBlob(s.peer, m.request, m.kind, m.name, m.offset)),
             WantBlock: self._want_block,
             Lacks: lambda s, m, now: self.catchup.lacks(s.peer, m.request, now),
@@ -298,7 +306,35 @@ class Peer:
         return sorted(sources, key=lambda p: (p == state.swarm, rank.get(p, last)))
 
     def _lacks_chunk(self, session: Session, message: LacksChunk, now: float) -> None:
-        self.pulls.lacks(session.peer, ChunkKey(message.epoch, message.version, message.attempt, message.seq))
+        key = ChunkKey(message.epoch, message.version, message.attempt, message.seq)
+        self.pulls.lacks(session.peer, key, self.state.chunks, self._idle_sources, now, self.state.effects)
+
+    def _shed(self, session: Session, message: Shed, now: float) -> None:
+        """A parent cannot keep up with what we would take."""
+        version = self.state.chunks.at(ChunkKey(message.epoch, message.version, message.attempt, message.seq))
+        if version is None or version.id <= self.state.floor:
+            return
+        if self.pulls.shed(session.peer, message.stripe, version, message.seq, now) and not self._asking:
+            self._asking = True
+            self.state.emit(SetTimer("shed", now + self.state.tuning.shed_wait_s))
+
+    def _shed_due(self, now: float) -> None:
+        state = self.state
+        self._asking = self.pulls.due(state.chunks, self._idle_sources, now, state.effects)
+        if self._asking:
+            state.emit(SetTimer("shed", now + state.tuning.shed_wait_s / 2))
+
+    def _idle_sources(self, stripe: int | None) -> list[bytes]:
+        """Whom to ask for what a parent shed: neighbours that do not get it through us, those of our region first;
+        never the authority."""
+        state = self.state
+        below = state.exchange.children.get(stripe, {}) if stripe is not None else {}
+        sources = [peer for peer in self._sources() if peer not in below and peer != state.swarm]
+        roster, grant = state.roster, state.grant
+        me = roster.member(grant.slot) if roster is not None and grant is not None else None
+        if roster is None or me is None:
+            return sources
+        return sorted(sources, key=lambda p: (m := roster.member_of(p)) is None or m.region != me.region)
 
     def _want_block(self, session: Session, message: WantBlock, now: float) -> None:
         if self.state.held is None or self._relay_only:
@@ -309,6 +345,9 @@ class Peer:
     # ------------------------------------------------------------ time
 
     def _tick(self, event: Timer, now: float) -> None:
+        if event.name == "shed":
+            self._shed_due(now)
+            return
         state = self.state
         state.sessions.expire_mute(now, state.effects)
         state.exchange.tick(now, state.effects)
@@ -345,14 +384,17 @@ class Peer:
         return Standing.DEAD if grant is None else self.state.leases.standing(grant.slot, now)
 
 
-def serve_chunk(state: State, peer: bytes, want: WantChunk) -> None:
+def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
     """Answer a pull with the header and whatever pieces asked for we hold; with silence while they are on their way."""
     key = ChunkKey(want.epoch, want.version, want.attempt, want.seq)
     chunk = state.chunks.find(key)
     pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
     if state.gifts.busy(peer, key):
         return
-    if chunk is None or not pieces or state.gifts.full(peer):
+    if chunk is not None and not want.idle and state.exchange.take_back(peer, chunk, now, state.effects):
+        return
+    busy = want.idle and not (chunk is not None and chunk.whole and _idle(state))
+    if chunk is None or not pieces or state.gifts.full(peer) or busy:
         state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
     asked = [index for index in range(len(chunk.sizes)) if pieces >> index & 1]
@@ -361,6 +403,11 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk) -> None:
     state.emit(SendHeader(peer, chunk.stripe, key, pull=True))
     for index in asked:
         state.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))
+
+
+def _idle(state: State) -> bool:
+    """Our uplink has little to do."""
+    return state.exchange.backlog_bytes < state.tuning.idle_bytes and not state.gifts.count
 
 
 def serve_manifest(state: State, peer: bytes, want: WantManifest) -> None:

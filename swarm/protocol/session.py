@@ -4,8 +4,9 @@ import random
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from swarm.protocol.events import Close, Dial, Effect
+from swarm.protocol.events import Close, Dial, Effect, Send
 from swarm.protocol.tuning import Tuning
+from swarm.protocol.wire import Ping
 
 __all__ = ["Session", "Sessions"]
 
@@ -32,6 +33,8 @@ class Session:
     """When we last gave it the whole one."""
     rtt_s: float = 0.0
     """Shortest round trip measured; 0: none yet."""
+    pinged_at: float = float("-inf")
+    """When we last asked how far it is."""
     closing: bool = False
     """We have asked for its end."""
     ready: bool = False
@@ -62,6 +65,21 @@ class Sessions:
 
     def get(self, peer: bytes) -> Session | None:
         return self._open.get(peer)
+
+    def ping(self, session: Session, now: float, effects: list[Effect]) -> None:
+        """Ask how far it is."""
+        session.pinged_at = now
+        effects.append(Send(session.peer, Ping(0)))
+
+    def pong(self, session: Session, now: float) -> None:
+        """It answered; the shortest time counts, for the others were spent in queues."""
+        took = now - session.pinged_at
+        session.rtt_s = min(session.rtt_s, took) if session.rtt_s else took
+
+    def rtt_s(self, peer: bytes) -> float:
+        """The round trip to a peer; 0 while it is not known."""
+        session = self._open.get(peer)
+        return 0.0 if session is None else session.rtt_s
 
     def ready(self, peer: bytes) -> bool:
         session = self._open.get(peer)

@@ -50,9 +50,9 @@ class State:
 
     @classmethod
     def new(cls, key: Key, swarm: bytes, tuning: Tuning, rng: random.Random) -> "State":
-        chunks = Chunks()
+        chunks, sessions = Chunks(), Sessions(tuning, rng)
         return cls(
-            key, swarm, tuning, rng, chunks, Exchange(chunks, tuning), Gifts(tuning), Sessions(tuning, rng),
+            key, swarm, tuning, rng, chunks, Exchange(chunks, tuning, sessions.rtt_s), Gifts(tuning), sessions,
             Leases(tuning), RosterBook(swarm, tuning),
         )  # fmt: skip
 

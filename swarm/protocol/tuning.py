@@ -34,13 +34,35 @@ class Tuning:
     """Chunks pulled at a time; with chunks of at most 1 MiB this bounds what a slow source holds up."""
     lag_after_s: float = 2.0
     """A child that takes nothing for so long no longer holds back its siblings' credit; it pulls what it lacks."""
-    window_bytes: int = 1 << 20
-    """Credit that a receiver grants an edge and stripe: at least stripe rate x (round trip + a piece's time).
-    200 Mbit/s over 8 stripes at 250 ms is 0.8 MB. More only hides which branch is slow."""
+    window_bytes: int = 4 << 20
+    """The largest credit that a receiver grants an edge and stripe."""
+    window_least_bytes: int = 128 << 10
+    """And the least: two pieces, one on the way and one being taken."""
+    stripe_bytes_s: float = 4.4e6
+    """What a stripe should be able to bring: a window is the least, and this for a round trip. 200 Mbit/s over 8
+    stripes are 3.1 MB/s; above it there is room to catch up. Far more, and whoever has the shortest way to a busy
+    parent takes what its siblings wait for."""
+    rtt_guess_s: float = 0.1
+    """A round trip that is not measured yet."""
+    shed_bytes: int = 768 << 10
+    """What may wait for a child before it is told to get the newest of it elsewhere: a quarter of a second of a stripe.
+    Less, and a burst is taken for a parent that cannot keep up."""
+    shed_wait_s: float = 0.3
+    """What is shed is new: neighbours have it a little later. Asked at once, four of five lack it."""
+    idle_bytes: int = 384 << 10
+    """Whoever has less waiting for its children than this may be asked for what others shed: about 15 ms of 200
+    Mbit/s."""
     stripes: int = 8
     """Trees. A hop's delay is stripes x piece / uplink, but fewer stripes leave uplinks idle; 8 is near the optimum."""
     dial_retry_s: float = 2.0
     """First pause after a failed dial; doubles, with a quarter of jitter, up to 16 times this."""
+    sessions_kept: int = 48
+    """The trainer lets sessions go beyond so many, the longest silent first, but never those of its own children: who
+    has something to say comes back."""
+    rest_beats: int = 12
+    """A node that works and was let go comes back for more work after so many heartbeats, give or take a half."""
+    returns_s: float = 20.0
+    """Members that hear nothing and do not hang on the trainer turn to it at no more than so many a second in all."""
     hello_deadline_s: float = 10.0
     """A session that has not said who it is by then is closed."""
     request_deadline_s: float = 15.0

@@ -45,6 +45,7 @@ __all__ = [
     "Reports",
     "RosterNews",
     "RosterStep",
+    "Shed",
     "WantBlob",
     "WantBlock",
     "WantChunk",
@@ -184,6 +185,8 @@ class Credit(Message, frozen=True, tag=11):
 
     stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
     total: U63
+    behind: U63 = 0
+    """What waits here for each of my own children, on average."""
 
 
 class WantChunk(Message, frozen=True, tag=12):
@@ -194,6 +197,8 @@ class WantChunk(Message, frozen=True, tag=12):
     attempt: U32
     seq: U32
     pieces: Annotated[bytes, msgspec.Meta(max_length=128)]
+    idle: bool = False
+    """Only if your uplink has nothing better to do; else say that you lack it."""
 
 
 class LacksChunk(Message, frozen=True, tag=13):
@@ -280,10 +285,20 @@ class Pong(Message, frozen=True, tag=23):
     nonce: U32
 
 
+class Shed(Message, frozen=True, tag=24):
+    """From a parent: this chunk would come late from me. Get it elsewhere; I send it only if you ask for it."""
+
+    stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
+    epoch: U32
+    version: U63
+    attempt: U32
+    seq: U32
+
+
 _ALL = (
     Join | Welcome | Refused | Hello | RosterNews | HeartbeatNews | ManifestNews | Reports | Attach | Detach | Credit
     | WantChunk | LacksChunk | WantBlob | WantBlock | Lacks | WantManifest | Work | Bye
-    | RosterStep | WantRoster | Ping | Pong
+    | RosterStep | WantRoster | Ping | Pong | Shed
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)

@@ -10,8 +10,8 @@ from protocol_kit import TUNING, book_with, header, key_of, version
 from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, Chunks
 from swarm.protocol.events import Effect, Send, SendHeader, SendPiece
-from swarm.protocol.exchange import HEADER, MAX_AHEAD_BYTES, Exchange
-from swarm.protocol.wire import Attach, Credit, Detach, Have
+from swarm.protocol.exchange import BEHIND_BYTES, HEADER, MAX_AHEAD_BYTES, Exchange
+from swarm.protocol.wire import Attach, Credit, Detach, Have, Shed
 
 PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
 MUCH = 1 << 40
@@ -182,13 +182,28 @@ def test_boundless_credit_does_not_fill_our_queues() -> None:
 
 def test_credit_returns_as_bytes_arrive() -> None:
     _, exchange, _ = a_chunk()
-    window = TUNING.window_bytes
     effects: list[Effect] = []
     exchange.attach_to(0, PARENT, version(0), 0.0, effects)
+    window = exchange.parents[0].allowed
     for _ in range(4 * 16):
         exchange.arrived(PARENT, 0, window // 16, 0.0, effects)
-    assert credits(effects)[-1] == 5 * window
-    assert len(credits(effects)) == 16
+    given = credits(effects)
+    assert 4 * window < given[-1] <= 5 * window
+    assert given == sorted(given)
+    assert len(given) <= 16
+
+
+def test_a_window_follows_from_the_round_trip() -> None:
+    def window(rtt_s: float) -> int:
+        book, _ = book_with([])
+        exchange = Exchange(book, TUNING, lambda peer: rtt_s)
+        exchange.attach_to(0, PARENT, version(0), 0.0, [])
+        return exchange.parents[0].allowed
+
+    assert TUNING.window_least_bytes < window(0.005) < window(0.1) < window(0.25) <= TUNING.window_bytes
+    assert window(0.0) == window(TUNING.rtt_guess_s)
+    assert window(1000.0) == TUNING.window_bytes
+    assert window(0.25) >= 0.25 * TUNING.stripe_bytes_s
 
 
 def test_bytes_from_someone_else_return_no_credit_to_the_parent() -> None:
@@ -200,40 +215,126 @@ def test_bytes_from_someone_else_return_no_credit_to_the_parent() -> None:
     assert credits(effects) == []
 
 
-def test_credit_waits_until_we_have_passed_on_what_we_got() -> None:
-    window = TUNING.window_bytes
-    book, (chunk,) = book_with([header(1, 0, pieces=16, piece_bytes=window // 8)])
+def behind(effects: list[Effect]) -> list[int]:
+    return [e.message.behind for e in effects if isinstance(e, Send) and isinstance(e.message, Credit)]
+
+
+def relay(pieces: int = 32) -> tuple[Exchange, Chunk, list[Effect]]:
+    """Hangs on PARENT, and has taken in no piece yet of a chunk of 128 KiB each."""
+    book, (chunk,) = book_with([header(1, 0, pieces=pieces, piece_bytes=128 << 10)])
     exchange, effects = Exchange(book, TUNING), []
     exchange.attach_to(0, PARENT, version(0), 0.0, effects)
-    exchange.attached(ANNA, attach(credit=0, have=book.haves(version(0))), 0.0, effects)
-    for index in range(8):
+    return exchange, chunk, effects
+
+
+def test_credit_tells_how_far_behind_our_children_are_and_when_they_no_longer_are() -> None:
+    exchange, chunk, effects = relay()
+    exchange.attached(ANNA, attach(credit=0, have=exchange._chunks.haves(version(0))), 0.0, effects)
+    for index in range(16):
         exchange.push(chunk, index, PARENT, 0.0, effects)
-        exchange.arrived(PARENT, 0, window // 8, 0.0, effects)
-    assert credits(effects) == []
-    exchange.credited(ANNA, Credit(0, window), 0.0, effects)
-    for index in range(8):
+        exchange.arrived(PARENT, 0, 128 << 10, 0.0, effects)
+    total = credits(effects)[-1]
+    assert total > 16 * (128 << 10)  # what came is granted again, passed on or not
+    assert behind(effects)[-1] > BEHIND_BYTES
+    effects.clear()
+    exchange.credited(ANNA, Credit(0, MUCH), 0.0, effects)
+    for index in range(16):
         exchange.sent(ANNA, 0, chunk.key, index, 0.0, effects)
-    assert credits(effects)[-1] == 2 * window
+    assert credits(effects) == [total]  # no new credit, but the news
+    assert behind(effects)[0] < BEHIND_BYTES
 
 
-def test_a_lagging_child_does_not_hold_back_its_siblings() -> None:
-    window = TUNING.window_bytes
-    book, (chunk,) = book_with([header(1, 0, pieces=16, piece_bytes=window // 8)])
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.attach_to(0, PARENT, version(0), 0.0, effects)
-    have = book.haves(version(0))
+def test_one_child_of_many_that_is_late_does_not_hold_back_the_stripe() -> None:
+    exchange, chunk, effects = relay()
+    have = exchange._chunks.haves(version(0))
     exchange.attached(ANNA, attach(credit=0, have=have), 0.0, effects)
-    exchange.attached(BEN, attach(have=have), 0.0, effects)
-    for index in range(8):
-        exchange.push(chunk, index, PARENT, index * 0.1, effects)
-        exchange.arrived(PARENT, 0, window // 8, index * 0.1, effects)
-        exchange.sent(BEN, 0, chunk.key, index, index * 0.1, effects)
-    assert credits(effects) == []
+    for number in range(7):
+        exchange.attached(key_of(number).public, attach(have=have), 0.0, effects)
+    for index in range(16):
+        exchange.push(chunk, index, PARENT, 0.0, effects)
+        for number in range(7):
+            exchange.sent(key_of(number).public, 0, chunk.key, index, 0.0, effects)
+        exchange.arrived(PARENT, 0, 128 << 10, 0.0, effects)
+    assert exchange.children[0][ANNA].backlog > 2 * BEHIND_BYTES
+    assert max(behind(effects)) < BEHIND_BYTES
+
+
+def test_a_child_that_lags_counts_no_more_among_those_that_are_behind() -> None:
+    exchange, chunk, effects = relay()
+    exchange.attached(ANNA, attach(credit=0, have=exchange._chunks.haves(version(0))), 0.0, effects)
+    for index in range(16):
+        exchange.push(chunk, index, PARENT, 0.0, effects)
+        exchange.arrived(PARENT, 0, 128 << 10, 0.0, effects)
+    effects.clear()
     exchange.tick(TUNING.lag_after_s + 0.01, effects)
-    assert credits(effects) == [2 * window]
-    exchange.credited(ANNA, Credit(0, window), 2.0, effects)  # it moves again, and counts again
+    assert behind(effects) == [0]
+    exchange.credited(ANNA, Credit(0, MUCH), 2.0, effects)  # it moves again, and counts again
     exchange.sent(ANNA, 0, chunk.key, 0, 2.0, effects)
     assert exchange.children[0][ANNA].lagging is False
+
+
+# ---------------------------------------------------------------- shedding
+
+
+def sheds(effects: list[Effect]) -> list[tuple[bytes, int]]:
+    return [(e.peer, e.message.seq) for e in effects if isinstance(e, Send) and isinstance(e.message, Shed)]
+
+
+def overloaded() -> tuple[Exchange, list[Chunk], list[Effect]]:
+    """ANNA takes what she gets, BEN has taken nothing of four chunks of 512 KiB."""
+    book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(8)])
+    exchange, effects = Exchange(book, TUNING), []
+    have = book.haves(version(0))
+    for peer, credit in ((ANNA, MUCH), (BEN, 0)):
+        exchange.attached(peer, attach(credit=credit, have=have), 0.0, effects)
+    for chunk in chunks:
+        for index in (HEADER, 0, 1, 2, 3):
+            exchange.push(chunk, index, PARENT, 0.0, effects)
+            exchange.sent(ANNA, 0, chunk.key, index, 0.0, effects)
+    return exchange, chunks, effects
+
+
+def test_what_waits_too_long_is_shed_newest_first_and_only_for_whom_it_waits() -> None:
+    exchange, chunks, effects = overloaded()
+    told = sheds(effects)
+    assert told
+    assert {peer for peer, _ in told} == {BEN}
+    assert [seq for _, seq in told] == [2, 3, 4, 5, 6, 7]
+    edge = exchange.children[0][BEN]
+    assert edge.waiting_bytes <= max(TUNING.shed_bytes, 3 * (512 << 10))
+    assert edge.waiting_bytes == sum(size for _, _, size in edge.waiting)
+    effects.clear()
+    exchange.credited(BEN, Credit(0, MUCH), 0.0, effects)
+    for chunk in chunks[:2]:
+        for index in (HEADER, 0, 1, 2, 3):
+            exchange.sent(BEN, 0, chunk.key, index, 0.0, effects)
+    assert {key.seq for key, _ in sent_to(effects, BEN)} == {0, 1}
+
+
+def test_what_nobody_else_could_give_comes_back_and_is_not_shed_again() -> None:
+    exchange, chunks, effects = overloaded()
+    effects.clear()
+    assert exchange.take_back(BEN, chunks[3], 0.0, effects)
+    assert not exchange.take_back(BEN, chunks[3], 0.0, effects)
+    assert not exchange.take_back(ANNA, chunks[4], 0.0, effects)
+    exchange.push(chunks[3], 3, PARENT, 0.0, effects)
+    assert sheds(effects) == []
+    exchange.credited(BEN, Credit(0, MUCH), 0.0, effects)
+    for chunk in chunks[:4]:
+        for index in (HEADER, 0, 1, 2, 3):
+            exchange.sent(BEN, 0, chunk.key, index, 0.0, effects)
+    assert (chunks[3].key, 2) in sent_to(effects, BEN)
+
+
+def test_the_authority_sheds_nothing() -> None:
+    book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(8)])
+    exchange, effects = Exchange(book, TUNING), []
+    exchange.sheds = False
+    exchange.attached(BEN, attach(credit=0, have=book.haves(version(0))), 0.0, effects)
+    for chunk in chunks:
+        for index in (HEADER, 0, 1, 2, 3):
+            exchange.push(chunk, index, None, 0.0, effects)
+    assert sheds(effects) == []
 
 
 def test_pieces_that_keep_coming_do_not_hide_that_a_child_lags() -> None:

@@ -36,6 +36,7 @@ from swarm.protocol.wire import (
     Join,
     ManifestNews,
     Message,
+    Ping,
     Refused,
     Reports,
     RosterNews,
@@ -230,7 +231,8 @@ def test_a_slot_that_is_leased_to_another_ends_the_session_of_the_old_holder() -
 def test_news_goes_to_whoever_is_behind() -> None:
     peer = a_member()
     effects = meet(peer, 2)
-    assert [type(m) for m in sends(effects, Message, to=2)] == [Hello, RosterStep, HeartbeatNews]
+    said = [type(m) for m in sends(effects, Message, to=2) if not isinstance(m, Ping)]
+    assert said == [Hello, RosterStep, HeartbeatNews]
 
 
 def test_a_greeting_names_boot_and_serial() -> None:
@@ -240,8 +242,10 @@ def test_a_greeting_names_boot_and_serial() -> None:
     peer.apply(PeerUp(other, False), 0.0)
     stamp = open_heartbeat(heartbeat(1), SWARM).stamp
     old_boot = Hello(grant(2, other), stamp - 1, stamp - 1, 0, 0)
-    assert [type(m) for m in sends(say(peer, 2, old_boot), Message)] == [RosterStep, HeartbeatNews]
-    assert sends(say(peer, 2, Hello(grant(2, other), stamp, stamp, 0, 0)), Message) == []
+    said = [type(m) for m in sends(say(peer, 2, old_boot), Message) if not isinstance(m, Ping)]
+    assert said == [RosterStep, HeartbeatNews]
+    again = sends(say(peer, 2, Hello(grant(2, other), stamp, stamp, 0, 0)), Message)
+    assert [m for m in again if not isinstance(m, Ping)] == []
 
 
 # ---------------------------------------------------------------- parents

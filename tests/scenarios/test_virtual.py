@@ -1,0 +1,123 @@
+"""The simulated links: what a rate, a distance, a window, a queue and a processor make of a transfer."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from codec.sign import Key
+from scenarios.crowd import Crowd, bound_s, gather, step
+from scenarios.virtual import Costs, Cpu, Link, Paths
+from scenarios.virtual.clock import Clock
+from scenarios.virtual.links import PACKET_OVERHEAD, Flow, Frame, Uplinks, wire_bytes
+
+BODY = 64 << 10
+
+
+@dataclass(eq=False)
+class Host:
+    """As much of a node as links look at."""
+
+    link: Link
+    name: int
+    cpu: Cpu = field(default_factory=lambda: Cpu(Costs(0, 0, 0, 0, 0)))
+    alive: bool = True
+    frozen: bool = False
+    sent_bytes: int = 0
+    socket_bytes: int = 0
+    crossed_bytes: int = 0
+    queued_bytes: int = 0
+    down_free_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.key = Key(bytes([self.name]) * 32)
+        self.sessions: dict[bytes, int] = {}
+        self.uplink, self.waiting = deque(), deque()
+        self.up_s_byte = 8e-6 * PACKET_OVERHEAD / self.link.up_mbit
+        self.down_s_byte = 8e-6 * PACKET_OVERHEAD / self.link.down_mbit
+        self.queue_limit = self.link.queue_s * self.link.up_mbit * 125_000
+
+
+def transfer(
+    frames: int, link: Link, rtt_s: float, congestion: str, children: int = 1, cpu: Cpu | None = None
+) -> float:
+    """Seconds until so many pieces of 64 KiB have arrived at each child."""
+    clock, arrived = Clock(), []
+
+    def landed(flow: Flow, frame: Frame) -> None:
+        uplinks.taken(flow, frame)
+        arrived.append(clock.now)
+
+    paths = Paths(congestion=congestion)
+    uplinks = Uplinks(clock, paths, random.Random(0), landed)
+    source = Host(link, 1)
+    source.cpu = cpu or source.cpu
+    for number in range(children):
+        child = Host(Link(1000, 0.0, 1000), 2 + number)
+        source.sessions[child.key.public] = 1
+        flow = Flow(source, child, 1, rtt_s / 2, paths)  # type: ignore[arg-type]
+        for _ in range(frames):
+            uplinks.send(flow, Frame(wire_bytes(BODY), BODY, None, print, ()), pull=False)
+    clock.run(1000.0)
+    assert len(arrived) == frames * children
+    assert source.sent_bytes == frames * children * BODY
+    return arrived[-1]
+
+
+def least_s(frames: int, up_mbit: float) -> float:
+    return frames * wire_bytes(BODY) * 8e-6 * PACKET_OVERHEAD / up_mbit
+
+
+def test_without_windows_a_transfer_takes_its_rate_and_its_way() -> None:
+    took = transfer(160, Link(200.0), 0.1, "")
+    assert took == pytest.approx(least_s(160, 200) + 0.05 + least_s(1, 1000), rel=1e-3)
+
+
+@pytest.mark.parametrize("congestion", ["reno", "bbr"])
+def test_slow_start_costs_round_trips_on_a_long_way_and_little_on_a_short_one(congestion: str) -> None:
+    near = transfer(160, Link(200.0), 0.005, congestion)
+    far = transfer(160, Link(200.0), 0.25, congestion)
+    assert near < 1.15 * least_s(160, 200)
+    assert least_s(160, 200) + 0.125 + 0.5 < far < least_s(160, 200) + 0.125 + 2.5
+
+
+def test_losses_slow_a_reno_flow_down() -> None:
+    clean = transfer(640, Link(400.0), 0.08, "reno")
+    lossy = transfer(640, Link(400.0, loss=1e-3), 0.08, "reno")
+    assert lossy > 1.3 * clean
+
+
+def test_flows_that_share_a_full_uplink_all_arrive_and_waste_nothing() -> None:
+    took = transfer(40, Link(100.0, queue_s=0.02), 0.01, "reno", children=8)
+    assert took < 1.1 * least_s(320, 100)
+
+
+def test_a_slow_processor_is_the_bottleneck() -> None:
+    slow = Cpu(Costs(send_s_byte=1e-6, receive_s_byte=0, frame_s=0, verify_s=0, message_s=0))
+    assert transfer(16, Link(1000.0), 0.0, "", cpu=slow) == pytest.approx(16 * wire_bytes(BODY) * 1e-6, rel=0.01)
+
+
+def test_the_bound_is_the_tightest_of_three() -> None:
+    def bound(trainer: float, ups: list[float], down: float = 1e6) -> float:
+        return bound_s(10**6, Link(trainer), [Host(Link(up, down_mbit=down), i) for i, up in enumerate(ups)])  # type: ignore[misc]
+
+    bits = 8 * PACKET_OVERHEAD
+    assert bound(100, [100] * 4) == pytest.approx(bits / 100)
+    assert bound(1000, [100] * 4) == pytest.approx(4 * bits / 1400)
+    assert bound(1000, [1000] * 4, down=10) == pytest.approx(bits / 10)
+
+
+def test_a_crowd_of_12_has_two_steps_near_the_bound_and_the_same_seed_tells_the_same_story() -> None:
+    def story(seed: int) -> tuple[str, float]:
+        world = gather(Crowd(12), seed, settle_s=12.0)
+        first, second = step(world, 4 << 20), step(world, 4 << 20)
+        for each in (first, second):
+            assert each.missing == 0
+            assert each.copies < 1.06
+            assert each.duplicates <= 0.02
+            assert each.seconds < 3 * each.bound_s + 2
+        return world.digest, second.seconds
+
+    assert story(5) == story(5)
+    assert story(5) != story(6)
