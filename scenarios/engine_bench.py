@@ -101,6 +101,7 @@ def bench(
     more: Sequence[str] = SMALL,
     url: str = "",
     env: Mapping[str, str] | None = None,
+    threads: int | None = None,
 ) -> Iterator[Bench]:
     """A vLLM filled with `folder`'s weights at version 0. `url`: attach to that one instead of starting one."""
     checkpoint = Checkpoint.open(folder)
@@ -128,6 +129,7 @@ def bench(
                 ranks=ranks,
                 more=more,
                 env=env,
+                threads=threads,
             )
             server.wait_ready()
             url = f"http://127.0.0.1:{port}"

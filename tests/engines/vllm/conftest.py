@@ -1,4 +1,7 @@
-"""Real vLLMs, as few as do: each takes half a minute to start, so tests share them."""
+"""Real vLLMs, as few as do: each takes half a minute to start, so tests share them.
+
+One thread a rank: two that wait for one another on two busy cores take twenty times as long.
+"""
 
 import json
 import subprocess
@@ -37,7 +40,7 @@ def one(untied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """An untied Qwen3 on one rank, shared: each test leaves it open, at whatever version."""
     from scenarios.engine_bench import bench
 
-    with bench(untied, tmp_path_factory.mktemp("one"), python) as made:
+    with bench(untied, tmp_path_factory.mktemp("one"), python, threads=1) as made:
         yield made
 
 
@@ -46,7 +49,7 @@ def two(tied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """A tied Qwen3 on two ranks."""
     from scenarios.engine_bench import bench
 
-    with bench(tied, tmp_path_factory.mktemp("two"), python, ranks=2) as made:
+    with bench(tied, tmp_path_factory.mktemp("two"), python, ranks=2, threads=2) as made:
         yield made
 
 
@@ -61,7 +64,7 @@ def fresh(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
         file.write_text(json.dumps({"prompts": prompts, "tokens": tokens, "folders": [str(f) for f in folders]}))
         done = subprocess.run(
             [python, engine_fresh.__file__, str(file), str(ranks)],
-            capture_output=True, text=True, timeout=300, env=environment({"PATH": "/usr/bin:/bin"}, ranks, True),
+            capture_output=True, text=True, timeout=300, env=environment({"PATH": "/usr/bin:/bin"}, ranks, True, ranks),
         )  # fmt: skip
         lines = [line for line in done.stdout.splitlines() if line.startswith("FRESH ")]
         assert len(lines) == len(folders), done.stderr[-3000:]

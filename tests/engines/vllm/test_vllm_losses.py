@@ -35,6 +35,7 @@ class Node:
         socket = home / "engine.sock"
         command = [sys.executable, "-m", "node.engines.vllm.worker", "--socket", str(socket)]
         command += ["--vllm-python", str(python), "--port", str(free_port()), "--log", str(home / "vllm.log")]
+        command += ["--threads", "1"]
         self.host = EngineHost(socket, [*command, "--", *SMALL], home / "engine.log", self.source)
 
     async def source(self) -> ReplicaRef:

@@ -40,7 +40,7 @@ def users_own(folder: Path, python: Path, log: Path) -> Iterator[str]:
     assert installed(python).cpu
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=environment(os.environ, 1, True), start_new_session=True
+            command, stdout=output, stderr=output, env=environment(os.environ, 1, True, 1), start_new_session=True
         )
     try:
         from node.engines.vllm.server import _answers

@@ -1,0 +1,99 @@
+"""What a node starts vLLM with, and what it says when it cannot: no vLLM needed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from codec import Layout
+from codec.errors import UsageError
+from codec.layout import FileSpec
+from node.config import JoinConfig
+from node.engines.vllm.engine import _check_files, _completion, _seed, _version
+from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
+from node.engines.vllm.seats import seats_of
+from node.engines.vllm.server import attach_to, environment, flags, installed
+from scenarios.engine_bench import free_port
+
+
+def test_engines_share_the_gpus_and_have_ports_of_their_own(tmp_path: Path):
+    config = JoinConfig(
+        home=tmp_path, engine="vllm", engines=3, tp=2, engine_port=9000, vllm_arg=("--max-model-len=64",)
+    )
+    seats = seats_of(config)
+    assert [seat.url for seat in seats] == [f"http://127.0.0.1:{port}" for port in (9000, 9001, 9002)]
+    assert len({seat.socket for seat in seats}) == 3
+    for i, seat in enumerate(seats):
+        assert seat.command[-2:] == ("--", "--max-model-len=64")
+        assert seat.command[seat.command.index("--first-gpu") + 1] == str(2 * i)
+    env = environment({"CUDA_VISIBLE_DEVICES": "4,5,6,7,0,1"}, 2, False, None, 2)
+    assert env["CUDA_VISIBLE_DEVICES"] == "6,7"
+
+
+def test_an_url_says_which_engine_it_is(tmp_path: Path):
+    config = JoinConfig(home=tmp_path, engine_url=("http://127.0.0.1:1", "http://127.0.0.1:2"))
+    assert config.engine == "vllm"
+    assert [seat.url for seat in seats_of(config)] == list(config.engine_url)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"tp": 2}, "say --engine vllm"),
+        ({"engine": "none", "engine_url": ("http://x",)}, "leave out --engine"),
+        ({"engine": "vllm", "engines": 0}, "1 to 64"),
+        ({"engine": "vllm", "engine_port": 70000}, "--engine-port"),
+    ],
+)
+def test_settings_that_make_no_sense(wrong, sentence, tmp_path: Path):
+    with pytest.raises(UsageError, match=sentence):
+        JoinConfig(home=tmp_path, **wrong)
+
+
+def test_an_environment_without_vllm_is_said():
+    with pytest.raises(UsageError, match="has no vLLM"):
+        installed(Path(sys.executable))
+    with pytest.raises(UsageError, match="no Python that runs"):
+        installed(Path("/no/such/python"))
+
+
+def test_experts_get_the_kernel_that_leaves_them_in_place(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"num_experts": 8}')
+    assert "--moe-backend" in flags(tmp_path, 1, tmp_path / "s", 1, False)
+    assert "--moe-backend" not in flags(tmp_path, 1, tmp_path / "s", 1, True)
+    (tmp_path / "config.json").write_text("{}")
+    assert "--moe-backend" not in flags(tmp_path, 1, tmp_path / "s", 1, False)
+
+
+def test_nobody_at_the_url_is_said(tmp_path: Path):
+    with pytest.raises(UsageError, match="Nothing answers"):
+        attach_to(f"http://127.0.0.1:{free_port()}", tmp_path / "s")
+    with pytest.raises(UsageError, match="no URL"):
+        attach_to("127.0.0.1:8000", tmp_path / "s")
+
+
+def test_files_must_be_the_swarms():
+    layout = Layout((), (FileSpec("config.json", 2, b"c" * 32), FileSpec("tokenizer.json", 2, b"t" * 32)))
+    right = {"config.json": b"c" * 32, "tokenizer.json": b"t" * 32, "more.txt": b"m" * 32}
+    _check_files(layout, Front(1, "0.32", 1, right, "", None))
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not the swarm's"):
+        _check_files(layout, Front(1, "0.32", 1, right | {"tokenizer.json": b"x" * 32}, "", None))
+    with pytest.raises(UsageError, match=r"lacks the swarm's config\.json"):
+        _check_files(layout, Front(1, "0.32", 1, {"tokenizer.json": b"t" * 32}, "", None))
+
+
+def test_answers_are_looked_at():
+    made = _completion(Output((1, 2, 3), (-1.0, -2.0, 0.0), "length", (("0.3", 0, 2), ("1.0", 2, 3))))
+    assert [span.version for span in made.spans] == [(0, 3), (1, 0)]
+    for wrong in (
+        Output((1,), (-1.0,), "abort", (("0.3", 0, 1),)),
+        Output((1, 2), (-1.0,), "stop", (("0.3", 0, 2),)),
+        Output((1,), (-1.0,), "stop", (("default", 0, 1),)),
+        Output((1, 2), (-1.0, -1.0), "stop", (("0.3", 0, 1),)),
+    ):
+        with pytest.raises(Exception, match=r"vLLM"):
+            _completion(wrong)
+    assert _version("2.17") == (2, 17)
+    seeds = {_seed(seed, stream) for seed in (0, 1, 2**64 - 1) for stream in (0, 1, 2**64 - 1)}
+    assert len(seeds) == 9
+    assert all(0 <= seed < 1 << 63 for seed in seeds)

@@ -1,0 +1,108 @@
+"""Several engines as one seat: the least busy generates, each commits by itself, one that fails holds up no other."""
+
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from node.engines.base import Prompt, SamplingParams
+from node.engines.group import EngineGroup
+from node.engines.host import Commitment, EngineFailed, EngineHost, EngineLost
+
+SAMPLING = SamplingParams(max_tokens=4)
+
+
+class Fake:
+    """A host that takes its time."""
+
+    def __init__(self, name: str, version: int = 0, commit_s: float = 0.0) -> None:
+        self.name, self.commit_s = name, commit_s
+        self.version, self.root = (0, version), bytes([version]) * 32
+        self.carries, self.scores = True, False
+        self.restarts = self.reloads = 0
+        self.up = trio.Event()
+        self.up.set()
+        self.fails = False
+
+    @property
+    def ready(self) -> bool:
+        return self.up.is_set()
+
+    async def wait_ready(self) -> None:
+        await self.up.wait()
+
+    async def generate(self, prompts: Any, sampling: SamplingParams, counts: Any = None) -> Any:
+        await trio.sleep(1.0)
+        return [self.name] * len(prompts), 1.0
+
+    async def stage(self, fd: int, version: tuple[int, int]) -> float:
+        if self.fails:
+            raise EngineFailed("no", poisoned=False)
+        return 0.1
+
+    async def commit(self, version: tuple[int, int], root: bytes) -> Commitment | None:
+        await trio.sleep(self.commit_s)
+        if self.fails:
+            raise EngineLost("gone")
+        self.version, self.root = version, root
+        return Commitment(self.commit_s, 0.0)
+
+    async def prove(self) -> bytes:
+        return self.root
+
+
+def group_of(*fakes: Fake) -> EngineGroup:
+    return EngineGroup(cast(list[EngineHost], list(fakes)))
+
+
+async def test_work_goes_to_whoever_has_least(autojump_clock):
+    a, b, away = Fake("a"), Fake("b"), Fake("away")
+    away.up = trio.Event()
+    group = group_of(a, b, away)
+    names: list[str] = []
+
+    async def one(count: int) -> None:
+        made, _ = await group.generate([Prompt((1,))] * count, SAMPLING)
+        names.append(cast(Any, made)[0])
+
+    async with trio.open_nursery() as nursery:
+        for count in (3, 1, 1):
+            nursery.start_soon(one, count)
+            await trio.testing.wait_all_tasks_blocked()
+    assert sorted(names) == ["a", "b", "b"]
+
+
+async def test_each_takes_a_version_by_itself(autojump_clock):
+    quick, slow, broken = Fake("quick"), Fake("slow", commit_s=5.0), Fake("broken")
+    broken.fails = True
+    group = group_of(quick, slow, broken)
+    assert await group.stage(0, (0, 1)) == 0.1
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(group.commit, (0, 1), b"r" * 32)
+        await trio.sleep(1.0)
+        assert (quick.version, slow.version) == ((0, 1), (0, 0))
+        assert group.version == (0, 0), "work for the newer could come to the older"
+    assert slow.version == (0, 1)
+    broken.up = trio.Event()
+    assert (group.version, group.root) == ((0, 1), b"r" * 32)
+    assert await group.prove() == b"r" * 32
+    slow.root = b"x" * 32
+    assert await group.prove() == b"", "engines that hold different bits add up to no root"
+
+
+async def test_none_left_is_said(autojump_clock):
+    alone = Fake("alone")
+    alone.fails = True
+    group = group_of(alone)
+    with pytest.raises(EngineLost):
+        await group.commit((0, 1), b"r" * 32)
+    alone.up = trio.Event()
+    assert not group.ready
+    with pytest.raises(EngineLost):
+        await group.generate([Prompt((1,))], SAMPLING)
+    with trio.move_on_after(1.0) as scope:
+        await group.wait_ready()
+    assert scope.cancelled_caught
+    alone.up.set()
+    await group.wait_ready()
