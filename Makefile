@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 600
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-heavy lint types fuzz fuzz-guided clean
+.PHONY: help install demo test test-heavy lint types fuzz fuzz-guided simulate clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -45,6 +45,9 @@ fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (a
 	$(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m scenarios.fuzz_guided --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m scenarios.fuzz_yamux --seconds $(FUZZ_SECONDS)
+
+simulate: install ## 10,000 simulated nodes, one step after another: an hour and some GB
+	$(BIN)/python -m scenarios.egress --simulate 10000 --json
 
 clean: ## forget the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo-out

@@ -1,0 +1,65 @@
+"""The swarm scenarios on the simulator, small: each runs, and says what it promises to say."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from scenarios import churn, egress, flash_crowd, partition, regions, trainer_restart
+
+SMALL = ["--mib", "4", "--json"]
+
+
+def rows(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
+    assert main([*arguments, *SMALL]) == 0
+    return json.loads(capsys.readouterr().out)["rows"]
+
+
+def test_egress(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = rows(egress.main, capsys, "--simulate", "8")
+    assert row["missing"] == 0
+    assert row["ratio"] > 1
+    assert row["copies"] < 1.2
+    assert row["duplicates"] <= 0.02
+    assert row["star_s"] > row["store_s"]
+
+
+@pytest.mark.parametrize("interior", ["kill", "freeze"])
+def test_an_interior_node_is_struck(capsys: pytest.CaptureFixture[str], interior: str) -> None:
+    (row,) = rows(churn.main, capsys, "--nodes", "6", "--interior", interior)
+    assert row["nodes"] == 5
+    assert row["missing"] == 0
+
+
+def test_churn(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = rows(churn.main, capsys, "--nodes", "8", "--per-minute", "20")
+    assert row["nodes"] < 8
+    assert row["missing"] == 0
+
+
+@pytest.mark.slow
+def test_flash_crowd(capsys: pytest.CaptureFixture[str]) -> None:
+    alone, crowded = rows(flash_crowd.main, capsys, "--nodes", "5", "--joiners", "3")
+    assert alone["missing"] == crowded["missing"] == 0
+    assert crowded["newcomers_s"] < 60
+
+
+def test_regions(capsys: pytest.CaptureFixture[str]) -> None:
+    near, *_, far = rows(regions.main, capsys, "--nodes", "6")
+    assert near["crossings"] == 0 < far["crossings"]
+
+
+@pytest.mark.slow
+def test_partition(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = rows(partition.main, capsys, "--nodes", "6")
+    assert row["cut_off"] == 3
+    assert row["healed_s"] < 120
+
+
+@pytest.mark.slow
+def test_trainer_restart(capsys: pytest.CaptureFixture[str]) -> None:
+    for row in rows(trainer_restart.main, capsys, "--nodes", "5"):
+        assert row["all_hold"]
+        assert row["same_bits"]
+        assert row["attempts_left"] in ([0], [1])
+        assert row["attempts_left"] == [0] if row["moment"] in ("sealing", "after") else [1]
