@@ -58,6 +58,7 @@ const commands = {
     await stream.close()
     return { got, same }
   },
+  hangup: async () => { await node.hangUp(peer); return {} },
   subscribe: async ({ topic }) => { node.services.pubsub.subscribe(topic); return {} },
   publish: async ({ topic, text }) => {
     const { recipients } = await node.services.pubsub.publish(topic, new TextEncoder().encode(text))

@@ -91,7 +91,8 @@ async def echo(peer: PeerKey, lane: Lane, stream: trio.abc.HalfCloseableStream) 
 
 @pytest.mark.parametrize("security", ["tls", "noise"])
 async def test_js_dials_us(installed: Path, security: str) -> None:
-    ours = Libp2pTransport(Key(bytes([5]) * 32), ["/ip4/127.0.0.1/tcp/0"])
+    granted: set[PeerKey] = set()
+    ours = Libp2pTransport(Key(bytes([5]) * 32), ["/ip4/127.0.0.1/tcp/0"], admits=granted.__contains__)
     gossip = Gossip(ours, "interop", lambda data: data != b"bad")
     got: list[bytes] = []
     with trio.fail_after(60):
@@ -109,13 +110,24 @@ async def test_js_dials_us(installed: Path, security: str) -> None:
                     "multiplexer": "/yamux/1.0.0",
                 }
                 assert ours.peers() == [peer_key(about["id"])]
+                # Without a grant it may ask, and is part of no gossip; with one, whatever its stack, it is a member.
+                assert await js.do("echo", bytes=1000) == {"got": 1000, "same": True}
+                await js.do("subscribe", topic="interop")
+                await gossip.publish(b"us before the grant")
+                await trio.sleep(1)
+                assert (await js.do("heard"))["heard"] == []
+                granted.add(peer_key(about["id"]))
                 assert (await js.do("ping"))["ms"] >= 0
                 assert await js.do("echo", bytes=8 * MEBIBYTE) == {"got": 8 * MEBIBYTE, "same": True}
                 identified = await js.do("identify")
                 assert "/meshsub/1.1.0" in identified["protocols"]
                 assert identified["agent"]
 
-                await js.do("subscribe", topic="interop")
+                await js.do("hangup")
+                while ours.peers():  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+                await trio.sleep(0.5)
+                await js.do("dial", address=f"{address}/p2p/{peer_id(ours.key)}")
                 heard: list[str] = []
                 number = 0
                 while not (
