@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from codec import Layout, Replica, patch_hashes, state_root
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
+from node.engines.vllm.classes import Classes
 from node.engines.vllm.links import Link, Listener, PluginFailed, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
@@ -53,7 +54,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
 )
 from node.engines.vllm.proof import wrong_blocks
 
-__all__ = ["Classes", "VllmEngine"]
+__all__ = ["VllmEngine"]
 
 CONNECT_WITHIN_S: Final = 60.0
 MAP_WITHIN_S: Final = 600.0
@@ -68,39 +69,6 @@ AUDITED_BLOCKS: Final = 4
 hundred is found within a few steps; all of them are looked at on demand."""
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Classes:
-    """Why each tensor that is not scattered is not, and which modules each tensor feeds."""
-
-    loaded: dict[str, str] = field(default_factory=dict)
-    modules: dict[str, frozenset[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, reasons: dict[str, str], modules: dict[str, frozenset[str]]) -> "Classes":
-        """Tensors that share a module with one that is loaded are loaded with it: a module is filled whole."""
-        loaded = dict(reasons)
-        while True:
-            filled = {module for name in loaded for module in modules[name]}
-            more = {
-                name: "its module is loaded as a whole"
-                for name in modules
-                if modules[name] & filled and name not in loaded
-            }
-            if not more:
-                return cls(loaded, modules)
-            loaded |= more
-
-    def to_load(self, touched: set[str]) -> tuple[str, ...]:
-        """What must be loaded when these tensors change: all that feeds a module that one of them feeds."""
-        names = {name for name in touched if name in self.loaded}
-        while True:
-            filled = {module for name in names for module in self.modules[name]}
-            more = {name for name in self.loaded if self.modules[name] & filled}
-            if more <= names:
-                return tuple(sorted(names))
-            names |= more
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from codec import Layout, Replica, write_patch  # noqa: E402
 from codec.layout import BLOCK_ELEMENTS, TensorSpec  # noqa: E402
-from node.engines.vllm.engine import Classes  # noqa: E402
+from node.engines.vllm.classes import Classes  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.boxes import Box  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.messages import Part, Tensor  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.shared import Unsealed, map_scratch, map_sealed  # noqa: E402
