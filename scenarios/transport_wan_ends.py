@@ -181,6 +181,7 @@ async def _serve_stock(options: dict[str, Any]) -> None:
     async with host.run([Multiaddr(_LISTEN)]), trio.open_nursery() as nursery:
         _say(address=f"{_LISTEN}/p2p/{host.get_id()}")
         nursery.start_soon(arrivals.run)
+        await trio.sleep_forever()
 
 
 async def _push_stock(options: dict[str, Any]) -> None:
