@@ -67,6 +67,31 @@ def find_top(like, words, n, shift, mask, histogram):
 
 
 @kernel
+def _class_of(bits, shift, mask, top):
+    """min(15, max(0, top - exponent)), as `classify` has it."""
+    return np.uint64(min(np.int64(15), max(np.int64(0), top - ((bits >> shift) & mask))))
+
+
+@kernel
+def _ordinal(bits, width, flip):
+    """The place on the number line, and back: see `codec.bits`."""
+    return bits ^ (-(bits >> (width - 1)) & flip)
+
+
+@kernel
+def _steps(before, later, width, flip):
+    """From one element's bits to another's in ordinals: modulo 2^width, signed."""
+    d = _ordinal(later, width, flip) - _ordinal(before, width, flip)
+    return (d << (64 - width)) >> (64 - width)
+
+
+@kernel
+def _moved(bits, steps, width, flip):
+    """The bits so many steps on."""
+    return _ordinal((_ordinal(bits, width, flip) + steps) & ((1 << width) - 1), width, flip)
+
+
+@kernel
 def _list_bits(mask, base, positions, at):
     """Write base + the index of each set bit to `positions` from `at`; the place after them.
 
@@ -132,13 +157,11 @@ def scan_encode(
             bit = np.uint64(index) & LAST_LANE
             before = element(like, old, index)
             later = element(like, new, index)
-            c = np.uint64(min(np.int64(15), max(np.int64(0), top - ((before >> shift) & mask))))
+            c = _class_of(before, shift, mask, top)
             rank = seen[(row << FOUR) | c] + popcount(masks[(row << FOUR) | c] & ((ONE << bit) - ONE))
             k = np.uint64(fill[c])
-            before ^= -(before >> (width - 1)) & flip
-            later ^= -(later >> (width - 1)) & flip
             gaps[c, k] = rank - after[c]
-            diffs[c, k] = ((later - before) << (64 - width)) >> (64 - width)  # modulo 2^width, signed
+            diffs[c, k] = _steps(before, later, width, flip)
             after[c] = rank + 1
             fill[c] = k + ONE
         _copy_row(seen, 16 * rows, seen)
@@ -204,10 +227,7 @@ def scan_decode(
             hits[row] = ZERO
         for i in range(begin, at):
             index = np.int64(positions[i]) - first
-            value = element(like, old, index)
-            value ^= -(value >> (width - 1)) & flip
-            value = (value + pending[np.uint64(index - tile * 64)]) & ((1 << width) - 1)
-            value ^= -(value >> (width - 1)) & flip
+            value = _moved(element(like, old, index), pending[np.uint64(index - tile * 64)], width, flip)
             bits[i] = value
             if copy != 0:
                 put_element(like, copy, index, value)
@@ -222,11 +242,9 @@ def sort_values(like, old, new, positions, shift, mask, top, flip, fill, diffs):
     for i in range(positions.size):
         at = np.int64(positions[i])
         before, later = element(like, old, at), element(like, new, at)
-        c = np.uint64(min(np.int64(15), max(np.int64(0), top - ((before >> shift) & mask))))
-        before ^= -(before >> (width - 1)) & flip
-        later ^= -(later >> (width - 1)) & flip
+        c = _class_of(before, shift, mask, top)
         k = np.uint64(fill[c])
-        diffs[c, k] = ((later - before) << (64 - width)) >> (64 - width)
+        diffs[c, k] = _steps(before, later, width, flip)
         fill[c] = k + ONE
 
 
@@ -234,8 +252,7 @@ def sort_values(like, old, new, positions, shift, mask, top, flip, fill, diffs):
 def count_values(like, old, positions, shift, mask, top, fill):
     """How many positions have which class. `fill`: int64[16], zeros."""
     for i in range(positions.size):
-        before = element(like, old, np.int64(positions[i]))
-        fill[np.uint64(min(np.int64(15), max(np.int64(0), top - ((before >> shift) & mask))))] += 1
+        fill[_class_of(element(like, old, np.int64(positions[i])), shift, mask, top)] += 1
 
 
 @kernel
@@ -244,11 +261,9 @@ def merge_values(like, old, positions, shift, mask, top, flip, done, diffs, bits
     width = like.itemsize * 8
     for i in range(positions.size):
         value = element(like, old, np.int64(positions[i]))
-        c = np.uint64(min(np.int64(15), max(np.int64(0), top - ((value >> shift) & mask))))
+        c = _class_of(value, shift, mask, top)
         k = np.uint64(done[c])
-        value ^= -(value >> (width - 1)) & flip
-        value = (value + diffs[c, k]) & ((1 << width) - 1)
-        bits[i] = value ^ (-(value >> (width - 1)) & flip)
+        bits[i] = _moved(value, diffs[c, k], width, flip)
         done[c] = k + ONE
 
 
