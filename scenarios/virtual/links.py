@@ -71,8 +71,6 @@ class Paths(NamedTuple):
     """Between regions."""
     congestion: str = ""
     """`reno`, `bbr`, or none: a flow sends as its uplink lets it."""
-    most_ways: int = 8
-    """Connections an edge has at most."""
 
 
 class Frame(NamedTuple):
@@ -98,7 +96,6 @@ class Flow:
         "delivered",
         "first",
         "inflight",
-        "losses",
         "lost_at",
         "node",
         "one_way",
@@ -120,12 +117,11 @@ class Flow:
 
     def __init__(self, node: "Node", to: "Node", session: int, one_way: float, paths: Paths) -> None:
         self.node, self.to, self.session, self.one_way = node, to, session, one_way
-        self.ways = min(paths.most_ways, ways(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False))
+        self.ways = ways(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False)
         self.first = self.ways * FIRST_WINDOW_BYTES
         self.cwnd = float(self.first) if paths.congestion else float("inf")
         self.ssthresh = float(self.ways * MOST_WINDOW_BYTES)
         self.inflight = 0
-        self.losses = 0
         self.best = 0.0
         """Bytes a second of the best round trip."""
         self.delivered = 0
@@ -252,17 +248,15 @@ class Uplinks:
         if flow.steady and self._windows:
             flow.cwnd = max(float(flow.first), 2 * flow.best * max(2 * flow.one_way, 0.01))
 
-    def _lose(self, flow: Flow, now: float) -> bool:
+    def _lose(self, flow: Flow, now: float) -> None:
         """One connection of the flow gives way; once a round trip at most."""
         if now - flow.lost_at < 2 * flow.one_way:
-            return False
+            return
         flow.lost_at = now
-        flow.losses += 1
         if not self._reno:
-            return True
+            return
         flow.cwnd = max(float(flow.first), flow.cwnd * (1 - 0.3 / flow.ways))
         flow.ssthresh = flow.cwnd
-        return True
 
     def _wake_up(self, flow: Flow) -> None:
         """After an idle time."""
