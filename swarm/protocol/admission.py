@@ -162,9 +162,8 @@ class Admission:
 
     def freed(self, slot: int, peer: bytes) -> None:
         """A lease has ended: nothing is kept of its holder, in memory or on disk, but whose ticket it used."""
-        self._scheme.lost.pop(slot, None)
+        self._scheme.forget(slot)
         self._enrolled.pop(peer, None)
-        self._scheme.stale = True
         self._state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
 
     def kick(self, slot: int, now: float) -> bool:

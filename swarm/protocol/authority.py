@@ -279,6 +279,7 @@ class Authority:
             self.scheme.stale = True
         if before is None or before.held != report.held:
             self.state.notify("held", slot=report.slot, peer=report.peer, version=report.held)
+        self.scheme.hear(report, now)
         for slot in report.lost:
             self.scheme.hear_of_loss(slot, now)
 
@@ -294,6 +295,22 @@ class Authority:
     def _plan_if_due(self, now: float) -> None:
         if self.scheme.plan_if_due(now):
             self.admission.welcome_all(now)
+
+    def _let_go(self, now: float) -> None:
+        """Few sessions at any size of swarm: those that hang on us, and the last that said something."""
+        state = self.state
+        surplus = sum(1 for _ in state.sessions) - state.tuning.sessions_kept
+        if surplus <= 0:
+            return
+        children = set(state.children())
+        quiet = [
+            s for s in state.sessions
+            if s.ready and not s.closing and s.peer not in children
+            and now - max(s.heard_at, s.since) > 2 * state.tuning.heartbeat_s
+        ]  # fmt: skip
+        for session in sorted(quiet, key=lambda s: (s.heard_at, s.peer))[:surplus]:
+            state.send(session.peer, Bye(b""))
+            state.close(session.peer, "let go: little to say")
 
     def _beat(self, now: float) -> None:
         """Speak: authority time, head, and who lives. Sent to the heads; they pass it on."""
@@ -318,6 +335,7 @@ class Authority:
         chunk, news = taken
         if news:
             self.state.chunks.versions[VersionId(chunk.key.epoch, chunk.key.version)].fill(chunk)
+            self.scheme.opened()
             self.dealer.add(chunk)
 
     def _stored_before(self, event: HeaderStored, now: float) -> None:
@@ -338,6 +356,7 @@ class Authority:
         state.chunks.manifest(manifest, event.manifest, now, state.effects)
         state.settle(id_, manifest, event.manifest)
         self.dealer.prune()
+        self.scheme.sealed(now)
         for peer in state.children():
             state.send(peer, ManifestNews(event.manifest))
         state.emit(Announce(event.manifest))
@@ -366,6 +385,7 @@ class Authority:
         self.scheme.tick(now)
         self._plan_if_due(now)
         self._enrolled.probe_due(now)
+        self._let_go(now)
         reach_out(state, AUTHORITY, Place(self.scheme.addrs, Scope.HERE), now)
         if now >= self._next_beat:
             self._beat(now)

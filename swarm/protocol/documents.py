@@ -8,6 +8,7 @@
   holds.
 """
 
+import zlib
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, NewType
@@ -20,11 +21,13 @@ from codec.sign import Key, open_sealed
 from swarm.protocol.events import VersionId
 
 __all__ = [
+    "MAX_LINKS",
     "MAX_SLOTS",
     "AuthorityTime",
     "Capability",
     "Grant",
     "Heartbeat",
+    "Link",
     "Report",
     "bit_set",
     "has_bit",
@@ -43,8 +46,10 @@ Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-Slots = Annotated[bytes, msgspec.Meta(max_length=2048)]
+Slots = Annotated[bytes, msgspec.Meta(max_length=2080)]
 MAX_SLOTS = 2048 * 8
+MAX_LINKS = 32
+"""Neighbours in one report: twice as many as there are stripes on either side, and then some."""
 
 
 class Capability(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -107,6 +112,19 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return VersionId(self.epoch, self.version)
 
 
+class Link(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One neighbour, in a report."""
+
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+    kbit_s: Annotated[int, msgspec.Meta(ge=0, le=10_000_000_000)]
+    """At which verified bytes came from it while it was sending; 0: too few came."""
+    short_percent: Annotated[int, msgspec.Meta(ge=0, le=100)]
+    """How much less than its part came from it (in one stripe of eight: an eighth), or how much slower than from our
+    parents mostly."""
+    rtt_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)]
+    """Shortest; 0: not known."""
+
+
 class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A member's renewal and account of itself. What it says of itself is a claim; only `held` moves anything."""
 
@@ -134,6 +152,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """How much of the model it has, while it catches up; 1: all."""
     lost: Annotated[tuple[int, ...], msgspec.Meta(max_length=16)] = ()
     """Slots of parents that it lost: hearsay, which at most moves an edge."""
+    links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=MAX_LINKS)] = ()
+    """What it measured of its neighbours; once a version."""
 
     @property
     def held(self) -> VersionId:
@@ -152,6 +172,10 @@ _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in _DOMAINS}
 
 def seal(document: Capability | Grant | Heartbeat | Report, key: Key) -> bytes:
     """The document signed, as it travels."""
+    if isinstance(document, Heartbeat):
+        # Nearly all that live are fresh, and nearly all slots live: what travels is packed, and a tenth as large.
+        soft = _xor(document.live, document.fresh)
+        document = msgspec.structs.replace(document, live=_packed(document.live), fresh=_packed(soft))
     return key.seal(_DOMAINS[type(document)], _encoder.encode(document))
 
 
@@ -174,6 +198,27 @@ def open_capability(sealed: bytes, swarm: bytes) -> Capability:
     return _of_swarm(_open(Capability, sealed, swarm), swarm)
 
 
+def _packed(bits: bytes) -> bytes:
+    return zlib.compress(bits, 9, wbits=-15)
+
+
+def _unpacked(data: bytes) -> bytes:
+    """At most a bit for each slot, however much `data` would unpack to."""
+    opened = zlib.decompressobj(wbits=-15)
+    try:
+        bits = opened.decompress(data, MAX_SLOTS // 8)
+    except zlib.error as error:
+        raise PeerError(f"heartbeat: {error}") from error
+    if not opened.eof or opened.unused_data:
+        raise PeerError("heartbeat: more slots than there are")
+    return bits
+
+
+def _xor(a: bytes, b: bytes) -> bytes:
+    bits = int.from_bytes(a, "little") ^ int.from_bytes(b, "little")
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
 @lru_cache(maxsize=1024)
 def open_grant(sealed: bytes, swarm: bytes) -> Grant:
     return _of_swarm(_open(Grant, sealed, swarm), swarm)
@@ -181,7 +226,9 @@ def open_grant(sealed: bytes, swarm: bytes) -> Grant:
 
 @lru_cache(maxsize=64)
 def open_heartbeat(sealed: bytes, swarm: bytes) -> Heartbeat:
-    return _of_swarm(_open(Heartbeat, sealed, swarm), swarm)
+    heartbeat = _of_swarm(_open(Heartbeat, sealed, swarm), swarm)
+    live = _unpacked(heartbeat.live)
+    return msgspec.structs.replace(heartbeat, live=live, fresh=_xor(live, _unpacked(heartbeat.fresh)))
 
 
 @lru_cache(maxsize=1024)

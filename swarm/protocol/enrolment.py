@@ -49,7 +49,9 @@ class Enrolment:
     seen_at: str | None
     """Where the transport saw it when it last came."""
     held_once: bool = False
-    """It has held a version: it may stand inside a tree."""
+    """It has held a version."""
+    proven: bool = False
+    """Others had verified bytes from it: it may stand inside a tree."""
     dialed: tuple[str, ...] = ()
     """Where it answered when it was last dialed back."""
     probed_at: float = float("-inf")
@@ -101,21 +103,23 @@ class Enrolments(dict[bytes, Enrolment]):
             self.probe(min(due)[1], now)
 
 
-_RECORD = tuple[bytes, bytes, str | None, tuple[str, ...]]
+_RECORD = tuple[bytes, bytes, str | None, tuple[str, ...], bool]
 
 
 def record_of(sealed_grant: bytes, enrolment: Enrolment) -> bytes:
     """What is persisted under `grant/SLOT`; an empty record stands for a released slot."""
-    return msgspec.msgpack.encode((sealed_grant, encode(enrolment.join), enrolment.seen_at, enrolment.dialed))
+    return msgspec.msgpack.encode(
+        (sealed_grant, encode(enrolment.join), enrolment.seen_at, enrolment.dialed, enrolment.proven)
+    )
 
 
 def open_record(record: bytes) -> tuple[bytes, Enrolment]:
     """(sealed grant, enrolment). `PeerError` when the record is not one of ours."""
     try:
-        sealed, join, seen_at, dialed = msgspec.msgpack.decode(record, type=_RECORD)
+        sealed, join, seen_at, dialed, proven = msgspec.msgpack.decode(record, type=_RECORD)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise PeerError(f"grant record: {error}") from error
     message = decode(join)
     if not isinstance(message, Join):
         raise PeerError("grant record: holds no join")
-    return sealed, Enrolment(message, seen_at, dialed=dialed)
+    return sealed, Enrolment(message, seen_at, dialed=dialed, held_once=proven, proven=proven)

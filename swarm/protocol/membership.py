@@ -12,7 +12,7 @@ from itertools import chain, islice
 from msgspec.structs import replace
 
 from codec.errors import PeerError
-from swarm.protocol.documents import Report, open_grant, open_report, seal
+from swarm.protocol.documents import Link, Report, open_grant, open_report, seal
 from swarm.protocol.events import VersionId
 from swarm.protocol.lease import Standing
 from swarm.protocol.reach import Located, direct, is_circuit, joins, to_dial
@@ -142,6 +142,10 @@ class Membership:
         """Who has the roster, as long as we have none."""
         self._next_appeal = 0.0
         """Not before then do we turn to the authority again by ourselves."""
+        self._rest_until = 0.0
+        """Let go by the authority: not before then do we come back for work."""
+        self._turn_at: float | None = None
+        """When we turn to the authority, of whom we hear nothing."""
         self.leaving = False
 
     # ------------------------------------------------------------ sessions
@@ -280,7 +284,8 @@ class Membership:
         state = self._state
         for neighbour in self._neighbours[:3] if state.roster is None else ():
             state.sessions.reach(neighbour.peer, neighbour.addrs, now, state.effects)
-        peer = state.rosters.whom_to_ask(state.sessions, state.swarm, now, admitted_at=self._admitted_at)
+        head = any(edge.peer == state.swarm for edge in state.exchange.parents.values())
+        peer = state.rosters.whom_to_ask(state.sessions, state.swarm, now, admitted_at=self._admitted_at, head=head)
         if peer is not None and (session := state.sessions.get(peer)) is not None:
             session.wanted_roster_at = now
             state.send(peer, WantRoster(state.rosters.stamp))
@@ -380,7 +385,9 @@ class Membership:
 
     # ------------------------------------------------------------ reports
 
-    def report(self, now: float, turn: int | None = None, *, leaving: bool = False) -> bytes:
+    def report(
+        self, now: float, turn: int | None = None, *, leaving: bool = False, links: tuple[Link, ...] = ()
+    ) -> bytes:
         """Sign a report over the last heartbeat and start it up two trees (which ones: `turn`)."""
         state = self._state
         grant, heartbeat = state.grant, state.leases.heartbeat
@@ -395,7 +402,7 @@ class Membership:
                 state.swarm, state.key.public, grant.slot, grant.serial, self._counter,
                 state.leases.hash, held.epoch, held.version, account.engine_version.epoch,
                 account.engine_version.version, account.engine, account.sent_bytes, account.received_bytes,
-                account.tokens_s, leaving, self.catching_up, recent[:16],
+                account.tokens_s, leaving, self.catching_up, recent[:16], links,
             ),
             state.key,
         )  # fmt: skip
@@ -457,7 +464,7 @@ class Membership:
         self._mind_roster(now)
         self._find_silent(now)
         self.rewire(now)
-        if self.account.engine:  # work comes from the authority itself, so a node that works keeps the session
+        if self.account.engine and now >= self._rest_until:  # work comes from the authority itself
             state.sessions.reach(state.swarm, self._authority, now, state.effects)
         if self._climbing and now >= self._climb_at:
             self._send_reports()
@@ -476,19 +483,43 @@ class Membership:
                     self._lost[session.slot] = now
                 state.close(peer, "silent for three heartbeats")
 
+    def let_go(self, now: float) -> None:
+        """The authority keeps few sessions: come back when there is something to say."""
+        rest_s = self._state.tuning.rest_beats * self._state.tuning.heartbeat_s
+        self._rest_until = now + rest_s * self._state.rng.uniform(0.5, 1.5)
+
     def _mind_own_lease(self, now: float) -> None:
-        """Not fresh in the newest heartbeat: the reports do not arrive, so talk to the authority directly."""
+        """Not fresh in the newest heartbeat: the reports do not arrive, so talk to the authority directly.
+
+        When no heartbeat comes it is the authority that is gone, or restarted: those that hang on it look at once, and
+        what they hear flows down the trees; the others wait their turn, so that thousands do not come together.
+        """
         state = self._state
         grant = state.grant
         if grant is None or state.leases.heartbeat is None:
             return
         late = now - state.leases.heard_at > 2 * state.tuning.heartbeat_s
+        if not late:
+            self._turn_at = None
+        if late and not self._is_turn(now):
+            return
         if late or state.leases.standing(grant.slot, now) is not Standing.FRESH:
             state.sessions.reach(state.swarm, self._authority, now, state.effects)
             if not late and state.sessions.ready(state.swarm) and now >= self._next_appeal:
                 self._next_appeal = now + state.tuning.heartbeat_s
                 sealed = self.report(now)
                 state.send(state.swarm, Reports(0, (sealed,)))
+
+    def _is_turn(self, now: float) -> bool:
+        """Of the members that hear nothing, whether it is our turn to look for the authority."""
+        state, roster, grant = self._state, self._state.roster, self._state.grant
+        assert grant is not None
+        if roster is None or any(roster.parent(k, grant.slot) == AUTHORITY for k in range(roster.stripes)):
+            return True
+        if self._turn_at is None:
+            wait_s = len(roster.members) / state.tuning.returns_s
+            self._turn_at = now + state.rng.uniform(0.0, wait_s + 2 * state.tuning.heartbeat_s)
+        return now >= self._turn_at
 
     def leave(self, now: float) -> None:
         """Release the lease: tell the authority and everybody we are connected to."""

@@ -43,6 +43,7 @@ from swarm.protocol.events import (
     VersionId,
 )
 from swarm.protocol.lease import Standing
+from swarm.protocol.links import Links
 from swarm.protocol.membership import Membership, give_roster
 from swarm.protocol.progress import Progress
 from swarm.protocol.pull import Pulls
@@ -107,6 +108,7 @@ class Peer:
         self.catchup = Catchup(self.state, self._sources)
         self.progress = Progress(self.state, self.pulls, relay_only=join.relay_only, repair=self._repair)
         self._relay_only = join.relay_only
+        self.links = Links(self.state)
         self._asking = False
         """The timer of what was shed runs."""
         if layout_hash is not None:
@@ -119,7 +121,7 @@ class Peer:
             PeerDown: self._peer_down,
             Heard: self._heard,
             HeaderStored: self.progress.header,
-            PieceStored: self.progress.piece,
+            PieceStored: self._piece,
             Stray: lambda e, now: self.state.exchange.arrived(e.peer, e.stripe, e.size, now, self.state.effects),
             PieceBad: self._piece_bad,
             PartsDone: self.catchup.parts_done,
@@ -215,12 +217,18 @@ class Peer:
         else:
             raise PeerError(f"{type(message).__name__}: not for a member")
 
+    def _piece(self, event: PieceStored, now: float) -> None:
+        self.links.came(event.peer, event.size_bytes, now)
+        self.progress.piece(event, now)
+
     def _piece_bad(self, event: PieceBad, now: float) -> None:
         """Local evidence: whoever sent bytes that do not verify is dropped by us; nobody is asked to believe it."""
         self.state.notify("bad_bytes", peer=event.peer, detail=event.what)
         self._expel(event.peer, event.what)
 
     def _bye(self, session: Session, message: Bye, now: float) -> None:
+        if session.peer == self.state.swarm:
+            self.membership.let_go(now)
         if message.release:
             report = open_report(message.release, self.state.swarm)
             if report.peer != session.peer or not report.leaving:
@@ -275,7 +283,7 @@ class Peer:
     def _tell(self, now: float) -> None:
         """We hold another version: say so at once, not at the next heartbeat."""
         self.membership.catching_up = self.caught_up
-        self.membership.report(now)
+        self.membership.report(now, links=self.links.account())
 
     def _repair(self, now: float) -> None:
         """Some block is not what the version we hold says: fetch what differs from it, and go on from there."""
@@ -354,12 +362,19 @@ class Peer:
         self.membership.catching_up = self.caught_up
         self.membership.tick(now)
         if state.grant is not None:
+            self._measure(now)
             waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]
             self.pulls.tick(waiting, state.exchange.progress_at, self._pull_sources, now, state.effects)
             self.progress.fill_gaps(now, self._sources())
             self._leap(now)
             self.catchup.tick(now)
         state.emit(SetTimer("tick", now + state.tuning.tick_s))
+
+    def _measure(self, now: float) -> None:
+        if self.links.tried_one:
+            self.links.tried_one = False
+            self.membership.report(now, links=self.links.account())
+        self.links.try_newcomers(now)
 
     def _leap(self, now: float) -> None:
         """Where no chain leads on from what we hold, go on from the newest seal; a relay at once, having no bits."""

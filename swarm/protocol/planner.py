@@ -285,31 +285,26 @@ class Planner:
     def _take_one(self, slot: int) -> bool:
         """Take a child of the most loaded giver of a stripe of ours, in our region."""
         region = self._who[slot].region
-        stripes = [self._only[slot]] if slot in self._only else range(self.stripes)
-        best: tuple[float, int, int] | None = None
-        for stripe in stripes:
+        loaded: list[tuple[float, int, int]] = []
+        for stripe in [self._only[slot]] if slot in self._only else range(self.stripes):
+            # A tree in which we give already first: each further one that we stand in is one more at our loss.
+            worth = 1.1 if self._kids[stripe].get(slot) else 1.0
             for giver in self._givers.get((region, stripe), ()):
-                if giver != slot and self._kids[stripe].get(giver):
-                    # A tree in which we give already first: each further one that we stand in is one more at our loss.
-                    found = self._load(giver) * (1.1 if self._kids[stripe].get(slot) else 1.0), -giver, stripe
-                    best = found if best is None or found > best else best
-        if best is None or best[0] <= UNEVEN * self._load(slot, 1):
-            return False
-        return self._move_one(best[2], -best[1], slot)
+                load = self._load(giver) * worth
+                if giver != slot and self._kids[stripe].get(giver) and load > UNEVEN * self._load(slot, 1):
+                    loaded.append((-load, giver, stripe))
+        return any(self._move_one(stripe, giver, slot) for _, giver, stripe in sorted(loaded))
 
     def _shed_one(self, slot: int) -> bool:
         """Give a child away to the least loaded giver that can have it."""
         region = self._who[slot].region
-        best: tuple[float, int, int] | None = None
+        free: list[tuple[float, int, int]] = []
         for stripe in range(self.stripes):
-            if self._kids[stripe].get(slot):
-                for giver in self._givers.get((region, stripe), ()):
-                    found = self._load(giver, 1), giver, stripe
-                    if giver != slot and (best is None or found < best):
-                        best = found
-        if best is None or UNEVEN * best[0] >= self._load(slot):
-            return False
-        return self._move_one(best[2], slot, best[1])
+            for giver in self._givers.get((region, stripe), ()) if self._kids[stripe].get(slot) else ():
+                load = self._load(giver, 1)
+                if giver != slot and UNEVEN * load < self._load(slot):
+                    free.append((load, giver, stripe))
+        return any(self._move_one(stripe, slot, giver) for _, giver, stripe in sorted(free))
 
     def _move_one(self, stripe: int, source: int, target: int) -> bool:
         """Move one child: of the target's region, with least below it, and not what the target itself hangs on."""

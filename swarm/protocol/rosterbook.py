@@ -15,6 +15,8 @@ __all__ = ["RosterBook"]
 LOG_CHANGES = 128
 LOG_BYTES = 256 << 10
 """Changes kept for others: at ten a minute those of ten minutes. Who slept longer is given the roster whole."""
+SMALL = 64
+"""A roster of so many members is 8 KB: the trainer can give it to each of them."""
 WAITING = 32
 """Changes that came before the one they follow: few, for trees keep order."""
 
@@ -115,10 +117,13 @@ class RosterBook:
                 self._behind_since = now
             self._heard_of = stamp
 
-    def whom_to_ask(self, sessions: Sessions, authority: bytes, now: float, *, admitted_at: float) -> bytes | None:
+    def whom_to_ask(
+        self, sessions: Sessions, authority: bytes, now: float, *, admitted_at: float, head: bool
+    ) -> bytes | None:
         """Whom to ask for the roster, now; None when there is no need, or nobody.
 
         A change that is on its way needs no asking: half a heartbeat passes first, unless we have no roster at all.
+        The authority is asked at once by those that hang on it (`head`) and in small swarms, else when nobody has it.
         """
         if self.roster is not None:
             patient = now - self._behind_since < self._tuning.heartbeat_s / 2
@@ -129,7 +134,9 @@ class RosterBook:
         ready = [s for s in sessions if s.ready and not s.closing and s.peer != authority]
         knowing = [s for s in ready if s.roster > self.stamp]
         since = admitted_at if self.roster is None else self._behind_since
-        if not knowing and now - since > self._tuning.pull_deadline_s and sessions.ready(authority):
+        small = self.roster is not None and len(self.roster.members) <= SMALL
+        patient = not (head or small) and now - since <= self._tuning.pull_deadline_s
+        if not knowing and not patient and sessions.ready(authority):
             knowing = [session] if (session := sessions.get(authority)) is not None else []
         if not knowing:
             return None

@@ -1,16 +1,26 @@
 """Who stands where, as the authority decides it: planned when membership changes, told as the change that it was."""
 
 from collections.abc import Callable
+from statistics import median
 
-from swarm.protocol.documents import AuthorityTime
-from swarm.protocol.enrolment import Enrolments
+from msgspec.structs import replace
+
+from swarm.protocol.documents import AuthorityTime, Report
+from swarm.protocol.enrolment import Enrolments, record_of
+from swarm.protocol.events import Persist
 from swarm.protocol.lease import LeaseBook, Standing
 from swarm.protocol.membership import pass_on
 from swarm.protocol.planner import Planner
+from swarm.protocol.rates import Rates, Regions
 from swarm.protocol.roster import AUTHORITY, Member, Roster, difference, seal_change
 from swarm.protocol.state import State
 
 __all__ = ["Scheme"]
+
+SAME = 0.15
+"""An uplink that turned out so little other than planned is left as it was."""
+SETTLE_BEATS = 6
+"""After so many heartbeats a version counts as arrived even where somebody never says so."""
 
 
 class Scheme:
@@ -40,29 +50,106 @@ class Scheme:
         self.addrs: tuple[str, ...] = ()
         """The authority's."""
         self._planned_at = float("-inf")
+        self._rates = Rates()
+        self._regions = Regions()
+        self._news = False
+        """Somebody was proven, or found in a region, since the last plan."""
+        self._busy_since: float | None = None
+        """When the version that is on its way was sealed; infinite: it is not yet; None: there is none."""
 
     def plan_if_due(self, now: float) -> bool:
         """Plan anew if anything changed, at most once a tick: a crowd that comes together is planned for together."""
         if not self.stale or now - self._planned_at < self._state.tuning.tick_s:
             return False
         state = self._state
-        members = tuple(self._member(slot, now) for slot in sorted(self._book.leases))
-        self.serial += 1
+        members = self._members(now)
         self.stale = False
         self._planned_at = now
-        parents = self._planner.update(members, idle=not any(state.exchange.children.values()))
+        parents = self._planner.update(members, idle=self._busy_since is None)
+        before = state.roster
+        if before is not None and (before.members, before.parents, before.authority) == (members, parents, self.addrs):
+            return True
+        self.serial += 1
         roster = Roster(state.swarm, self._boot, self.serial, self.addrs, members, parents)
         state.rosters.set(roster, seal_change(difference(state.roster, roster), state.key))
         pass_on(state, roster)
         state.notify("planned", serial=self.serial, members=len(members))
         return True
 
-    def _member(self, slot: int, now: float) -> Member:
+    def _members(self, now: float) -> tuple[Member, ...]:
+        offered = {slot: self._enrolled[lease.grant.peer].join.up_mbit for slot, lease in self._book.leases.items()}
+        typical = median(offered.values()) if offered else 0.0
+        held = [e for lease in self._book.leases.values() if (e := self._enrolled[lease.grant.peer]).held_once]
+        strict = 2 * sum(e.proven for e in held) > len(held)
+        return tuple(self._member(slot, typical, strict, now) for slot in sorted(self._book.leases))
+
+    def _member(self, slot: int, typical: float, strict: bool, now: float) -> Member:
+        """`strict`: most have served verified bytes, so who has not stands outside. In a new swarm, who holds the base
+        stands inside."""
         peer = self._book.leases[slot].grant.peer
         enrolment = self._enrolled[peer]
         fresh = self._book.standing(slot, self._time(now)) is Standing.FRESH and slot not in self.lost
-        leaf = not fresh or not enrolment.held_once or enrolment.join.up_mbit == 0
-        return enrolment.member(slot, peer, leaf=leaf)
+        may = enrolment.held_once and (enrolment.proven or not strict)
+        uplink = round(self._rates.uplink(slot, enrolment.join.up_mbit, typical), 1)
+        before = self._state.roster.member(slot) if self._state.roster is not None else None
+        if before is not None and before.peer == peer and abs(before.up_mbit - uplink) < SAME * uplink:
+            uplink = before.up_mbit  # a change that nobody would feel would still have to be told everyone
+        self._regions.tell(slot, enrolment.join.region)
+        member = enrolment.member(slot, peer, leaf=not (fresh and may) or uplink == 0)
+        return replace(member, up_mbit=uplink, region=self._regions.of(slot))
+
+    # ------------------------------------------------------------ what members measured
+
+    def hear(self, report: Report, now: float) -> None:
+        """What a report says of the reporter's neighbours."""
+        for slot in self._rates.hear(report.slot, report.links):
+            lease = self._book.leases.get(slot)
+            enrolment = self._enrolled.get(lease.grant.peer) if lease is not None else None
+            if lease is not None and enrolment is not None and not enrolment.proven:
+                enrolment.proven = True
+                self._state.emit(Persist(f"proven/{slot}", f"grant/{slot}", record_of(lease.sealed, enrolment)))
+                self._news = True
+        self._regions.hear(report.slot, report.links)
+
+    def forget(self, slot: int) -> None:
+        """The lease of this slot has ended."""
+        self.lost.pop(slot, None)
+        self._rates.forget(slot)
+        self._regions.forget(slot)
+        self.stale = True
+
+    # What was measured moves edges only between versions: a head that changes while chunks leave costs a second copy.
+
+    def opened(self) -> None:
+        """Chunks of a version leave."""
+        self._busy_since = float("inf")
+
+    def sealed(self, now: float) -> None:
+        """All of them have left the trainer's replica; who holds it is heard of in reports."""
+        self._busy_since = now
+
+    def _settle(self, now: float) -> None:
+        head, since = self._state.held, self._busy_since
+        if since is None:
+            self.stale, self._news = self.stale or self._news, False
+            return
+        late = now - since > SETTLE_BEATS * self._state.tuning.heartbeat_s
+        if head is None or since > now:
+            return
+        if late or all(lease.report is not None and lease.report.held >= head for lease in self._book.leases.values()):
+            self._busy_since = None
+            offered = {s: self._enrolled[x.grant.peer].join.up_mbit for s, x in self._book.leases.items()}
+            self._rates.settle(offered, self._feeders)
+            self._regions.settle()
+            self.stale = True
+
+    def _feeders(self, slot: int) -> set[int]:
+        """Whom it hangs on where it has children."""
+        roster = self._state.roster
+        if roster is None or roster.index_of(slot) is None:
+            return set()
+        stripes = [k for k in range(roster.stripes) if roster.children(k, slot)]
+        return {parent for k in stripes if (parent := roster.parent(k, slot)) is not None}
 
     def is_head(self, stripe: int, peer: bytes) -> bool:
         """The plan hangs this peer on the authority itself."""
@@ -80,7 +167,8 @@ class Scheme:
             self.stale = True
 
     def tick(self, now: float) -> None:
-        """Those that were lost long ago and live on may stand inside again."""
+        """Those that were lost long ago and live on may stand inside again; what was measured is taken up."""
+        self._settle(now)
         for slot in [s for s, at in self.lost.items() if now - at > self._state.tuning.soft_ttl_s]:
             del self.lost[slot]
             self.stale = True

@@ -503,10 +503,47 @@ def test_one_that_is_late_talks_to_the_authority_itself() -> None:
     assert sends(tick(peer, 12.2), Reports, to=SWARM) == []
 
 
-def test_a_silent_authority_is_looked_for() -> None:
+def test_a_silent_authority_is_looked_for_at_once_by_those_that_hang_on_it() -> None:
+    head = a_member([(-1, 0, 0)], members=[member(0, peer=key_of(0).public), member(1), member(2)])
+    effects = head.apply(PeerDown(SWARM), 1.0) + tick(head, 1.1 + 2 * TUNING.heartbeat_s)
+    assert SWARM in dialed(effects)
+
+
+def test_the_others_wait_their_turn() -> None:
+    """Ten thousand that hear nothing do not come together: so many a second, whoever they are."""
+    everyone = [member(s, peer=s.to_bytes(32, "big")) for s in range(1, 4000)]
+    came: list[float] = []
+    for slot in range(4000, 4040):
+        peer = new_peer(slot)
+        me = member(slot, peer=peer.state.key.public)
+        parents = (-1, *(1 for _ in everyone))
+        admit(peer, [parents], members=[*everyone, me], slot=slot)
+        say(peer, SWARM, HeartbeatNews(heartbeat(2, live=range(5000))), 0.1)
+        peer.apply(PeerDown(SWARM), 1.0)
+        now = 1.0
+        while SWARM not in dialed(tick(peer, now)):
+            now += 1.0
+        came.append(now)
+    assert max(came) < 4000 / TUNING.returns_s + 5
+    assert sum(at < 20 for at in came) < 10
+
+
+def test_one_that_was_let_go_comes_back_later_for_work() -> None:
     peer = a_member()
-    peer.apply(PeerDown(SWARM), 1.0)
-    assert SWARM in dialed(tick(peer, 1.1 + 2 * TUNING.heartbeat_s))
+    meet(peer, 1)
+    peer.membership.account.engine = "numpy"
+    effects = say(peer, SWARM, Bye(b""), 1.0)
+    assert [c.peer for c in only(effects, Close)] == [SWARM]
+    peer.apply(PeerDown(SWARM), 1.1)
+    came = None
+    for tenth in range(11, 200):
+        say(peer, 1, HeartbeatNews(heartbeat(tenth)), tenth / 10)
+        if SWARM in dialed(tick(peer, tenth / 10)):
+            came = tenth / 10
+            break
+    rest_s = TUNING.rest_beats * TUNING.heartbeat_s
+    assert came is not None
+    assert 1.0 + rest_s / 2 <= came <= 1.2 + 1.5 * rest_s
 
 
 # ---------------------------------------------------------------- leaving

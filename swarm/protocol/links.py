@@ -1,0 +1,127 @@
+"""What a member measures of its neighbours: how fast verified bytes came from each, and the round trip.
+
+Bandwidth is measured where it arrives: what a node claims of itself is a limit, never a merit. A newcomer, who has no
+children, is tried by one of its parents: asked for a chunk that the parent has already.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
+
+from swarm.protocol.chunks import Chunk
+from swarm.protocol.documents import MAX_LINKS, Link
+from swarm.protocol.events import VersionId
+from swarm.protocol.state import State
+from swarm.protocol.wire import WantChunk
+
+__all__ = ["Links"]
+
+MIN_BYTES = 64 << 10
+"""Of less than this no rate is made: it may have come in one burst out of a buffer."""
+MIN_TOTAL_BYTES = 2 << 20
+"""Of a version smaller than this, who brought which part of it is chance."""
+MAX_KBIT_S = 10_000_000_000
+GAP_S = 0.25
+"""A pause longer than this is not counted as sending: there was nothing to send."""
+
+
+@dataclass(slots=True)
+class _Flow:
+    all_bytes: int = 0
+    timed_bytes: int = 0
+    busy_s: float = 0.0
+    last_at: float = float("-inf")
+
+    @property
+    def kbit_s(self) -> int:
+        """While it was sending; 0: too little came to say."""
+        enough = self.timed_bytes >= MIN_BYTES and self.busy_s > 0
+        return min(int(self.timed_bytes * 0.008 / self.busy_s), MAX_KBIT_S) if enough else 0
+
+
+class Links:
+    """Of one member."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._flows: dict[bytes, _Flow] = {}
+        self._tried: dict[bytes, float] = {}
+        """Newcomers that we asked for a chunk, and when."""
+        self.tried_one = False
+        """One of them answered: worth a report."""
+
+    def came(self, peer: bytes | None, size: int, now: float) -> None:
+        """`size` verified bytes of a chunk came from `peer`."""
+        if peer is None:
+            return
+        flow = self._flows.get(peer)
+        if flow is None:
+            flow = self._flows[peer] = _Flow()
+            self.tried_one = self.tried_one or peer in self._tried
+        gap = now - flow.last_at
+        if gap < GAP_S:
+            flow.busy_s += gap
+            flow.timed_bytes += size
+        flow.all_bytes += size
+        flow.last_at = now
+
+    def account(self) -> tuple[Link, ...]:
+        """What was measured since the last time."""
+        made: list[Link] = []
+        roster = self._state.roster
+        short = self._short()
+        for session in self._state.sessions:
+            member = roster.member_of(session.peer) if roster is not None else None
+            flow = self._flows.get(session.peer, _Flow())
+            if member is None or not (session.rtt_s or flow.all_bytes):
+                continue
+            rtt_ms = min(60_000, int(1000 * session.rtt_s + 0.999))
+            made.append(Link(member.slot, flow.kbit_s, short.get(session.peer, 0), rtt_ms))
+        self._flows.clear()
+        return tuple(sorted(made, key=lambda link: (-link.kbit_s, link.slot))[:MAX_LINKS])
+
+    def _short(self) -> dict[bytes, int]:
+        """By parent: how many percent less it brought than its part of the version, or slower than most parents."""
+        stripes = self._state.roster.stripes if self._state.roster is not None else 1
+        total = sum(flow.all_bytes for flow in self._flows.values())
+        if total < MIN_TOTAL_BYTES:
+            return {}
+        feeds = Counter(edge.peer for edge in self._state.exchange.parents.values())
+        paces = [self._flows[p].kbit_s / n for p, n in feeds.items() if p in self._flows and self._flows[p].kbit_s]
+        pace = median(paces) if paces else 0.0
+        short: dict[bytes, int] = {}
+        for peer, n in feeds.items():
+            flow = self._flows.get(peer, _Flow())
+            part = min(1.0, flow.all_bytes * stripes / (total * n))
+            speed = min(1.0, flow.kbit_s / (pace * n)) if pace and flow.kbit_s else 1.0
+            short[peer] = 100 - int(100 * min(part, speed))
+        return short
+
+    # ------------------------------------------------------------ newcomers
+
+    def try_newcomers(self, now: float) -> None:
+        """Ask a leaf of ours that has uplink to give, and holds a version, for one chunk of it."""
+        state, roster, grant = self._state, self._state.roster, self._state.grant
+        if roster is None or grant is None:
+            return
+        for stripe, edges in state.exchange.children.items():
+            for peer in edges:
+                member = roster.member_of(peer)
+                if member is None or not member.leaf or member.up_mbit == 0 or member.slot % roster.stripes != stripe:
+                    continue
+                if now - self._tried.get(peer, float("-inf")) < state.tuning.soft_ttl_s:
+                    continue
+                chunk = self._a_chunk(state.held)
+                if chunk is not None:
+                    self._tried = {p: at for p, at in self._tried.items() if now - at < state.tuning.soft_ttl_s}
+                    self._tried[peer] = now
+                    state.send(peer, WantChunk(*chunk.key, b""))
+
+    def _a_chunk(self, held: VersionId | None) -> Chunk | None:
+        """One that we have whole, of the newest version that all should hold by now."""
+        chunks = self._state.chunks
+        for id_ in sorted((v for v in chunks.versions if held is not None and v <= held), reverse=True):
+            for _, chunk in sorted(chunks.versions[id_].chunks.items()):
+                if chunk.whole:
+                    return chunk
+        return None
