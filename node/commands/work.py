@@ -109,11 +109,16 @@ def quarantine(
     if node:
         did = "works again" if release else "gets no more work"
         print(f"{node} {did}." if judged.changed else f"{node}: nothing to change.")
-    for k, sentence in there.items():
-        left = "until released" if sentence["left_s"] is None else f"for another {sentence['left_s']:.0f} s"
-        print(f"{names.get(k, k)}  {left}: {sentence['why']}")
-    if not there and not node:
+    elif not there:
         print("No node is in quarantine.")
+    _show({names.get(k, k): sentence for k, sentence in there.items()}, record)
+
+
+def _show(there: dict[str, dict[str, Any]], record: list[dict[str, Any]]) -> None:
+    """Who is in quarantine, on stdout; what happened lately, on stderr."""
+    for name, sentence in there.items():
+        left = "until released" if sentence["left_s"] is None else f"for another {sentence['left_s']:.0f} s"
+        print(f"{name}  {left}: {sentence['why']}")
     for entry in record[-10:]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["at"]))
         print(f"  {at}  {entry['node']}  {entry['what']}: {entry['why']}", file=sys.stderr)
