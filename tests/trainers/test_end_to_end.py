@@ -13,23 +13,40 @@ pytest.importorskip("torch")
 from kit import swarm_in
 from ranks_kit import Running
 
-pytestmark = pytest.mark.slow
 STEPS = 10
 KILLED_AFTER = 3
 
 
-def test_ten_steps_a_kill_and_a_way_back(tmp_path: Path, base: Path):
-    keep = tmp_path / "keep"
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of 64, which vLLM asks for."""
+    from node.trainers.grpo.tiny import TinyRecipe, make_tiny
+
+    recipe = TinyRecipe(letters=3, hidden=128, inner=64, layers=2, heads=2, kv_heads=1, steps=2, rows=8, spread=0.1)
+    make_tiny(folder := tmp_path_factory.mktemp("policy"), recipe, lambda line: None)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "third", [pytest.param("transformers", marks=pytest.mark.slow), pytest.param("vllm", marks=pytest.mark.vllm)]
+)
+def test_ten_steps_a_kill_and_a_way_back(tmp_path: Path, policy: Path, third: str):
+    keep, base = tmp_path / "keep", policy
     keep.mkdir()
+    more: tuple[str, ...] = ()
+    if third == "vllm":
+        from scenarios.vllm_environment import vllm_python
+
+        more = ("--engine", "vllm", "--vllm-python", str(vllm_python()))
     with swarm_in(tmp_path) as swarm:
         swarm.seed(base)
         ticket = swarm.ticket("--nodes", "3")
         nodes = ["a", "b", "c"]
         for name in nodes:
             words = ("join", ticket, "--model", str(base), "--listen", "127.0.0.1:0", "--threads", "1")
-            swarm.start(name, *words, OMP_NUM_THREADS="1")
+            swarm.start(name, *words, *(more if name == "c" else ()), OMP_NUM_THREADS="1")
         for name in nodes:
-            swarm.until(name, lambda state: state["nodes"][0].get("engine") == [0, 0], within_s=120.0)
+            swarm.until(name, lambda state: state["nodes"][0].get("engine") == [0, 0], within_s=180.0)
         homes = [str(swarm.home(name)) for name in nodes]
         args = ("grpo_ranks:train", str(swarm.home("seed")), str(base), str(keep), homes, STEPS)
 
