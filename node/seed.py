@@ -150,9 +150,11 @@ class _Seat:
         start, tuning = trio.current_time(), Tuning.named(config.preset)
         wall = time.time() - start  # one reading: authority time must not jump when somebody sets the clock
         grants = [record for record in store.records.all("grant/").values() if record]
+        tickets = list(store.records.all("ticket/").values())
         self.core = Authority(
             key, (), tuning, random.Random(secrets.randbits(64)),
-            boot=boot, clock=lambda local: wall + local, head=head, grants=grants, now=start,
+            boot=boot, clock=lambda local: wall + local, head=head, grants=grants,
+            tickets=tickets, region=config.region, now=start,
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,

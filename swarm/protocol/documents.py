@@ -75,8 +75,6 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Fencing: rises with every grant that this authority ever gave, over restarts too."""
     issued: float
     capability: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-    quota_bytes: U63 = 0
-    """As its ticket had it: how much it may fetch while catching up; 0: no limit."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -111,7 +111,7 @@ class LeaseBook:
         if slot is None:
             return f"The swarm is full ({MAX_SLOTS} nodes)."
         self.tickets.bind(capability.id, peer)
-        grant = Grant(self._swarm, peer, slot, self.next_serial, now, capability.id, capability.quota_bytes)
+        grant = Grant(self._swarm, peer, slot, self.next_serial, now, capability.id)
         self.next_serial += 1
         lease = Lease(grant, seal(grant, self._key), now)
         self.leases[slot] = lease

@@ -90,8 +90,6 @@ class Join(Message, frozen=True, tag=1):
     up_mbit: Mbit
     down_mbit: Mbit
     relay_only: bool
-    up_bytes_day: U63 = 0
-    """How much it may send a day; 0: as much as its uplink carries."""
 
 
 class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
