@@ -21,6 +21,10 @@ __all__ = ["LiveWeights", "NotStaged"]
 _AT_ONCE = 1 << 18
 """Changes mapped at a time while staging: some milliseconds, in which the interpreter is ours."""
 
+_WORK_S = 0.001
+_RESTS = 3.0
+"""A quarter of the time works on the next version: the speed of generation is what it would cost."""
+
 
 class NotStaged(Exception):
     """The version asked for is not the one that is staged."""
@@ -76,6 +80,7 @@ class LiveWeights:
     def stage(self, patch: NDArray[np.uint8], version: str, scattered: frozenset[str]) -> None:
         """Map and copy the patch's changes to the device; replaces what was staged. Touches no live weight."""
         self._staged = None
+        pace = _Pace()
         found: dict[int, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
         for name, indices, bits in entries(patch):
             if name not in scattered:
@@ -86,8 +91,12 @@ class LiveWeights:
                     chosen, places = box.map(some)
                     if places.size:
                         found.setdefault(box.storage, []).append((places, new[chosen]))
-                time.sleep(0)  # let the thread that generates have the interpreter
-        self._staged = version, [self._scatter(number, parts) for number, parts in found.items()]
+                pace.rest()
+        scatters = []
+        for number, parts in found.items():
+            scatters.append(self._scatter(number, parts))
+            pace.rest()
+        self._staged = version, scatters
         _synchronize(self._storages)
 
     def _scatter(
@@ -184,6 +193,23 @@ class LiveWeights:
             weight, self.sources[name] = source.read(self._tensors[name])
             for accepted in self._maps[name].accepted:
                 yield accepted, weight
+
+
+class _Pace:
+    """Rests after each piece of work for some times as long as it took.
+
+    The thread that generates needs the interpreter between any two kernels, so without rests a step would last as long
+    as all the staging that falls into it.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    def rest(self) -> None:
+        worked_s = time.perf_counter() - self._since
+        if worked_s >= _WORK_S:
+            time.sleep(_RESTS * worked_s)
+            self._since = time.perf_counter()
 
 
 def _strided(flat: NDArray[Any], offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
