@@ -1,0 +1,90 @@
+"""AsyncGRPOTrainer as a user writes it, on the swarm: `trl_run.py HOME BASE GATEWAY STEPS OUT`. JSON on stdout."""
+
+import json
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl.experimental.async_grpo import (
+    AsyncGRPOConfig,
+    AsyncGRPOTrainer,
+    async_grpo_trainer,
+    async_rollout_worker,
+    packing,
+)
+
+from node import Swarm
+from node.trainers.trl import SwarmWeights
+
+
+def reward_sorted(completions, **_) -> list[float]:
+    """How many neighbouring letters are in order."""
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    return [sum(a <= b for a, b in pairwise(t)) / max(1, len(t) - 1) for t in texts]
+
+
+def attention(q, k, v, starts_q, starts_k, longest_q, longest_k, *, softmax_scale, causal, window_size):
+    """What the kernel that TRL fetches for GPUs computes: rows of packed sequences, causal from their ends."""
+    parts = []
+    for i in range(len(starts_q) - 1):
+        mine, theirs = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
+        rows, columns = mine.stop - mine.start, theirs.stop - theirs.start
+        mask = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+        one, other, values = (x.transpose(0, 1)[None] for x in (q[mine], k[theirs], v[theirs]))
+        out = torch.nn.functional.scaled_dot_product_attention(
+            one, other, values, attn_mask=mask, scale=softmax_scale, enable_gqa=True
+        )
+        parts.append(out[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+class Counting(SwarmWeights):
+    """Remembers each publication."""
+
+    def __init__(self, swarm: Swarm, **options) -> None:
+        super().__init__(swarm, **options)
+        self.publications = []
+
+    def send_weights(self, iterator) -> None:
+        super().send_weights(iterator)
+        self.publications.append(self.publication)
+
+
+def main() -> None:
+    home, base, url, steps, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    # TRL wants vLLM importable beside the trainer, although its worker only speaks HTTP; here there is none.
+    async_rollout_worker.is_vllm_available = lambda *_: True
+    async_grpo_trainer.get_peak_flops_per_device = lambda *_: None  # and it asks for a GPU's name, for a statistic
+    packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)  # and fetches a kernel for GPUs
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.response_template = {"defaults": {"role": "assistant"}, "fields": {"content": {"content": "text"}}}
+    prompts = ["dbca=", "acbd=", "bdac=", "cadb="] * 8
+    arguments = AsyncGRPOConfig(
+        output_dir=out, vllm_server_base_url=url, max_steps=int(steps), num_generations=4, max_completion_length=8,
+        per_device_train_batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-4, token_budget=256,
+        weight_sync_steps=1, max_staleness=4, temperature=1.0, report_to=[], use_cpu=True, logging_steps=1,
+        dtype="float32", save_strategy="no", bf16=False,
+    )  # fmt: skip
+    with Swarm.attach(home=home, start=False) as swarm:
+        weights = Counting(swarm, quorum=1.0)
+        trainer = AsyncGRPOTrainer(
+            model=base,
+            reward_funcs=reward_sorted,
+            args=arguments,
+            train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": p}] for p in prompts]}),
+            processing_class=tokenizer,
+            weight_transfer=weights,
+        )
+        trainer.train()
+        accepted = swarm.state["work"]["accepted"] if "accepted" in swarm.state.get("work", {}) else None
+    rows = [{"version": p.version, "density": p.density, "changed": p.changed} for p in weights.publications]
+    print(json.dumps({"steps": trainer.state.global_step, "publications": rows, "accepted": accepted}))
+
+
+if __name__ == "__main__":
+    main()
