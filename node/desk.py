@@ -83,7 +83,7 @@ class Desk:
                 case OpenGateway():
                     await self._gateway(channel, message)
                 case Judge(node, release, why):
-                    await channel.send(self._judge(node, release, why))
+                    await channel.send(await self._judge(node, release, why))
                 case _:
                     raise PeerError(f"first message: {type(message).__name__}")
         except ChannelClosed:
@@ -116,12 +116,13 @@ class Desk:
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
 
-    def _judge(self, node: bytes, release: bool, why: str) -> Judged:
+    async def _judge(self, node: bytes, release: bool, why: str) -> Judged:
         changed = False
         if node and release:
             changed = self._ledger.release(node, why)
         elif node:
             changed = self._ledger.quarantine(node, why)
+        await self._ledger.settled()
         return Judged(changed, self._ledger.conduct())
 
     # ------------------------------------------------------------ publishing

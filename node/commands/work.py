@@ -98,20 +98,17 @@ def quarantine(
         there[key.hex()] = {"why": why or "put there by hand", "left_s": None}
     elif node:
         there.pop(key.hex(), None)
-    record: list[dict[str, Any]] = [
-        entry | {"node": names.get(entry["node"].hex(), entry["node"].hex())} for entry in judged.record
-    ]
+    record = [entry | {"node": names.get(entry["node"].hex(), entry["node"].hex())} for entry in judged.record]
+    aside: dict[str, dict[str, Any]] = {names.get(k, k): sentence for k, sentence in there.items()}
     if as_json:
-        print_json(
-            {"changed": judged.changed, "quarantine": {names.get(k, k): v for k, v in there.items()}, "record": record}
-        )
+        print_json({"changed": judged.changed, "quarantine": aside, "record": record})
         return
     if node:
         did = "works again" if release else "gets no more work"
         print(f"{node} {did}." if judged.changed else f"{node}: nothing to change.")
     elif not there:
         print("No node is in quarantine.")
-    _show({names.get(k, k): sentence for k, sentence in there.items()}, record)
+    _show(aside, record)
 
 
 def _show(there: dict[str, dict[str, Any]], record: list[dict[str, Any]]) -> None:
@@ -136,7 +133,7 @@ def _seed(home: Path) -> "Channel":
         raise Unreachable(str(error)) from error
 
 
-def _names(state: dict[str, Any]) -> dict[str, str]:
+def _names(state: dict[str, Any]) -> dict[str, Any]:
     """PeerIds of the nodes that the ledger knows, by public key in hex."""
     from swarm.transport.identity import peer_id
 
@@ -149,7 +146,7 @@ def _name(names: dict[str, str], key: bytes) -> str:
 
 def _find(node: str, state: dict[str, Any]) -> bytes:
     """The one node that is meant. Raises `UsageError`."""
-    named = {member["peer"]: member["name"] for member in state["swarm"].get("nodes", [])}
+    named = {member.get("peer"): member.get("name") for member in state["swarm"].get("nodes", [])}
     found = [
         key
         for key, peer in _names(state).items()

@@ -79,6 +79,11 @@ class Ledger:
         facts, self._facts = self._facts, []
         return facts
 
+    @property
+    def unwritten(self) -> bool:
+        """Something happened that nobody has taken to write down."""
+        return bool(self._facts)
+
     def just_taken(self, group: bytes) -> bool:
         """`group` was taken, and the book does not know it yet."""
         return Taken(group) in self._facts

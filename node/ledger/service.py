@@ -120,6 +120,8 @@ class LedgerService:
         self._clock = clock
         self._off_loop = off_loop
         self._due = trio.Event()
+        self._writing = False
+        self._written = trio.Event()
         self._out: list[tuple[bytes, WorkMessage]] = []
         self._offers: list[_Offer] = []
         self._waiting: dict[bytes, tuple[WorkRequest, float]] = {}
@@ -145,7 +147,11 @@ class LedgerService:
             self._out = []
             ready = {session: self._fetch(session) for session in self._sessions.values()}
             if facts:
+                self._writing = True
                 await self._off_loop(self._book.write, facts)
+                self._writing = False
+            self._written.set()
+            self._written = trio.Event()
             self._take_offers()
             for node, message in out:
                 await self._send(node, encode(message))
@@ -390,6 +396,12 @@ class LedgerService:
         released = self._ledger.release(node, why or "released by hand")
         self._due.set()
         return released
+
+    async def settled(self) -> None:
+        """Wait until all that happened so far is durable."""
+        while self._ledger.unwritten or self._writing:
+            self._due.set()
+            await self._written.wait()
 
     def conduct(self) -> list[dict[str, Any]]:
         """The record of quarantines and releases; see `Book.conduct`."""
