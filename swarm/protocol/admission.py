@@ -6,8 +6,8 @@ from codec.errors import PeerError
 from swarm.protocol.documents import AuthorityTime, Grant, open_capability, open_grant
 from swarm.protocol.enrolment import Enrolment, Enrolments, open_record, record_of
 from swarm.protocol.events import Persist, Persisted, VersionId
+from swarm.protocol.greeting import share_news
 from swarm.protocol.lease import Lease, LeaseBook
-from swarm.protocol.membership import share_news
 from swarm.protocol.peer import BAN_S
 from swarm.protocol.roster import AUTHORITY
 from swarm.protocol.scheme import Scheme

@@ -38,8 +38,8 @@ from swarm.protocol.events import (
     Timer,
     VersionId,
 )
+from swarm.protocol.greeting import give_roster, reach_out
 from swarm.protocol.lease import LeaseBook, Standing
-from swarm.protocol.membership import give_roster, reach_out
 from swarm.protocol.peer import BAN_S, serve_chunk, serve_manifest
 from swarm.protocol.reach import Place, Scope
 from swarm.protocol.roster import AUTHORITY

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from codec.errors import PeerError
 from swarm.protocol.documents import Link, Report, open_grant, open_report, seal
 from swarm.protocol.events import VersionId
+from swarm.protocol.greeting import greet, pass_on, reach_out, share_news
 from swarm.protocol.lease import Standing
-from swarm.protocol.reach import Located, direct, is_circuit, joins, to_dial
+from swarm.protocol.reach import is_circuit, joins, to_dial
 from swarm.protocol.roster import AUTHORITY, Member, Roster, open_change
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
@@ -24,11 +25,8 @@ from swarm.protocol.wire import (
     HeartbeatNews,
     Hello,
     Join,
-    ManifestNews,
     Neighbour,
     Reports,
-    RosterNews,
-    RosterStep,
     WantRoster,
     Welcome,
 )
@@ -37,8 +35,6 @@ __all__ = ["Account", "Membership", "reach_out"]
 
 BACKUPS_TRIED = 64
 """Of a large roster: where so many cannot be had it is we who are cut off."""
-STEPS_AT_ONCE = 16
-"""Changes of the roster that a greeting is answered with; who lacks more asks for them."""
 REPORTS_A_MESSAGE = 1024
 """Of about 300 bytes each; `Reports` takes at most 4096."""
 
@@ -59,63 +55,6 @@ class Account:
     sent_bytes: int = 0
     received_bytes: int = 0
     tokens_s: float = 0.0
-
-
-def greet(state: State, peer: bytes) -> None:
-    """Say hello: who we are and how much we have heard."""
-    heartbeat, roster = state.leases.heartbeat, state.roster
-    held = state.held or VersionId(0, 0)
-    state.send(
-        peer,
-        Hello(
-            state.sealed_grant,
-            roster.stamp if roster is not None else 0,
-            heartbeat.stamp if heartbeat is not None else 0,
-            held.epoch,
-            held.version,
-        ),
-    )
-
-
-def share_news(state: State, peer: bytes, hello: Hello) -> None:
-    """Send whoever greeted us what is newer here than there."""
-    if state.rosters.stamp > hello.roster:
-        steps = state.rosters.since(hello.roster)
-        for step in steps if steps is not None and len(steps) <= STEPS_AT_ONCE else [state.rosters.proof]:
-            state.send(peer, RosterStep(step))  # who lacks what it changes will ask
-    if state.leases.heartbeat is not None and state.leases.heartbeat.stamp > hello.heartbeat:
-        state.send(peer, HeartbeatNews(state.leases.sealed))
-    if state.held is not None and state.held > (hello.epoch, hello.version):
-        state.send(peer, ManifestNews(state.sealed_manifest))
-
-
-def reach_out(state: State, slot: int, place: Located, now: float) -> None:
-    """Dial those children of `slot` (ours; we stand at `place`) that cannot dial us: an edge needs one dialable end."""
-    roster = state.roster
-    if roster is None:
-        return
-    for child in sorted({child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}):
-        member = roster.member(child)
-        if member is not None and not direct(member, place):
-            state.sessions.reach(member.peer, direct(place, member), now, state.effects)
-
-
-def pass_on(state: State, roster: Roster) -> None:
-    """A newer roster: the change that led to it goes down two trees, others for each; gaps are asked for."""
-    stripes = {roster.serial % max(1, roster.stripes), (roster.serial + 1) % max(1, roster.stripes)}
-    for child in sorted({peer for k in stripes for peer in state.exchange.children.get(k, {})}):
-        state.send(child, RosterStep(state.rosters.proof))
-
-
-def give_roster(state: State, session: Session, message: WantRoster, now: float) -> None:
-    """Answer with the changes that it lacks, or with all of it: that at most once a heartbeat."""
-    steps = state.rosters.since(message.have)
-    if steps is not None:
-        for step in steps:
-            state.send(session.peer, RosterStep(step))
-    elif state.roster is not None and now - session.gave_roster_at >= state.tuning.heartbeat_s:
-        session.gave_roster_at = now
-        state.send(session.peer, RosterNews(state.rosters.whole()))
 
 
 class Membership:

@@ -42,9 +42,10 @@ from swarm.protocol.events import (
     UnknownLabel,
     VersionId,
 )
+from swarm.protocol.greeting import give_roster
 from swarm.protocol.lease import Standing
 from swarm.protocol.links import Links
-from swarm.protocol.membership import Membership, give_roster
+from swarm.protocol.membership import Membership
 from swarm.protocol.progress import Progress
 from swarm.protocol.pull import Pulls
 from swarm.protocol.session import Session

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from swarm.protocol.documents import AuthorityTime, Report
 from swarm.protocol.enrolment import Enrolments, record_of
 from swarm.protocol.events import Persist
+from swarm.protocol.greeting import pass_on
 from swarm.protocol.lease import LeaseBook, Standing
-from swarm.protocol.membership import pass_on
 from swarm.protocol.planner import Planner
 from swarm.protocol.rates import Rates, Regions
 from swarm.protocol.roster import AUTHORITY, Member, Roster, difference, seal_change

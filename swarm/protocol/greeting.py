@@ -1,0 +1,70 @@
+"""What neighbours say to one another without being asked, and of the roster when they are: greetings, news, changes."""
+
+from swarm.protocol.events import VersionId
+from swarm.protocol.reach import Located, direct
+from swarm.protocol.roster import Roster
+from swarm.protocol.session import Session
+from swarm.protocol.state import State
+from swarm.protocol.wire import HeartbeatNews, Hello, ManifestNews, RosterNews, RosterStep, WantRoster
+
+__all__ = ["give_roster", "greet", "pass_on", "reach_out", "share_news"]
+
+STEPS_AT_ONCE = 16
+"""Changes of the roster that a greeting is answered with; who lacks more asks for them."""
+
+
+def greet(state: State, peer: bytes) -> None:
+    """Say hello: who we are and how much we have heard."""
+    heartbeat, roster = state.leases.heartbeat, state.roster
+    held = state.held or VersionId(0, 0)
+    state.send(
+        peer,
+        Hello(
+            state.sealed_grant,
+            roster.stamp if roster is not None else 0,
+            heartbeat.stamp if heartbeat is not None else 0,
+            held.epoch,
+            held.version,
+        ),
+    )
+
+
+def share_news(state: State, peer: bytes, hello: Hello) -> None:
+    """Send whoever greeted us what is newer here than there."""
+    if state.rosters.stamp > hello.roster:
+        steps = state.rosters.since(hello.roster)
+        for step in steps if steps is not None and len(steps) <= STEPS_AT_ONCE else [state.rosters.proof]:
+            state.send(peer, RosterStep(step))  # who lacks what it changes will ask
+    if state.leases.heartbeat is not None and state.leases.heartbeat.stamp > hello.heartbeat:
+        state.send(peer, HeartbeatNews(state.leases.sealed))
+    if state.held is not None and state.held > (hello.epoch, hello.version):
+        state.send(peer, ManifestNews(state.sealed_manifest))
+
+
+def reach_out(state: State, slot: int, place: Located, now: float) -> None:
+    """Dial those children of `slot` (ours; we stand at `place`) that cannot dial us: an edge needs one dialable end."""
+    roster = state.roster
+    if roster is None:
+        return
+    for child in sorted({child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}):
+        member = roster.member(child)
+        if member is not None and not direct(member, place):
+            state.sessions.reach(member.peer, direct(place, member), now, state.effects)
+
+
+def pass_on(state: State, roster: Roster) -> None:
+    """A newer roster: the change that led to it goes down two trees, others for each; gaps are asked for."""
+    stripes = {roster.serial % max(1, roster.stripes), (roster.serial + 1) % max(1, roster.stripes)}
+    for child in sorted({peer for k in stripes for peer in state.exchange.children.get(k, {})}):
+        state.send(child, RosterStep(state.rosters.proof))
+
+
+def give_roster(state: State, session: Session, message: WantRoster, now: float) -> None:
+    """Answer with the changes that it lacks, or with all of it: that at most once a heartbeat."""
+    steps = state.rosters.since(message.have)
+    if steps is not None:
+        for step in steps:
+            state.send(session.peer, RosterStep(step))
+    elif state.roster is not None and now - session.gave_roster_at >= state.tuning.heartbeat_s:
+        session.gave_roster_at = now
+        state.send(session.peer, RosterNews(state.rosters.whole()))
