@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from hypothesis import settings
 from numpy.typing import NDArray
 
 from codec.bits import DTYPES, Bits, DType
@@ -27,6 +28,20 @@ LAYOUT = Layout(
     )
 )
 """Every awkward shape at once: two blocks, an empty tensor, a scalar, tied weights."""
+
+
+def at_least(examples: int) -> int:
+    """For `max_examples`: so many every day, and as many as the profile says when it says more (`make fuzz`)."""
+    return max(examples, settings.default.max_examples)
+
+
+def bits_of(*fields: tuple[int, int]) -> bytes:
+    """(value, width) fields, least significant bit first, behind a class top of 127."""
+    word = at = 0
+    for value, width in fields:
+        word |= value << at
+        at += width
+    return b"\x7f" + word.to_bytes(-(-at // 8), "little")
 
 
 def random_bits(rng: np.random.Generator, n: int, dtype: DType) -> Bits:

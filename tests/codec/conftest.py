@@ -1,4 +1,4 @@
-"""Lets this folder's tests share `ledger_kit`: under `--import-mode=importlib` their folder is not on the path."""
+"""Lets this folder's tests share `codec_kit`: under `--import-mode=importlib` their folder is not on the path."""
 
 import sys
 from pathlib import Path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from codec_kit import LAYOUT, weights
+from codec_kit import LAYOUT, at_least, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,7 +126,7 @@ def test_damaged_headers(tmp_path: Path, table: object, data: bytes, length: int
         Checkpoint.open(path)
 
 
-@settings(max_examples=200)
+@settings(max_examples=at_least(200))
 @given(st.integers(0), st.binary(min_size=1, max_size=4))
 def test_any_altered_header(tmp_path_factory: pytest.TempPathFactory, at: int, by: bytes) -> None:
     header = json.dumps({**OK, "__metadata__": {"format": "pt"}}).encode()
@@ -198,6 +198,16 @@ def test_files_are_checked_against_the_layout(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"config\.json"):
         write_checkpoint(tmp_path / "out", layout, weights().__getitem__, {"config.json": b"{}"})
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", list(FILES))
+def test_the_layout_commits_to_config_tokenizer_and_chat_template(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path / "a", LAYOUT, weights().__getitem__, FILES)
+    write_checkpoint(tmp_path / "b", LAYOUT, weights().__getitem__, FILES | {name: FILES[name] + b" "})
+    one, other = (Checkpoint.open(tmp_path / folder).layout for folder in "ab")
+    assert one.same_tensors(other)
+    assert [spec.name for spec in one.files] == sorted(FILES)
+    assert one.hash != other.hash
 
 
 def test_which_files_belong_to_a_model() -> None:

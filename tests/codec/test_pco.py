@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from codec_kit import random_bits, rl_step, sprinkled
+from codec_kit import at_least, bits_of, random_bits, rl_step, sprinkled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ def test_changes_in_clusters(where: str) -> None:
     assert len(payload) < 20 + 0.6 * positions.size
 
 
-@settings(max_examples=60)
+@settings(max_examples=at_least(60))
 @given(st.integers(0, 2**20), st.floats(0.001, 1), st.integers(0, 2**32 - 1))
 def test_any_gaps_survive(n: int, density: float, seed: int) -> None:
     """Up to a whole block, at every m that such gaps lead to."""
@@ -91,3 +91,22 @@ def test_bad_bytes_are_refused_or_give_other_bits() -> None:
         assert positions.size == bits.size
         assert positions[-1] < old.size
     assert refused > 400
+
+
+FIELDS = {
+    r"pco\.length": b"",
+    r"pco\.count": bits_of((0, 5), (1, 30)),
+    r"pco\.count: ": bits_of((21, 5), (0, 60)),  # more than the block
+    r"pco\.gaps": bits_of((1, 5), (0, 1), (0, 5), (0, 60)),  # Golomb with m = 0
+    r"pco\.gaps: ": bits_of((1, 5), (1, 1), (1, 2), (31, 5), (2**31 - 1, 31), (1, 1), (0, 20)),
+    r"pco\.magnitudes": bits_of((1, 5), (1, 1), (0, 2), (0, 1), (1, 2), (31, 5), (2**31 - 1, 31), (1, 1), (0, 8)),
+    r"pco\.signs": bits_of((1, 5), (1, 1), (0, 2)),
+    r"pco\.padding": bits_of((1, 5), (1, 1), (0, 2), (0, 1), (0, 2), (1, 1), (0, 4)),
+    r"pco\.end": bits_of((1, 5), (1, 1), (0, 2), (0, 1), (0, 2), (0, 21)),
+}
+
+
+@pytest.mark.parametrize(("field", "payload"), FIELDS.items(), ids=FIELDS)
+def test_the_error_names_the_field(field: str, payload: bytes) -> None:
+    with pytest.raises(PeerError, match=field):
+        pco.decode_block(payload, np.full(64, 0x3F80, np.uint16), DTYPES["BF16"])

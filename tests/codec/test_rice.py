@@ -1,12 +1,14 @@
 """The class-sorted Rice coder: exact for every pattern, and deaf to bytes that no encoder wrote."""
 
+from types import ModuleType
+
 import numpy as np
 import pytest
-from codec_kit import CODED, random_bits, rl_step, sprinkled
+from codec_kit import CODED, at_least, bits_of, random_bits, rl_step, sprinkled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codec import rice
+from codec import pco, rice
 from codec.bits import DTYPES, Bits, DType
 from codec.errors import PeerError
 from codec.layout import BLOCK_ELEMENTS
@@ -45,6 +47,37 @@ def test_random_patterns(name: str, n: int, density: float) -> None:
     check(old, sprinkled(rng, old, density, DTYPES[name]), DTYPES[name])
 
 
+PATTERNS = [name for name, dtype in DTYPES.items() if dtype.itemsize == 1]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("coder", [rice, pco])
+def test_every_pattern_becomes_every_other(name: str, coder: ModuleType) -> None:
+    """All 65536 pairs of bytes: old and new."""
+    dtype = DTYPES[name]
+    old, new = (side.ravel().astype(np.uint8) for side in np.meshgrid(np.arange(256), np.arange(256)))
+    payload = coder.encode_block(old, new, dtype)
+    positions, bits = coder.decode_block(payload, old, dtype)
+    assert np.array_equal(positions, np.flatnonzero(old != new))
+    assert np.array_equal(bits, new[positions])
+
+
+@pytest.mark.parametrize("name", [name for name in CODED if DTYPES[name].itemsize > 1])
+@pytest.mark.parametrize("coder", [rice, pco])
+@pytest.mark.parametrize("step", [1, 0x7FFF, 0x8000, 0xFFFF])
+def test_every_half_word_before_and_after(name: str, coder: ModuleType, step: int) -> None:
+    """Every pattern of 16 bits, as the upper and as the lower half of 32: one step up, one down, and far."""
+    dtype = DTYPES[name]
+    old = np.arange(1 << 16).astype(dtype.bits)
+    if dtype.itemsize == 4:
+        old = np.concatenate([old, old << dtype.bits.type(16)])
+    new = old + dtype.bits.type(step if dtype.itemsize == 2 else step << 16 | step)
+    payload = coder.encode_block(old, new, dtype)
+    positions, bits = coder.decode_block(payload, old, dtype)
+    assert positions.size == old.size
+    assert np.array_equal(bits, new)
+
+
 @pytest.mark.parametrize("name", CODED)
 def test_a_full_block(name: str) -> None:
     rng = np.random.default_rng(1)
@@ -80,7 +113,7 @@ def test_awkward_bf16(case, n: int) -> None:
     check(old, new.astype(np.uint16), BF16)
 
 
-@settings(max_examples=150)
+@settings(max_examples=at_least(150))
 @given(
     st.sampled_from(CODED),
     st.integers(1, 700),
@@ -95,7 +128,6 @@ def test_any_dtype_density_and_difference(name: str, n: int, density: float, see
     check(old, (old.astype(np.int64) + steps).astype(dtype.bits), dtype)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_adversarial_exponents(data: st.DataObject) -> None:
     """Runs of a few exponents, changes wherever hypothesis likes."""
@@ -162,15 +194,6 @@ def test_no_changes_is_no_payload() -> None:
     nothing = bytes(11)  # class counts of zero
     with pytest.raises(PeerError, match=r"rice\.count: no changes"):
         rice.decode_block(nothing, np.zeros(64, np.uint16), BF16)
-
-
-def bits_of(*fields: tuple[int, int]) -> bytes:
-    """(value, width) fields, least significant bit first, behind a class top of 127."""
-    word = at = 0
-    for value, width in fields:
-        word |= value << at
-        at += width
-    return b"\x7f" + word.to_bytes(-(-at // 8), "little")
 
 
 HOSTILE = {
