@@ -13,7 +13,7 @@ from codec.checkpoint import Checkpoint, write_checkpoint
 from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE, BlockDelta, ChunkKey, seal_chunk
 from codec.errors import PeerError, UsageError
 from codec.layout import Layout, TensorSpec
-from codec.manifest import state_root
+from codec.manifest import Manifest, state_root
 from codec.replica import Replica
 from codec.staging import Torn
 
@@ -179,6 +179,24 @@ def test_dense_blocks_travel_raw() -> None:
     assert chunk.nbytes < 1.01 * new.nbytes
     replica.scatter([replica.stage(opened(chunk), chunk.body)])
     assert np.array_equal(replica.block(block), new)
+
+
+@pytest.mark.parametrize("coder", [CODER_RICE, CODER_PCO])
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "F8_E4M3", "I64"])
+def test_a_wholly_rewritten_tensor_costs_its_bytes_and_a_percent_at_most(dtype: str, coder: int) -> None:
+    """Everything on the wire counted, the seal too."""
+    layout = Layout((TensorSpec("w", dtype, (1_500_000,)),))
+    replica, after = replica_of(weights(layout, 1), layout), {}
+    after["w"] = np.random.default_rng(2).integers(0, 256, layout.nbytes, np.uint8).view(layout.tensor("w").type.bits)
+    after["w"] = after["w"][:1_500_000]
+    chunks = publish(replica, after, coder)
+    staged = [replica.stage(opened(chunk), chunk.body) for chunk in chunks]
+    payload, ids = sum(chunk.nbytes for chunk in chunks), tuple(chunk.id for chunk in chunks)
+    root = replica.predicted_root(staged)
+    seal = Manifest(KEY.public, 0, 1, 0, replica.root, root, layout.hash, ids, payload, 1_500_000).seal(KEY)
+    assert payload + len(seal) <= 1.01 * layout.full_bytes
+    replica.scatter(staged)
+    assert differing(replica, after) == []
 
 
 def test_nothing_changed() -> None:

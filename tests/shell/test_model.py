@@ -176,3 +176,26 @@ def test_a_block_read_during_a_commit_has_the_hash_of_its_label(store: Store) ->
     reader.join()
     assert wrong == []
     assert len(seen) > 1
+
+
+def test_a_version_is_written_when_whoever_reads_all_of_the_replica_is_done(store: Store) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    old, (manifest, sealed) = truth.root, version(store, truth, 1)
+    for chunk in store.chunks.of(VersionId(0, 1)):
+        model.stage(chunk)
+    model.prepare(manifest, sealed)
+    writer = threading.Thread(target=model.scatter, args=(manifest,))
+
+    def use(replica: Replica) -> list[int]:
+        writer.start()
+        writer.join(0.1)
+        assert writer.is_alive()
+        assert replica.root == old
+        return replica.rehash()
+
+    assert model.read(use) == []  # no bit of the version that waits
+    writer.join(10)
+    assert not writer.is_alive()
+    assert model.replica is not None
+    assert model.replica.root == manifest.root

@@ -1,0 +1,44 @@
+"""How a seed chooses the next version's coder: what the user says, else by uplinks, cores and the last step."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from codec.chunk import CODER_PCO, CODER_RICE
+from codec.layout import Layout, TensorSpec
+from node.config import SeedConfig
+from node.seed import _Seat
+
+LAYOUT = Layout((TensorSpec("w", "BF16", (8_190_735_360,)),))
+
+
+def coder(config: SeedConfig, ups: list[float] | None, changed: int | None) -> int:
+    """What the seat of a seed with these nodes and this last version would choose."""
+    roster = None if ups is None else SimpleNamespace(members=[SimpleNamespace(up_mbit=up) for up in ups])
+    manifest = None if changed is None else SimpleNamespace(changed=changed)
+    core = SimpleNamespace(state=SimpleNamespace(roster=roster, manifest=manifest))
+    return _Seat.coder(SimpleNamespace(_config=config, core=core, replica=SimpleNamespace(layout=LAYOUT)))
+
+
+@pytest.mark.parametrize(
+    ("up_mbit", "cores", "ups", "changed", "chosen"),
+    [
+        (100, 1, [100.0] * 4, 82_000_000, CODER_RICE),
+        (1000, 1, [1000.0] * 4, 82_000_000, CODER_PCO),
+        (1000, 1, [10.0] * 40, 82_000_000, CODER_RICE),  # the nodes' own uplinks hold it up
+        (1000, 8, [1000.0] * 4, 82_000_000, CODER_RICE),  # cores enough
+        (1000, 8, [1000.0] * 4, 4_000_000, CODER_PCO),  # so little that only decoding takes time
+        (1000, 1, [1000.0] * 4, 800_000_000, CODER_RICE),  # so much changed that the link is what takes long
+        (1000, 1, None, None, CODER_PCO),  # nobody there yet, and no step: 1 % is taken for granted
+        (1000, 1, [], 0, CODER_PCO),  # a version without changes says nothing about the next
+    ],
+)
+def test_by_itself(tmp_path: Path, up_mbit, cores, ups, changed, chosen) -> None:
+    config = SeedConfig(base=tmp_path, coder="auto", up_mbit=up_mbit, node_cores=cores)
+    assert coder(config, ups, changed) == chosen
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("rice", CODER_RICE), ("pco", CODER_PCO)])
+def test_what_the_user_says_counts(tmp_path: Path, name, chosen) -> None:
+    assert coder(SeedConfig(base=tmp_path, coder=name), [1000.0], 82_000_000) == chosen

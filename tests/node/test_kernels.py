@@ -1,0 +1,38 @@
+"""A first start says that it compiles, and does so once: a second says nothing and compiles nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import trio
+from node import kernels, logs
+logs.configure()
+trio.run(kernels.warm_up, ["U8"])
+from codec import codes, lanes, planes, scan
+used = [f for module in (codes, planes, scan) for f in vars(module).values() if getattr(f, "signatures", ())]
+print(len(used), sum(sum(f.stats.cache_misses.values()) for f in used))
+"""
+
+
+def start(cache: Path) -> tuple[int, int, str]:
+    """(kernels loaded, those of them compiled here, what was said)."""
+    environment = os.environ | {"SWARM_CACHE": str(cache)}
+    run = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
+    used, missed = run.stdout.splitlines()[-1].split()
+    return int(used), int(missed), run.stderr + run.stdout
+
+
+@pytest.mark.slow
+def test_the_first_start_says_that_it_compiles_and_the_second_compiles_nothing(tmp_path: Path) -> None:
+    used, missed, said = start(tmp_path)
+    assert used > 5
+    assert missed == 0  # a child did it
+    assert "once on this machine" in said
+    used, missed, said = start(tmp_path)
+    assert used > 5
+    assert missed == 0
+    assert "compil" not in said
