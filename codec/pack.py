@@ -32,8 +32,8 @@ def chunk_target(payload_bytes: int) -> int:
 def piece_target(payload_bytes: int) -> int:
     """Bytes of a piece: F/(200 K) rounded down to a power of two, from 16 to 128 KiB.
 
-    A piece crosses a tree of depth D in D of its own sending times; two hundred a stripe keep that near D/2 percent. Below
-    16 KiB its hash (32 bytes) and the turn in each relay cost more than the wait that they save.
+    A piece crosses a tree of depth D in D of its own sending times; two hundred a stripe keep that near D/2 percent.
+    Below 16 KiB its hash (32 bytes) and the turn in each relay cost more than the wait that they save.
     """
     return _power_of_two(payload_bytes // (200 * STRIPES), MIN_PIECE_BYTES, MAX_PIECE_BYTES)
 
