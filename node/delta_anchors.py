@@ -7,6 +7,8 @@ way). Both are as fast as numba makes them and work on whole parts of tensors, s
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
@@ -93,11 +95,7 @@ def _leb128_back(payload: bytes, words: Bits) -> None:
 
 def _zstd() -> Any:
     """The zstandard package; None where it is not installed."""
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    return zstandard
+    return import_module("zstandard") if find_spec("zstandard") else None
 
 
 def _gaps16(old: Bits, new: Bits, dtype: DType) -> bytes:

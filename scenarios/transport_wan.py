@@ -73,7 +73,8 @@ def measure(row: Row) -> dict[str, Any]:
     far = net.host("far", up_mbit=row.mbit, down_mbit=row.mbit)
     near = net.host("near", up_mbit=row.mbit, down_mbit=row.mbit, loss=row.loss)
     options = {
-        "kind": row.kind, "mbit": row.mbit, "ways": row.ways, "congestion": row.congestion, "seconds": row.seconds, "idle_s": row.idle_s,
+        "kind": row.kind, "mbit": row.mbit, "ways": row.ways, "congestion": row.congestion, "seconds": row.seconds,
+        "idle_s": row.idle_s,
     }  # fmt: skip
     with net:
         server = _end(far, "serve", options)

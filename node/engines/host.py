@@ -167,7 +167,7 @@ class EngineHost:
         """What the engine holds, while it is ready."""
         self.root: bytes = b""
         self.carries = False
-        """It can stop after any token: a commit may fall into a sequence, several calls of `generate` may run at once."""
+        """It can stop after any token: a commit may fall into a sequence, and calls of `generate` may overlap."""
         self.scores = False
         """It can say how likely given tokens are."""
         self.restarts = 0
