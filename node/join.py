@@ -92,16 +92,17 @@ async def run(
 
 async def _keep_file(member: "Member", model: "Model", out: Path) -> None:
     """Write each version of the file that the swarm carries to `out`. Raises `UsageError` when that cannot be."""
-    from node.raw import write_raw
+    from node.raw import raw_content, write_raw
 
     while True:
         news = member.committed_next
-        try:
-            nbytes = await in_thread(model.read, lambda replica: write_raw(replica, out))
-        except OSError as error:
-            raise UsageError(f"Cannot write {out}: {error.strerror}.") from error
-        if nbytes is not None:
-            _log.info("wrote", file=str(out), bytes=nbytes)
+        content = await in_thread(model.read, raw_content)
+        if content is not None:
+            try:
+                await in_thread(write_raw, content, out)
+            except OSError as error:
+                raise UsageError(f"Cannot write {out}: {error.strerror}.") from error
+            _log.info("wrote", file=str(out), bytes=len(content))
         await news.wait()
 
 

@@ -41,8 +41,8 @@ def publish_folder(
     """
     try:
         before = stamp(folder) if as_it_was is None else as_it_was
-    except OSError as error:
-        raise UsageError(f"Cannot read {folder}: {error.strerror}.") from error
+    except OSError:
+        before = ()  # the next line says what is wrong with it
     checkpoint = Checkpoint.open(folder)
     with _attached(home) as swarm:
         _check_same_model(checkpoint, swarm.layout)

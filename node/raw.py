@@ -20,7 +20,7 @@ from codec.errors import UsageError
 from codec.layout import Layout
 from codec.replica import Replica
 
-__all__ = ["check_raw", "raw_tensors", "write_raw", "write_raw_base"]
+__all__ = ["check_raw", "raw_content", "raw_tensors", "write_raw", "write_raw_base"]
 
 CONTENT: Final = "file.bytes"
 LENGTH: Final = "file.length"
@@ -79,16 +79,19 @@ def raw_tensors(file: Path, layout: Layout) -> Iterator[tuple[str, Bits]]:
     yield CONTENT, content
 
 
-def write_raw(replica: Replica, out: Path) -> int:
-    """Write the file that `replica` holds to `out`, whole or not at all; its bytes. Raises `OSError`, `UsageError`."""
+def raw_content(replica: Replica) -> Bits:
+    """A copy of the file that `replica` holds, uint8. Raises `UsageError` when it holds a policy."""
     check_raw(replica.layout)
     content = replica.bits(CONTENT)
-    length = min(int(replica.bits(LENGTH)[0]), len(content))
+    return content[: min(int(replica.bits(LENGTH)[0]), len(content))].copy()
+
+
+def write_raw(content: Bits, out: Path) -> None:
+    """Write a file's bytes to `out`, whole or not at all. Raises `OSError`."""
     fresh = out.with_name(f".{out.name}.partial-{os.getpid()}")
     try:
         with fresh.open("wb") as stream:
-            stream.write(content[:length].data)
+            stream.write(content.data)
         fresh.replace(out)
     finally:
         fresh.unlink(missing_ok=True)
-    return length

@@ -4,13 +4,16 @@ All methods that touch bits run in worker threads and take the lock for writing 
 own sequence numbers keep readers from a mix. What the bits are is said by `version` (None while catching up).
 """
 
+import contextlib
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -28,6 +31,7 @@ from codec import (
     state_root,
     write_checkpoint,
 )
+from codec.bits import Bits
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.staging import block_hash, decode
 from swarm.protocol.events import VersionId
@@ -38,9 +42,16 @@ __all__ = ["Mismatch", "Model"]
 Hashes = NDArray[np.uint8]
 T = TypeVar("T")
 
+READ_S: Final = 30.0
+"""For so long a version may wait for an anchor of the one before: 30 GB on an ordinary disk."""
+
 
 class Mismatch(SwarmError):
     """A version's chunks do not lead to the root that its manifest names. The text says which."""
+
+
+class _GaveWay(Exception):
+    """A version has waited long enough for us."""
 
 
 class Model:
@@ -64,6 +75,8 @@ class Model:
         self.base = base
         self._stage_bytes = stage_bytes
         self._bits = threading.Lock()
+        self._wanted_at = math.inf
+        """Since when somebody waits to write bits."""
         """Held by whoever writes bits, and by whoever needs them to stand still for long."""
         self._edits = 0
         """Odd while bits or labels are being written: readers look before and after."""
@@ -369,31 +382,36 @@ class Model:
     def read(self, use: Callable[[Replica], T]) -> T | None:
         """What `use` makes of the replica's bits, all of one version; None while they are of none.
 
-        No version is written meanwhile, so it must end soon.
+        No version is written meanwhile: it is to copy what it needs, and no more.
         """
         with self._bits:
             return use(self._whole()) if self.version is not None else None
 
     def write_anchor(self) -> VersionId | None:
-        """Write a checkpoint of the version that stands, which stands still meanwhile. Raises `DiskFull`."""
-        with self._bits:
+        """Write a checkpoint of the version that stands, which stands still meanwhile. Raises `DiskFull`.
+
+        None where there is no version, or a newer one had to wait for `READ_S`: on a disk so slow the next is tried.
+        """
+        with contextlib.suppress(_GaveWay), self._bits:
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
             layout = replica.layout
             self._store.put_file(layout.to_bytes())
-            files = {spec.name: self._store.file(spec.hash) for spec in layout.files}
-            found = {name: data for name, data in files.items() if data is not None}
-            self._store.write_anchor(
-                version,
-                replica.root,
-                layout.hash,
-                lambda folder: write_checkpoint(folder, layout, replica.bits, found),
-            )
-        self._store.partial.clear()
-        return version
+            files = {spec.name: data for spec in layout.files if (data := self._store.file(spec.hash)) is not None}
+            fill = partial(write_checkpoint, layout=layout, bits=self._patiently, files=files)
+            self._store.write_anchor(version, replica.root, layout.hash, fill)
+            self._store.partial.clear()
+            return version
+        return None
 
     # ------------------------------------------------------------ within
+
+    def _patiently(self, name: str) -> Bits:
+        """A tensor's bits, for whoever reads all of them one after the other. Raises `_GaveWay`."""
+        if time.monotonic() - self._wanted_at > READ_S:
+            raise _GaveWay
+        return self._whole().bits(name)
 
     def _whole(self) -> Replica:
         if self.replica is None:
@@ -434,9 +452,11 @@ class Model:
                     replica.hashes[block] = np.frombuffer(actual, np.uint8)
                     self.version = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
+        self._wanted_at = time.monotonic()
         with self._bits:
+            self._wanted_at = math.inf
             self._edits += 1
             try:
                 yield

@@ -199,3 +199,29 @@ def test_a_version_is_written_when_whoever_reads_all_of_the_replica_is_done(stor
     assert not writer.is_alive()
     assert model.replica is not None
     assert model.replica.root == manifest.root
+
+
+def test_an_anchor_gives_way_to_a_version_that_has_waited_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    manifest, sealed = version(store, truth, 1)
+    for chunk in store.chunks.of(VersionId(0, 1)):
+        model.stage(chunk)
+    model.prepare(manifest, sealed)
+    writer = threading.Thread(target=model.scatter, args=(manifest,))
+    monkeypatch.setattr("swarm.shell.model.READ_S", 0.05)
+
+    def slow_disk(folder: Path, *, layout, bits, files) -> None:
+        folder.mkdir()
+        bits(layout.tensors[0].name)
+        writer.start()
+        writer.join(0.2)
+        bits(layout.tensors[1].name)
+
+    monkeypatch.setattr("swarm.shell.model.write_checkpoint", slow_disk)
+    assert model.write_anchor() is None
+    writer.join(10)
+    assert not writer.is_alive()
+    assert (model.version, store.anchors.list()) == (VersionId(0, 1), [])
+    monkeypatch.undo()
+    assert model.write_anchor() == VersionId(0, 1)
