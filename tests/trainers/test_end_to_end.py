@@ -28,7 +28,11 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "third", [pytest.param("transformers", marks=pytest.mark.slow), pytest.param("vllm", marks=pytest.mark.vllm)]
+    "third",
+    [
+        pytest.param("transformers", marks=pytest.mark.slow),
+        pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.long]),
+    ],
 )
 def test_ten_steps_a_kill_and_a_way_back(tmp_path: Path, policy: Path, third: str):
     keep, base = tmp_path / "keep", policy
