@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 from codec.errors import SwarmError
@@ -100,6 +101,8 @@ class PublishLine:
         """`threads`: encoders of this rank. `holders`: the share of the nodes that hold a publication."""
         self.layout = link.replica.layout
         self._seat, self._link, self._copies = seat, link, copies
+        self._heard: list[Any] = []
+        """What the seed has said of a publish that is not ours yet: at most one."""
         self._holders = holders
         self._copier = Copier(self.layout, copies, shares, seat.rank)
         self._encoder = Encoder(copies, shares, seat.rank, threads)
@@ -300,6 +303,7 @@ class PublishLine:
         if link.replica.layout.hash != self.layout.hash:
             raise PublishFailed("The seed was restarted with another model. Attach again.")
         self._link = link
+        self._heard.clear()
 
     # ------------------------------------------------------------ one version
 
@@ -353,14 +357,18 @@ class PublishLine:
                     return None
                 self._copies.check(entry.slot, entry.number)
             try:
-                message, _ = expect(self._link.channel, kind, FOLLOW_S)
+                message = self._heard.pop() if self._heard else expect(self._link.channel, kind, FOLLOW_S)[0]
             except ChannelTimeout:
                 if self._closed or time.monotonic() > deadline:
                     raise
                 continue
-            if message.number != entry.number:
+            if message.number == entry.number:
+                return message
+            if message.number < entry.number or not isinstance(entry, _Entry):
                 raise PublishFailed("The ranks of this trainer do not publish the same steps.")
-            return message
+            self._heard.append(message)  # a newer one took this one's place: our own publish of it is still to come
+            gone = partial(getattr, entry.publication, "superseded")
+            await_true(gone, deadline, "This rank did not publish a step that the others did.")
 
     def _stream(self, entry: _Entry, opened: PublishOpened, attempt: Attempt) -> None:
         """Diff, encode and send what is ours; then say so."""
