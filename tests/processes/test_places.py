@@ -71,7 +71,7 @@ def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_an_anc
     with swarm_in(tmp_path) as swarm:
         swarm.seed(checkpoint(tmp_path / "base", states[0]))
         swarm.node("a", swarm.ticket(), "--model", str(tmp_path / "base"))
-        # The first is not counted: where the coder's kernels are not compiled yet, the node writes them, once a machine.
+        # The first is not counted: where the kernels are not compiled yet, the node writes them, once a machine.
         swarm.publish(checkpoint(tmp_path / "step_1", states[1]), "--wait")
         swarm.until("a", holds(root_of(states[1])))
         delta_bytes, before = 0, written(swarm.running["a"].pid)

@@ -15,7 +15,7 @@ from node.engines.host import EngineFailed, EngineHost, EngineLost, ReplicaRef
 from scenarios.engine_bench import SMALL, free_port
 from scenarios.engine_models import step_of
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long]
+pytestmark = pytest.mark.vllm
 
 SAMPLING = SamplingParams(max_tokens=8)
 STARTS_WITHIN_S = 240.0
