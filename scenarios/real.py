@@ -34,6 +34,9 @@ PATIENCE_S: Final = 90.0
 FRAME_SHARE: Final = 52 / 9000
 """IP and TCP headers (with timestamps) at MTU 9000, counted in the bound."""
 DOWN_MBIT: Final = 1000.0
+QUEUE_MS: Final = 50.0
+"""What waits for a link at most, as routers at home and in data centres have it; one bandwidth-delay product of a
+round trip of nothing would be nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,9 @@ class RealSwarm:
         named = {f"node{i}": node for i, node in enumerate(nodes)}
         for name, node in {"seed": seed, **named}.items():
             hosts[name] = network.host(
-                name, up_mbit=node.up_mbit, down_mbit=node.down_mbit, region=node.region, firewall=node.firewall
-            )
+                name, up_mbit=node.up_mbit, down_mbit=node.down_mbit, region=node.region, firewall=node.firewall,
+                queue_ms=QUEUE_MS,
+            )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="swarm-real-") as folder, network:
             swarm = cls(Path(folder), raw_mb, hosts, {"seed": seed, **named})
             swarm._start_seed()
