@@ -38,10 +38,12 @@ def test_the_presets_are_those_of_the_code() -> None:
     assert checked == 5
 
 
-@pytest.mark.parametrize("text", [README, PROTOCOL], ids=["README", "protocol"])
-def test_links_lead_somewhere(text: str) -> None:
-    for target in re.findall(r"\]\((?!https?:|#)([^)]+)\)", text):
-        assert (HOUSE / target).exists(), target
+@pytest.mark.parametrize(
+    "page", [HOUSE / "README.md", *sorted((HOUSE / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", page.read_text()):
+        assert (page.parent / target).exists(), target
 
 
 def test_the_readme_names_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
