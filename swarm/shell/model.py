@@ -289,8 +289,7 @@ class Model:
                 hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
         if state_root(replica.layout.hash, hashes) != manifest.root:
             raise Mismatch("the chunks do not lead to the root that the manifest names")
-        self._store.put_hashes(manifest.root, hashes)
-        self._store.seal(Seal.of(manifest, sealed))
+        self._store.seal(Seal.of(manifest, sealed), hashes)
 
     def scatter(self, manifest: Manifest) -> tuple[Staged, ...] | None:
         """Write the bits of a prepared version. Returns what was written if all of it was in scratch, else None."""
@@ -357,8 +356,7 @@ class Model:
         if replica.root != manifest.root:
             raise Mismatch("the replica's root is not the manifest's")
         id_ = VersionId(manifest.epoch, manifest.version)
-        self._store.put_hashes(manifest.root, replica.hashes)
-        self._store.seal(Seal.of(manifest, sealed))
+        self._store.seal(Seal.of(manifest, sealed), replica.hashes)
         with self._writing():
             self._forget()
             self.version = id_

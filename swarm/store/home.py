@@ -16,6 +16,7 @@ repairs it.
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,11 @@ class Store:
             self.anchors = Anchors(folder / "anchors", self.disk)
             self.partial = Partial(folder, self.disk)
             self.working = Working(folder, self.disk)
+            self._listing = threading.RLock()
+            """Held while a hash list becomes a sealed version's, and while those of none are removed."""
+            self._stray = {path.name for path in (folder / "hashes").iterdir()}
+            """Hash lists that were here at the start: of those that no seal names by the next eviction, none ever will
+            be."""
         except BaseException:
             os.close(self._lock)
             raise
@@ -90,13 +96,17 @@ class Store:
 
     # ------------------------------------------------------------ versions
 
-    def seal(self, seal: Seal) -> None:
+    def seal(self, seal: Seal, hashes: Hashes | None = None) -> None:
         """From here on this version is ours whatever happens: its chunks are synced, then its seal is.
 
-        Raises `TwoSeals` when another one with a different root stands, `DiskFull`.
+        `hashes`: its (n, 32) block hashes, which are kept first. Raises `TwoSeals` when another one with a different
+        root stands, `DiskFull`.
         """
-        self.chunks.sync(seal.id, seal.attempt)
-        self.records.add_seal(seal)
+        with self._listing:
+            if hashes is not None:
+                self.put_hashes(seal.root, hashes)
+            self.chunks.sync(seal.id, seal.attempt)
+            self.records.add_seal(seal)
 
     def newest(self) -> Seal | None:
         """The newest sealed version."""
@@ -145,17 +155,24 @@ class Store:
         gone = sorted(id_ for id_ in held if id_ <= newest and id_ not in needed)
         for id_ in gone:
             self.chunks.drop(id_)
-        listed = {seal.root.hex() for id_ in needed if (seal := self.records.seal(id_)) is not None}
-        for path in (self.folder / "hashes").iterdir():
-            if path.name not in listed:
-                self.disk.remove(path)
+        self._evict_hashes(needed)
         return gone
 
     # ------------------------------------------------------------ hash lists
 
+    def _evict_hashes(self, needed: set[VersionId]) -> None:
+        """Drop the lists of sealed versions that are not needed. One whose seal is still to come is let be."""
+        with self._listing:
+            listed = {seal.root.hex() for id_ in needed if (seal := self.records.seal(id_)) is not None}
+            for name in {path.name for path in (self.folder / "hashes").iterdir()} - listed:
+                if name in self._stray or (len(name) == 64 and self.records.is_root(bytes.fromhex(name))):
+                    self.disk.remove(self.folder / "hashes" / name)
+            self._stray.clear()
+
     def put_hashes(self, root: bytes, hashes: Hashes) -> None:
         """Keep the (n, 32) block hashes that add up to `root`; the caller has checked that they do."""
-        self.disk.write_whole(self._hashes(root), np.ascontiguousarray(hashes).tobytes())
+        with self._listing:
+            self.disk.write_whole(self._hashes(root), np.ascontiguousarray(hashes).tobytes())
 
     def hashes(self, root: bytes) -> Hashes | None:
         """The (n, 32) block hashes of `root`, if they are here. Check them against the root before use."""

@@ -140,6 +140,10 @@ class Records:
         """All of them, oldest first."""
         return self._seals("order by epoch, version", ())
 
+    def is_root(self, root: bytes) -> bool:
+        """Whether some sealed version has this root."""
+        return bool(self._seals("where root = ? limit 1", (root,)))
+
     def _seals(self, clause: str, values: tuple) -> list[Seal]:
         with self._lock:
             rows = self._db.execute(

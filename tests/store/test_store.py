@@ -257,6 +257,28 @@ def test_evicting_keeps_what_a_start_needs(tmp_path: Path) -> None:
         assert [seal.id.version for seal in store.recover().replay] == [3, 4]
 
 
+def test_evicting_lets_be_what_is_being_written(tmp_path: Path) -> None:
+    """An eviction after version 4 meets the hash list of version 5, at each step of its way to the disk."""
+    with Store(tmp_path, AUTHORITY.public) as store:
+        life(store)
+        met = list[str]()
+
+        def meet(step: str, path: Path) -> None:
+            if path.parent.name == "hashes" and step != "remove":
+                met.append(step)
+                store.evict(VersionId(0, 4), 3)
+
+        store.disk.before = meet
+        hashes = np.arange(64, dtype=np.uint8).reshape(2, 32)
+        store.put_hashes(b"5" * 32, hashes)
+        store.evict(VersionId(0, 4), 3)
+        assert {"write", "sync", "rename"} <= set(met)
+        assert np.array_equal(store.hashes(b"5" * 32), hashes), "its seal is still to come"
+    with Store(tmp_path, AUTHORITY.public) as store:
+        store.evict(VersionId(0, 4), 3)
+        assert store.hashes(b"5" * 32) is None, "but of an earlier process nothing is to come"
+
+
 def test_a_way_back_is_where_a_start_ends(tmp_path: Path) -> None:
     """4 versions, an anchor at 2, then back to 2 and to 1 in new epochs: old roots under new names."""
 
