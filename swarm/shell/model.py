@@ -305,8 +305,9 @@ class Model:
                 for chunk in chunks:
                     replica.scatter([self._staged_or_decoded(chunk)])
             self.version = id_
-        for version in [version for version in self._staged if version <= id_]:
-            self.drop(version)
+        for version in list(self._staged):  # a copy: the next version's first chunk may be staged right now
+            if version <= id_:
+                self.drop(version)
         return changes
 
     def drop(self, version: VersionId) -> None:

@@ -190,9 +190,9 @@ class ChunkStore:
                 self._dropped[each] = None
             while len(self._dropped) > _DROPPED_KEPT:
                 self._dropped.popitem(last=False)
-        for pack in packs:
-            pack.close()
-            self._disk.remove(pack.path)
+            for pack in packs:  # with the lock held: the same chunk, sent once more, must not get the file that goes
+                pack.close()
+                self._disk.remove(pack.path)
 
     def close(self) -> None:
         with self._lock:
