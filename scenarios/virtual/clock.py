@@ -29,6 +29,7 @@ class Clock:
         self._digest = blake3()
         self.log: BinaryIO | None = None
         """Where the event log goes, besides into the digest."""
+        self._halted = False
 
     def at(self, when: float, action: Callable[..., object], *args: Any) -> None:
         """Call `action` at this time, or now if that is past."""
@@ -39,13 +40,18 @@ class Clock:
         """Call `action` when what is being done now is done, before time passes."""
         self._soon.append((action, args))
 
+    def halt(self) -> None:
+        """Let no more time pass in the `run` that is under way: somebody outside has something to do first."""
+        self._halted = True
+
     def run(self, until_s: float) -> None:
-        """Let virtual time pass, up to `until_s`."""
+        """Let virtual time pass, up to `until_s` or until somebody says `halt`."""
         collecting = gc.isenabled()
         gc.disable()  # a million short-lived objects and no cycles: looking for some took half of all time
         queue, soon, pop = self._queue, self._soon, heapq.heappop
+        self._halted = False
         try:
-            while soon or (queue and queue[0][0] <= until_s):
+            while soon or (queue and queue[0][0] <= until_s and not self._halted):
                 if soon:
                     action, args = soon.popleft()
                 else:
@@ -54,7 +60,8 @@ class Clock:
         finally:
             if collecting:
                 gc.enable()
-        self.now = until_s
+        if not self._halted:
+            self.now = until_s
 
     def run_until(self, condition: Callable[[], bool], limit_s: float, every_s: float = 0.005) -> bool:
         """Let time pass until the condition holds, for at most `limit_s`; whether it does. Looked at `every_s`."""

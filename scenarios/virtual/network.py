@@ -81,6 +81,10 @@ class VirtualNetwork(Clock):
         self.paths = paths
         self.uplinks = Uplinks(self, paths, self._fate, self._frame_came)
         self.uplinks.told = self._apply
+        self.told: Callable[[Node, Notify], object] = lambda node, effect: node.told.append(effect)
+        """What a node's core has to say to whoever runs it: kept with the node, unless somebody listens."""
+        self.committed: Callable[[Node, VersionId], object] = lambda node, version: None
+        """A node's replica became this version."""
 
     # ------------------------------------------------------------ events and effects
 
@@ -392,6 +396,7 @@ class VirtualNetwork(Clock):
 
     def _do_commit(self, node: Node, effect: Commit) -> None:
         node.held_at[effect.version] = self.now
+        self.committed(node, effect.version)
 
     def _do_announce(self, node: Node, effect: Announce) -> None:
         """Gossip: to everyone that it is connected to, a little later."""
@@ -402,7 +407,7 @@ class VirtualNetwork(Clock):
                 self._carry(node, other, node.sessions[peer], 0.05, self._apply, other, seen)
 
     def _do_notify(self, node: Node, effect: Notify) -> None:
-        node.told.append(effect)
+        self.told(node, effect)
 
 
 _NAMES: dict[type, bytes] = {kind: kind.__name__.encode() for kind in (Heard, HeaderStored, PieceStored, SendDone)}
