@@ -78,7 +78,7 @@ class World(VirtualNetwork):
         core = Authority(
             key, ("/sim/0",), self.tuning, random.Random(self.rng.random()),
             boot=boot, clock=self.clock, head=head, grants=_records(disk, "grant/"),
-            tickets=_records(disk, "ticket/"), now=self.now,
+            tickets=_records(disk, "ticket/"), bars=_records(disk, "bar/"), now=self.now,
         )  # fmt: skip
         assert core.state.manifest is not None
         root = core.state.manifest.root

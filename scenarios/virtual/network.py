@@ -21,6 +21,7 @@ from swarm.protocol.events import (
     Drop,
     Effect,
     Event,
+    Gave,
     HeaderStored,
     Heard,
     Job,
@@ -52,7 +53,7 @@ from swarm.protocol.events import (
     VersionId,
 )  # fmt: skip
 from swarm.protocol.peer import Peer
-from swarm.protocol.wire import Blob, Lacks, WantBlob, WantBlock, decode, encode
+from swarm.protocol.wire import Blob, Lacks, WantBlob, WantBlock, Work, decode, encode
 
 __all__ = ["VirtualNetwork"]
 
@@ -153,6 +154,10 @@ class VirtualNetwork(Clock):
         heard = Heard(node.key.public, message)
         for _ in range(2 if faults.repeat and chance.random() < faults.repeat else 1):
             self._carry(node, other, session, delay_s, self._apply, other, heard)
+
+    def send_work(self, node: Node, peer: bytes, body: bytes) -> None:
+        """Hand a `Work` body to the session with `peer`; lost when there is none."""
+        self._do_send(node, Send(peer, Work(body)))
 
     # ------------------------------------------------------------ sessions
 
@@ -317,10 +322,11 @@ class VirtualNetwork(Clock):
         flow = self._flow(node, peer)
         if flow is not None:
             label = node.core.state.held or VersionId(0, 0)
-            frame = Frame(wire_bytes(size), size, None, self._parts_came, (flow.to, node, request, label))
+            gave = Gave(peer, size)
+            frame = Frame(wire_bytes(size), size, gave, self._parts_came, (flow.to, node, request, label, size))
             self.uplinks.send(flow, frame, pull=True)
 
-    def _parts_came(self, node: Node, giver: Node, request: int, label: VersionId) -> None:
+    def _parts_came(self, node: Node, giver: Node, request: int, label: VersionId, size: int) -> None:
         asked = node.asked.pop(request, None)
         if asked is None:
             return
@@ -330,13 +336,13 @@ class VirtualNetwork(Clock):
             node.lists.add(name)
             of = next(v for v in [VersionId(0, 0), *self.versions] if root_of(v) == name)
             differs = tuple(range(self.blocks)) if node.root != name else ()
-            event = PartsDone(giver.key.public, request, of, differs)
+            event = PartsDone(giver.key.public, request, of, differs, size_bytes=size)
         elif kind == 0 and root_of(label) not in node.lists:
             event = UnknownLabel(giver.key.public, request, label)
         else:
             if kind == 0:
                 node.labels[name] = label
-            event = PartsDone(giver.key.public, request, label)
+            event = PartsDone(giver.key.public, request, label, size_bytes=size)
         self._apply(node, event)
 
     # ------------------------------------------------------------ jobs, disk, time, news

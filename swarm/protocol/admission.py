@@ -3,16 +3,18 @@
 from collections.abc import Callable
 
 from codec.errors import PeerError
-from swarm.protocol.documents import AuthorityTime, Grant, open_capability, open_grant
+from swarm.protocol.documents import AuthorityTime, Grant, Report, open_capability, open_grant
 from swarm.protocol.enrolment import Enrolment, Enrolments, open_record, record_of
 from swarm.protocol.events import Persist, Persisted, VersionId
 from swarm.protocol.greeting import share_news
 from swarm.protocol.lease import Lease, LeaseBook
 from swarm.protocol.peer import BAN_S
+from swarm.protocol.quota import Fetched
 from swarm.protocol.roster import AUTHORITY
 from swarm.protocol.scheme import Scheme
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
+from swarm.protocol.tickets import BARRED, REVOKED
 from swarm.protocol.wire import Hello, Join, Neighbour, Refused, Welcome
 
 __all__ = ["Admission"]
@@ -46,16 +48,18 @@ class Admission:
         """Peers whose grant is durable: they are welcomed with the next plan."""
         self._barred: dict[bytes, float] = {}
         """Who was kicked, and until when it is refused (local time)."""
+        self._fetched = Fetched()
 
-    def restore(self, grants: list[bytes], tickets: list[bytes], now: float) -> None:
+    def restore(self, grants: list[bytes], tickets: list[bytes], bars: list[bytes], now: float) -> None:
         """Take up the leases of an earlier boot."""
-        self._book.tickets.restore(tickets)
+        self._book.tickets.restore(tickets, bars)
         opened = [open_record(record) for record in grants]
         self._book.restore([sealed for sealed, _ in opened], self._time(now))
         for sealed, enrolment in opened:
             grant = open_grant(sealed, self._state.swarm)
             if self._current(grant):
                 self._enrolled[grant.peer] = enrolment
+                self._fetched.resume(grant.peer)
 
     def _current(self, grant: Grant) -> bool:
         lease = self._book.leases.get(grant.slot)
@@ -87,7 +91,7 @@ class Admission:
 
     def _admit(self, message: Join, peer: bytes, now: float) -> Lease | Refused:
         if self._barred.get(peer, 0.0) > now:
-            return Refused("ticket", "The trainer has put this machine out: ask whoever runs it.")
+            return Refused("ticket", BARRED)
         try:
             capability = open_capability(message.capability, self._state.swarm)
         except PeerError:
@@ -164,27 +168,74 @@ class Admission:
         """A lease has ended: nothing is kept of its holder, in memory or on disk, but whose ticket it used."""
         self._scheme.forget(slot)
         self._enrolled.pop(peer, None)
+        self._fetched.forget(peer)
         self._state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
 
-    def kick(self, slot: int, now: float) -> bool:
-        """End a lease now; its holder gets nothing more, and may not come in again for a while."""
-        lease = self._book.leases.get(slot)
-        if lease is None:
+    def kick(self, peer: bytes, now: float) -> bool:
+        """End its lease now: it gets nothing more, and may not come in again for a while. False when it has none."""
+        slot = self._book.slot_of.get(peer)
+        if slot is None:
             return False
-        peer = lease.grant.peer
         self._barred = {other: until for other, until in self._barred.items() if until > now}
         self._barred[peer] = now + BAN_S
-        self._book.release(slot)
-        self.freed(slot, peer)
-        self._state.send(peer, Refused("ticket", "The trainer has put this machine out: ask whoever runs it."))
-        self._state.close(peer, "kicked", BAN_S)
-        self._state.notify("member_left", peer=peer, slot=slot)
-        self._beat(now)
+        self._put_out(slot, peer, BARRED, now)
         return True
 
-    def revoke(self, ticket: bytes, now: float) -> int:
-        """End a ticket, durably, and the leases that it led to; how many those were."""
-        self._book.tickets.revoke(ticket)
+    def _put_out(self, slot: int, peer: bytes, why: str, now: float) -> None:
+        self._book.release(slot)
+        self.freed(slot, peer)
+        self._state.send(peer, Refused("ticket", why))
+        self._state.close(peer, "put out")
+        self._state.notify("member_left", peer=peer, slot=slot, why=why)
+        self._beat(now)
+
+    def revoke(self, ticket: bytes, now: float, *, undo: bool = False) -> list[bytes]:
+        """End a ticket, durably, and the leases that it led to; whose those were. `undo`: it is good again."""
+        self._book.tickets.revoke(ticket, undo=undo)
         self._persist_ticket(ticket)
-        slots = [s for s, lease in self._book.leases.items() if lease.grant.capability == ticket]
-        return sum(self.kick(slot, now) for slot in sorted(slots))
+        leases = [] if undo else [x for x in self._book.leases.values() if x.grant.capability == ticket]
+        for lease in sorted(leases, key=lambda lease: lease.grant.slot):
+            self._put_out(lease.grant.slot, lease.grant.peer, REVOKED, now)
+        return [lease.grant.peer for lease in leases]
+
+    def bar(self, peer: bytes, now: float, *, undo: bool = False) -> bool:
+        """This peer comes in by no ticket any more, durably; its lease ends. `undo`: it may come in again. True when
+        it was not so before."""
+        changed = self._book.tickets.bar(peer, undo=undo)
+        name = f"bar/{peer.hex()}"
+        self._state.emit(Persist(name, name, self._book.tickets.bar_record(peer)))
+        slot = self._book.slot_of.get(peer)
+        if undo:
+            self._barred.pop(peer, None)
+        elif slot is not None:
+            self._put_out(slot, peer, BARRED, now)
+        return changed
+
+    # ------------------------------------------------------------ quotas
+
+    def said(self, report: Report, now: float) -> None:
+        """What a report says of blocks that were fetched and given."""
+        self._charge(report.peer, self._fetched.own(report.peer, report.fetched_bytes), now)
+        for slot, total in report.gave:
+            lease = self._book.leases.get(slot)
+            if lease is not None:
+                self._charge(lease.grant.peer, self._fetched.said(report.peer, lease.grant.peer, total), now)
+
+    def gave(self, peer: bytes, size: int, now: float) -> None:
+        """We gave it a block, a list or a file."""
+        if peer in self._book.slot_of:
+            self._charge(peer, self._fetched.gave(peer, size), now)
+
+    def _charge(self, peer: bytes, more: int, now: float) -> None:
+        """On its ticket; who fetches beyond the quota is put out, and nobody comes in by that ticket any more."""
+        slot = self._book.slot_of.get(peer)
+        if slot is None or more == 0:
+            return
+        ticket = self._book.leases[slot].grant.capability
+        tickets = self._book.tickets
+        if tickets.fetched(ticket, more):
+            self._persist_ticket(ticket)
+        used = tickets.get(ticket)
+        if used is not None and 0 < used.quota_bytes < used.fetched_bytes:
+            self._persist_ticket(ticket)
+            self._put_out(slot, peer, used.no_more, now)

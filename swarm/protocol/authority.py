@@ -16,11 +16,13 @@ from codec.sign import Key
 from swarm.protocol.admission import Admission
 from swarm.protocol.deal import Dealer
 from swarm.protocol.documents import AuthorityTime, Capability, Heartbeat, Report, open_report, seal
+from swarm.protocol.egress import Egress
 from swarm.protocol.enrolment import Enrolments, record_of
 from swarm.protocol.events import (
     Announce,
     Effect,
     Event,
+    Gave,
     HeaderStored,
     Heard,
     LocalChunk,
@@ -55,6 +57,7 @@ from swarm.protocol.wire import (
     HeartbeatNews,
     Hello,
     Join,
+    Lacks,
     ManifestNews,
     Message,
     Ping,
@@ -89,16 +92,22 @@ class Authority:
         head: bytes,
         grants: list[bytes] | None = None,
         tickets: list[bytes] | None = None,
+        bars: list[bytes] | None = None,
+        egress: Egress | None = None,
+        sizes: Callable[[WantBlob | WantBlock], int] = lambda want: 0,
         region: str = "",
         now: float = 0.0,
     ) -> None:
         """`clock` turns local time into authority time. `head`: sealed manifest of the newest sealed version. `grants`,
-        `tickets`: what `Persist` left under `grant/...` and `ticket/...` in an earlier boot, less what is empty; those
-        leases stood still meanwhile. `boot`: how often this key has started, made durable before this is built.
-        `region`: where the trainer stands, in the words of its members.
+        `tickets`, `bars`: what `Persist` left under `grant/...`, `ticket/...` and `bar/...` in an earlier boot, less
+        what is empty; those leases stood still meanwhile. `boot`: how often this key has started, made durable before
+        this is built. `egress`: what may be sent (without it: all that is asked for), and `sizes`, what a request would
+        cost. `region`: where the trainer stands, in the words of its members.
         """
         self.state = State.new(key, key.public, tuning, rng)
         self.state.exchange.sheds = False
+        self.egress = self.state.exchange.purse = egress or Egress()
+        self._sizes = sizes
         self.boot = boot
         self._clock = clock
         # Serials of this boot lie above all that any earlier one can have given, released ones too.
@@ -107,7 +116,7 @@ class Authority:
         self.scheme = Scheme(self.state, self.book, self._enrolled, self._time, boot=boot, home=region)
         self.scheme.addrs = addrs
         self.admission = Admission(self.state, self.book, self._enrolled, self.scheme, self._time, self._beat)
-        self.admission.restore(grants or [], tickets or [], now)
+        self.admission.restore(grants or [], tickets or [], bars or [], now)
         self.dealer = Dealer(self.state.exchange, self.state.chunks, self.scheme.is_head)
         self._beat_serial = 0
         self._next_beat = now
@@ -126,6 +135,7 @@ class Authority:
             HeaderStored: self._stored_before,
             PieceBad: lambda e, now: self.state.close(e.peer, e.what, BAN_S),
             SendDone: self.state.sent,
+            Gave: lambda e, now: self.admission.gave(e.peer, e.size_bytes, now),
             Persisted: self._persisted,
             Probed: self._probed,
             LocalChunk: self._local_chunk,
@@ -140,8 +150,8 @@ class Authority:
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
             Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
             WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m, now),
-            WantBlob: lambda s, m, now: self.state.emit(SendBlob(s.peer, m.request, m.kind, m.name, m.offset)),
-            WantBlock: lambda s, m, now: self.state.emit(SendBlock(s.peer, m.request, m.block)),
+            WantBlob: self._want,
+            WantBlock: self._want,
             WantManifest: lambda s, m, now: serve_manifest(self.state, s.peer, m),
             WantRoster: lambda s, m, now: give_roster(self.state, s, m, now),
             Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
@@ -174,14 +184,19 @@ class Authority:
         """A capability, signed: what a ticket carries."""
         return seal(capability, self.state.key)
 
-    def kick(self, slot: int, now: float) -> list[Effect]:
-        """End a lease now; its holder gets nothing more."""
-        self.admission.kick(slot, now)
+    def kick(self, peer: bytes, now: float) -> list[Effect]:
+        """End its lease now; it gets nothing more, and may not come in again for ten minutes."""
+        self.admission.kick(peer, now)
         return self.state.take_effects()
 
-    def revoke(self, ticket: bytes, now: float) -> list[Effect]:
-        """Nobody comes in by the ticket of this id any more, and whoever did is put out."""
-        self.admission.revoke(ticket, now)
+    def revoke(self, ticket: bytes, now: float, *, undo: bool = False) -> list[Effect]:
+        """Nobody comes in by the ticket of this id any more, and whoever did is put out; durable with the effects."""
+        self.admission.revoke(ticket, now, undo=undo)
+        return self.state.take_effects()
+
+    def bar(self, peer: bytes, now: float, *, undo: bool = False) -> list[Effect]:
+        """This peer comes in by no ticket any more, and is put out; durable with the effects."""
+        self.admission.bar(peer, now, undo=undo)
         return self.state.take_effects()
 
     def standing(self, slot: int, now: float) -> Standing:
@@ -273,8 +288,14 @@ class Authority:
             self.admission.freed(report.slot, report.peer)
             self.state.notify("member_left", peer=report.peer, slot=report.slot)
             return
+        self.admission.said(report, now)
         enrolment = self._enrolled.get(report.peer)
-        if report.catching_up >= 1 and enrolment is not None and not enrolment.held_once:
+        if enrolment is None:
+            return  # its ticket's quota is used up
+        if enrolment.saving != report.saving:
+            enrolment.saving = report.saving
+            self.scheme.stale = True
+        if report.catching_up >= 1 and not enrolment.held_once:
             enrolment.held_once = True
             self.scheme.stale = True
         if before is None or before.held != report.held:
@@ -335,8 +356,18 @@ class Authority:
         chunk, news = taken
         if news:
             self.state.chunks.versions[VersionId(chunk.key.epoch, chunk.key.version)].fill(chunk)
+            self.egress.made(chunk.key, chunk.header_bytes + sum(chunk.sizes))
             self.scheme.opened()
             self.dealer.add(chunk)
+
+    def _want(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
+        """Of somebody who catches up and finds nobody else who has it."""
+        if not self.egress.take_of_model(self._sizes(want)):
+            self.state.send(session.peer, Lacks(want.request))
+        elif isinstance(want, WantBlock):
+            self.state.emit(SendBlock(session.peer, want.request, want.block))
+        else:
+            self.state.emit(SendBlob(session.peer, want.request, want.kind, want.name, want.offset))
 
     def _stored_before(self, event: HeaderStored, now: float) -> None:
         """After a restart: a chunk of a sealed version that the store still has, whole. Served to whoever pulls it."""

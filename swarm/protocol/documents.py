@@ -21,6 +21,7 @@ from codec.sign import Key, open_sealed
 from swarm.protocol.events import VersionId
 
 __all__ = [
+    "MAX_GIFTS",
     "MAX_LINKS",
     "MAX_SLOTS",
     "AuthorityTime",
@@ -48,8 +49,11 @@ U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Slots = Annotated[bytes, msgspec.Meta(max_length=2080)]
 MAX_SLOTS = 2048 * 8
+Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 MAX_LINKS = 32
 """Neighbours in one report: twice as many as there are stripes on either side, and then some."""
+MAX_GIFTS = 16
+"""Peers in one report to which blocks were given; with more, the others' turn is next time."""
 
 
 class Capability(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -62,7 +66,7 @@ class Capability(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     nodes: U32
     """How many different peers may use it. Each is bound at its first use."""
     quota_bytes: U63
-    """How much one of them may fetch while catching up; 0: no limit."""
+    """How much they may fetch in all while catching up; 0: no limit."""
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -70,7 +74,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     swarm: Key32
     peer: Key32
-    slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+    slot: Slot
     serial: U63
     """Fencing: rises with every grant that this authority ever gave, over restarts too."""
     issued: float
@@ -113,7 +117,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class Link(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One neighbour, in a report."""
 
-    slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+    slot: Slot
     kbit_s: Annotated[int, msgspec.Meta(ge=0, le=10_000_000_000)]
     """At which verified bytes came from it while it was sending; 0: too few came."""
     short_percent: Annotated[int, msgspec.Meta(ge=0, le=100)]
@@ -128,7 +132,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     swarm: Key32
     peer: Key32
-    slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+    slot: Slot
     grant: U63
     """Serial of the grant renewed."""
     counter: U63
@@ -152,6 +156,12 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Slots of parents that it lost: hearsay, which at most moves an edge."""
     links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=MAX_LINKS)] = ()
     """What it measured of its neighbours; once a version."""
+    fetched_bytes: U63 = 0
+    """Of blocks and what goes with them, since this grant: a claim, see `quota`."""
+    gave: Annotated[tuple[tuple[Slot, U63], ...], msgspec.Meta(max_length=MAX_GIFTS)] = ()
+    """To whom it gave how much of that, since this grant; only what is new lately."""
+    saving: bool = False
+    """What it may send today is as good as used up: it is to stand inside no tree."""
 
     @property
     def held(self) -> VersionId:

@@ -56,6 +56,8 @@ class Enrolment:
     """Where it answered when it was last dialed back."""
     probed_at: float = float("-inf")
     """Local time at which that was last begun."""
+    saving: bool = False
+    """It says that it may send little more today: it gives nothing."""
 
     def claims(self) -> tuple[str, ...]:
         """The direct addresses that it may have: to be dialed back, nothing to rely on.

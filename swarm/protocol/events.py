@@ -16,15 +16,18 @@ __all__ = [
     "Announce",
     "Close",
     "Commit",
+    "Damaged",
     "Dial",
     "Drop",
     "Effect",
     "Event",
+    "Gave",
     "HeaderStored",
     "Heard",
     "Job",
     "JobDone",
     "JobKind",
+    "LocalBudget",
     "LocalChunk",
     "LocalLeave",
     "LocalSeal",
@@ -168,6 +171,8 @@ class PartsDone(Event):
     label: VersionId
     differs: tuple[int, ...] = ()
     needs: tuple[bytes, ...] = ()
+    size_bytes: int = 0
+    """As it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +197,25 @@ class SendDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Gave(Event):
+    """So much of a blob or block has left for `peer`, which had asked for it."""
+
+    peer: bytes
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestSeen(Event):
     """A manifest (sealed bytes, signature not yet checked) arrived off the tree: by gossip, or from our own disk."""
 
     manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged(Event):
+    """So many blocks of the replica turned out not to be what the version that we hold says: a disk lost them."""
+
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +253,15 @@ class LocalSeal(Event):
     """Authority: this manifest (sealed bytes) is durable; all its chunks have been given."""
 
     manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBudget(Event):
+    """How much this machine may still send today. `saving`: little, so that it should stand inside no tree; `spent`:
+    nothing, so that it gives nobody anything."""
+
+    saving: bool
+    spent: bool
 
 
 @dataclass(frozen=True, slots=True)

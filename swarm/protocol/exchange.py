@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, Chunks, mask_of
+from swarm.protocol.egress import Egress
 from swarm.protocol.events import Effect, Send, SendHeader, SendPiece, VersionId
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Attach, Credit, Detach, Shed
@@ -61,6 +62,8 @@ class ChildEdge:
     """Chunks that we told it to get elsewhere."""
     kept: set[ChunkKey] = field(default_factory=set)
     """Those that came back to us."""
+    unpaid: set[ChunkKey] = field(default_factory=set)
+    """Chunks that there was no egress left for: it may pull them when there is."""
 
     @property
     def backlog(self) -> int:
@@ -95,6 +98,10 @@ class Exchange:
         self.parents: dict[int, ParentEdge] = {}
         self.sheds = True
         """Whether we tell children that would get chunks late to look elsewhere; the authority does not."""
+        self.purse: Egress | None = None
+        """What pays for all that is given away; None: nothing needs to be paid for."""
+        self.gives = True
+        """Whether this machine has uplink to give today; what waits meanwhile goes on waiting."""
         self.progress_at: dict[int, float] = {}
         """Local time at which each stripe last brought something."""
 
@@ -170,6 +177,7 @@ class Exchange:
         old = self.children.setdefault(message.stripe, {}).get(peer)
         if old is not None:  # what is under way to it still is, however often it attaches
             edge.flying, edge.flying_bytes = old.flying, old.flying_bytes
+            self._unpay(old)
         self.children[message.stripe][peer] = edge
         has = {ChunkKey(h.epoch, h.version, h.attempt, h.seq): h.pieces for h in message.have}
         for id_ in sorted(self._chunks.versions):
@@ -179,8 +187,8 @@ class Exchange:
                 if chunk.stripe != message.stripe:
                     continue
                 given = mask_of(has[chunk.key], chunk.full) if chunk.key in has else 0
-                if chunk.key not in has:
-                    self._enqueue(edge, chunk, HEADER, now)
+                if chunk.key not in has and not self._enqueue(edge, chunk, HEADER, now):
+                    continue
                 for index in chunk.held():
                     if not given >> index & 1:
                         self._enqueue(edge, chunk, index, now)
@@ -189,7 +197,8 @@ class Exchange:
     def detached(self, peer: bytes, stripe: int | None, effects: list[Effect]) -> None:
         """A child left one stripe, or (None) all of them."""
         for k in [stripe] if stripe is not None else list(self.children):
-            if self.children.get(k, {}).pop(peer, None) is not None:
+            if (edge := self.children.get(k, {}).pop(peer, None)) is not None:
+                self._unpay(edge)
                 self._tell_behind(k, effects)
 
     def credited(self, peer: bytes, message: Credit, now: float, effects: list[Effect]) -> None:
@@ -209,7 +218,7 @@ class Exchange:
             return
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         for peer, edge in self.children.get(chunk.stripe, {}).items():
-            if peer != source and id_ > edge.after and chunk.key not in edge.shed:
+            if peer != source and id_ > edge.after and chunk.key not in edge.shed and chunk.key not in edge.unpaid:
                 self._enqueue(edge, chunk, index, now)
                 self._pump(peer, chunk.stripe, edge, now, effects)
                 if edge.waiting_bytes > max(self._tuning.shed_bytes, 3 * sum(chunk.sizes)) and chunk.whole:
@@ -233,10 +242,28 @@ class Exchange:
         if edge is not None:
             edge.sent += chunk.header_bytes + sum(chunk.sizes[index] for index in pieces)
 
+    def paid(self, chunk: Chunk, pieces: Iterable[int]) -> list[int]:
+        """Of these pieces, which are asked for, those that may be given, with the header."""
+        if self.purse is None:
+            return list(pieces) if self.gives else []
+        if not self.purse.take(chunk.key, HEADER, chunk.header_bytes):
+            return []
+        paid = [index for index in pieces if self.purse.take(chunk.key, index, chunk.sizes[index])]
+        if not paid:
+            self.purse.back(chunk.key, HEADER, chunk.header_bytes)
+        return paid
+
     def spare(self, stripe: int, peer: bytes) -> int:
         """Bytes that this child would take at once; negative when it is not attached."""
         edge = self.children.get(stripe, {}).get(peer)
         return -1 if edge is None else edge.spare
+
+    def give(self, gives: bool, now: float, effects: list[Effect]) -> None:
+        """From now on there is uplink to give, or none."""
+        self.gives = gives
+        for stripe, edges in self.children.items():
+            for peer, edge in edges.items():
+                self._pump(peer, stripe, edge, now, effects)
 
     def tick(self, now: float, effects: list[Effect]) -> None:
         """Find children that lag."""
@@ -284,19 +311,32 @@ class Exchange:
             for edge in edges.values():
                 edge.shed = {key for key in edge.shed if (key.epoch, key.version) != id_}
                 edge.kept = {key for key in edge.kept if (key.epoch, key.version) != id_}
+                edge.unpaid = {key for key in edge.unpaid if (key.epoch, key.version) != id_}
                 kept = deque(item for item in edge.waiting if (item[0].key.epoch, item[0].key.version) != id_)
                 edge.waiting = kept
                 edge.waiting_bytes = sum(size for _, _, size in kept)
 
-    def _enqueue(self, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> None:
+    def _enqueue(self, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> bool:
+        """False when there is no egress left for it; without its header no piece of a chunk may go."""
+        size = _size(chunk, index)
+        if self.purse is not None and not self.purse.take(chunk.key, index, size):
+            if index == HEADER:
+                edge.unpaid.add(chunk.key)
+            return False
         if edge.backlog == 0:
             edge.moved_at = now  # the clock of its lag starts here
-        size = _size(chunk, index)
         edge.waiting.append((chunk, index, size))
         edge.waiting_bytes += size
+        return True
+
+    def _unpay(self, edge: ChildEdge) -> None:
+        """What waits for it does not leave."""
+        if self.purse is not None:
+            for chunk, index, size in edge.waiting:
+                self.purse.back(chunk.key, index, size)
 
     def _pump(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
-        while edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
+        while self.gives and edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
             if edge.flying_bytes >= MAX_AHEAD_BYTES:
                 return
             chunk, index, size = edge.waiting.popleft()

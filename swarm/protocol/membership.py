@@ -5,18 +5,16 @@ dies or falls silent is replaced at once by a backup that the roster implies; th
 report and plans anew at leisure.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 
 from msgspec.structs import replace
 
 from codec.errors import PeerError
-from swarm.protocol.documents import Link, Report, open_grant, open_report, seal
-from swarm.protocol.events import VersionId
+from swarm.protocol.documents import Link, open_grant
 from swarm.protocol.greeting import greet, pass_on, reach_out, share_news
 from swarm.protocol.lease import Standing
 from swarm.protocol.reach import is_circuit, joins, to_dial
+from swarm.protocol.renewals import Renewals
 from swarm.protocol.roster import AUTHORITY, Member, Roster, open_change
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
@@ -31,30 +29,10 @@ from swarm.protocol.wire import (
     Welcome,
 )
 
-__all__ = ["Account", "Membership", "reach_out"]
+__all__ = ["Membership", "reach_out"]
 
 BACKUPS_TRIED = 64
 """Of a large roster: where so many cannot be had it is we who are cut off."""
-REPORTS_A_MESSAGE = 1024
-"""Of about 300 bytes each; `Reports` takes at most 4096."""
-
-
-def batched(items: Iterable[bytes], size: int) -> Iterator[tuple[bytes, ...]]:
-    """The items in tuples of at most `size`."""
-    left = iter(items)
-    while batch := tuple(islice(left, size)):
-        yield batch
-
-
-@dataclass(slots=True)
-class Account:
-    """What the face tells us to say of ourselves in reports."""
-
-    engine: str = ""
-    engine_version: VersionId = VersionId(0, 0)  # noqa: RUF009 - a tuple cannot be changed
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    tokens_s: float = 0.0
 
 
 class Membership:
@@ -64,18 +42,12 @@ class Membership:
         self._state = state
         self._join = join
         self._authority = authority
-        self.account = Account()
-        self.catching_up = 0.0
+        self.renewals = Renewals(state)
+        state.exchange.gives = join.up_mbit > 0
         self._backup: dict[int, bytes] = {}
         """Whom we hang on in place of the planned parent, by stripe."""
         self._lost: dict[int, float] = {}
         """Slots of parents that we lost, and when. Of no concern once they greet us again, or are another's."""
-        self._counter = 0
-        self._climbing: dict[int, dict[int, bytes]] = {}
-        """Reports to pass on, sealed, by stripe and slot."""
-        self._climbed: dict[tuple[int, int], tuple[int, int]] = {}
-        """By stripe and slot, the newest report that we passed on: (serial of the grant, counter)."""
-        self._climb_at = 0.0
         self._admitted_at = 0.0
         self._neighbours: tuple[Neighbour, ...] = ()
         """Who has the roster, as long as we have none."""
@@ -84,7 +56,7 @@ class Membership:
         self._rest_until = 0.0
         """Let go by the authority: not before then do we come back for work."""
         self._turn_at: float | None = None
-        """When we turn to the authority, of whom we hear nothing."""
+        """When we turn to the authority, of whom we hear nothing, or who does not hear of us."""
         self.leaving = False
 
     # ------------------------------------------------------------ sessions
@@ -133,7 +105,7 @@ class Membership:
         if grant.peer != state.key.public:
             raise PeerError("welcome: a grant for somebody else")
         state.grant, state.sealed_grant = grant, message.grant
-        self._counter = 0
+        self.renewals.begin()
         session.ready = True
         state.sessions.ping(session, now, state.effects)
         self._admitted_at = now
@@ -212,7 +184,7 @@ class Membership:
             was = before.member(slot) if before is not None else None
             if was is None or (holder := roster.member(slot)) is None or holder.peer != was.peer:
                 del self._lost[slot]
-        self._climbed = {(k, s): n for (k, s), n in self._climbed.items() if roster.member(s) is not None}
+        self.renewals.new_roster(roster)
         state.sessions.keep({state.swarm, *(m.peer for m in roster.members)})
         pass_on(state, roster)
         self._backup.clear()
@@ -308,9 +280,15 @@ class Membership:
         anyone = islice(roster.each_backup(stripe, slot), BACKUPS_TRIED)
         for backup in chain(roster.each_backup(stripe, slot, among=near), anyone):
             peer = self._state.peer_of(backup)
-            if peer is not None and self._usable(roster, backup, now):
+            if peer is not None and self._usable(roster, backup, now) and self._has_uplink(roster, backup):
                 return peer
         return self._state.swarm
+
+    @staticmethod
+    def _has_uplink(roster: Roster, slot: int) -> bool:
+        """It passes on what it gets: none of those who give nothing, or nothing more today."""
+        member = roster.member(slot)
+        return member is not None and member.up_mbit > 0
 
     def _reach(self, roster: Roster, peer: bytes, now: float) -> bool:
         """A session with `peer`, dialing it when the edge is ours to dial."""
@@ -327,66 +305,21 @@ class Membership:
     def report(
         self, now: float, turn: int | None = None, *, leaving: bool = False, links: tuple[Link, ...] = ()
     ) -> bytes:
-        """Sign a report over the last heartbeat and start it up two trees (which ones: `turn`)."""
+        """Say how we stand, and which parents we lost lately."""
+        soft_ttl_s = self._state.tuning.soft_ttl_s
+        recent = tuple(sorted(s for s, at in self._lost.items() if now - at < soft_ttl_s))
+        return self.renewals.report(now, turn=turn, leaving=leaving, lost=recent[:16], links=links)
+
+    def budget(self, saving: bool, spent: bool, now: float) -> None:
+        """What we may send today is as good as used up (or not any more): say so at once, so that the plan reckons with
+        it; when all of it is, give nobody anything."""
         state = self._state
-        grant, heartbeat = state.grant, state.leases.heartbeat
-        if grant is None or heartbeat is None:
-            return b""
-        self._counter += 1
-        held = state.held or VersionId(0, 0)
-        account = self.account
-        recent = tuple(sorted(s for s, at in self._lost.items() if now - at < state.tuning.soft_ttl_s))
-        sealed = seal(
-            Report(
-                state.swarm, state.key.public, grant.slot, grant.serial, self._counter,
-                state.leases.hash, held.epoch, held.version, account.engine_version.epoch,
-                account.engine_version.version, account.engine, account.sent_bytes, account.received_bytes,
-                account.tokens_s, leaving, self.catching_up, recent[:16], links,
-            ),
-            state.key,
-        )  # fmt: skip
-        stripes = state.roster.stripes if state.roster is not None else 1
-        turn = heartbeat.serial if turn is None else turn
-        for stripe in sorted({turn % stripes, (turn + 1) % stripes}):
-            self._climb(stripe, grant.slot, (grant.serial, self._counter), sealed, now)
-        return sealed
-
-    def climb(self, message: Reports, now: float) -> None:
-        """Children's reports: on to our own parent of that stripe, if they are of the holders of their slots."""
-        roster = self._state.roster
-        if roster is None or message.stripe >= roster.stripes:
-            return
-        for sealed in message.reports:
-            report = open_report(sealed, self._state.swarm)
-            holder = roster.member(report.slot)
-            if holder is not None and holder.peer == report.peer:
-                self._climb(message.stripe, report.slot, (report.grant, report.counter), sealed, now)
-
-    def farewell(self, peer: bytes, release: bytes, now: float) -> None:
-        """A neighbour leaves: its release climbs on a stripe that does not hang on it, if it cannot reach the authority
-        itself."""
-        edges = self._state.exchange.parents
-        stripe = next((k for k in sorted(edges) if edges[k].peer != peer), None)
-        if stripe is not None:
-            self.climb(Reports(stripe, (release,)), now)
-
-    def _climb(self, stripe: int, slot: int, number: tuple[int, int], sealed: bytes, now: float) -> None:
-        if self._climbed.get((stripe, slot), (-1, -1)) >= number:
-            return
-        if not self._climbing:
-            self._climb_at = now + self._state.tuning.report_batch_s
-        self._climbed[stripe, slot] = number
-        self._climbing.setdefault(stripe, {})[slot] = sealed
-
-    def _send_reports(self) -> None:
-        state = self._state
-        for stripe, reports in sorted(self._climbing.items()):
-            edge = state.exchange.parents.get(stripe)
-            parent = edge.peer if edge is not None else state.swarm
-            if state.sessions.ready(parent):
-                for batch in batched(reports.values(), REPORTS_A_MESSAGE):
-                    state.send(parent, Reports(stripe, batch))
-        self._climbing.clear()
+        if self.renewals.saving != saving:
+            self.renewals.saving = saving
+            self.report(now)
+            state.notify("budget", saving=saving)
+        if state.exchange.gives == spent and self._join.up_mbit > 0:
+            state.exchange.give(not spent, now, state.effects)
 
     # ------------------------------------------------------------ time
 
@@ -403,10 +336,9 @@ class Membership:
         self._mind_roster(now)
         self._find_silent(now)
         self.rewire(now)
-        if self.account.engine and now >= self._rest_until:  # work comes from the authority itself
+        if self.renewals.account.engine and now >= self._rest_until:  # work comes from the authority itself
             state.sessions.reach(state.swarm, self._authority, now, state.effects)
-        if self._climbing and now >= self._climb_at:
-            self._send_reports()
+        self.renewals.tick(now)
         self._mind_own_lease(now)
 
     def _find_silent(self, now: float) -> None:
@@ -431,33 +363,38 @@ class Membership:
         """Not fresh in the newest heartbeat: the reports do not arrive, so talk to the authority directly.
 
         When no heartbeat comes it is the authority that is gone, or restarted: those that hang on it look at once, and
-        what they hear flows down the trees; the others wait their turn, so that thousands do not come together.
+        what they hear flows down the trees. In either case the others wait their turn, so that thousands that lost one
+        head, or the trainer, do not come together.
         """
         state = self._state
         grant = state.grant
         if grant is None or state.leases.heartbeat is None:
             return
         late = now - state.leases.heard_at > 2 * state.tuning.heartbeat_s
-        if not late:
+        if not late and state.leases.standing(grant.slot, now) is Standing.FRESH:
             self._turn_at = None
-        if late and not self._is_turn(now):
-            return
-        if late or state.leases.standing(grant.slot, now) is not Standing.FRESH:
+        elif self._is_turn(now, late=late):
             state.sessions.reach(state.swarm, self._authority, now, state.effects)
             if not late and state.sessions.ready(state.swarm) and now >= self._next_appeal:
                 self._next_appeal = now + state.tuning.heartbeat_s
                 sealed = self.report(now)
                 state.send(state.swarm, Reports(0, (sealed,)))
 
-    def _is_turn(self, now: float) -> bool:
-        """Of the members that hear nothing, whether it is our turn to look for the authority."""
+    def _is_turn(self, now: float, *, late: bool) -> bool:
+        """Of the members that hear nothing (`late`), or of whom nothing is heard, whether it is our turn to look for
+        the authority. Who is not heard must not wait until its lease is over."""
         state, roster, grant = self._state, self._state.roster, self._state.grant
         assert grant is not None
         if roster is None or any(roster.parent(k, grant.slot) == AUTHORITY for k in range(roster.stripes)):
             return True
+        if not late and state.sessions.ready(state.swarm):
+            return True
         if self._turn_at is None:
-            wait_s = len(roster.members) / state.tuning.returns_s
-            self._turn_at = now + state.rng.uniform(0.0, wait_s + 2 * state.tuning.heartbeat_s)
+            tuning = state.tuning
+            wait_s = len(roster.members) / tuning.returns_s
+            most_s = (tuning.hard_ttl_s - tuning.soft_ttl_s) / 3
+            wait_s = wait_s + 2 * tuning.heartbeat_s if late else min(wait_s, most_s)
+            self._turn_at = now + state.rng.uniform(0.0, wait_s)
         return now >= self._turn_at
 
     def leave(self, now: float) -> None:

@@ -18,12 +18,15 @@ from swarm.protocol.catchup import Catchup, Phase
 from swarm.protocol.chunks import mask_of
 from swarm.protocol.documents import open_report
 from swarm.protocol.events import (
+    Damaged,
     Effect,
     Event,
+    Gave,
     HeaderStored,
     Heard,
     JobDone,
     JobKind,
+    LocalBudget,
     LocalLeave,
     ManifestSeen,
     PartsDone,
@@ -125,12 +128,15 @@ class Peer:
             PieceStored: self._piece,
             Stray: lambda e, now: self.state.exchange.arrived(e.peer, e.stripe, e.size, now, self.state.effects),
             PieceBad: self._piece_bad,
-            PartsDone: self.catchup.parts_done,
+            PartsDone: self._parts_done,
+            Gave: lambda e, now: self.membership.renewals.gave(e.peer, e.size_bytes),
             UnknownLabel: self.catchup.unknown_label,
             SendDone: self.state.sent,
             ManifestSeen: self._manifest_seen,
             JobDone: self._job_done,
+            Damaged: self._damaged,
             Timer: self._tick,
+            LocalBudget: lambda e, now: self.membership.budget(e.saving, e.spent, now),
             LocalLeave: lambda event, now: self.membership.leave(now),
         }
         self._says: dict[type, Callable[[Session, Any, float], None]] = {
@@ -139,7 +145,7 @@ class Peer:
             RosterStep: lambda s, m, now: self.membership.roster_step(s, m.change, now),
             WantRoster: lambda s, m, now: give_roster(self.state, s, m, now),
             ManifestNews: self._manifest_news,
-            Reports: lambda s, m, now: self.membership.climb(m, now),
+            Reports: lambda s, m, now: self.membership.renewals.climb(m, now),
             Attach: lambda s, m, now: self.state.exchange.attached(s.peer, m, now, self.state.effects),
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
             Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
@@ -148,7 +154,7 @@ class Peer:
             Shed: self._shed,
             Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
             Pong: lambda s, m, now: self.state.sessions.pong(s, now),
-            WantBlob: lambda s, m, now: self.state.emit(SendBlob(s.peer, m.request, m.kind, m.name, m.offset)),
+            WantBlob: self._want_blob,
             WantBlock: self._want_block,
             Lacks: lambda s, m, now: self.catchup.lacks(s.peer, m.request, now),
             WantManifest: lambda s, m, now: serve_manifest(self.state, s.peer, m),
@@ -234,7 +240,7 @@ class Peer:
             report = open_report(message.release, self.state.swarm)
             if report.peer != session.peer or not report.leaving:
                 raise PeerError("bye: not the sender's own")
-            self.membership.farewell(session.peer, message.release, now)
+            self.membership.renewals.farewell(session.peer, message.release, now)
         self.state.close(session.peer, "left")
 
     # ------------------------------------------------------------ versions
@@ -283,8 +289,13 @@ class Peer:
 
     def _tell(self, now: float) -> None:
         """We hold another version: say so at once, not at the next heartbeat."""
-        self.membership.catching_up = self.caught_up
+        self.membership.renewals.catching_up = self.caught_up
         self.membership.report(now, links=self.links.account())
+
+    def _damaged(self, event: Damaged, now: float) -> None:
+        if self.state.held is not None:
+            self.state.notify("damaged", version=self.state.held, detail=f"{event.blocks} blocks")
+        self._repair(now)
 
     def _repair(self, now: float) -> None:
         """Some block is not what the version we hold says: fetch what differs from it, and go on from there."""
@@ -345,8 +356,18 @@ class Peer:
             return sources
         return sorted(sources, key=lambda p: (m := roster.member_of(p)) is None or m.region != me.region)
 
+    def _want_blob(self, session: Session, message: WantBlob, now: float) -> None:
+        if self.state.exchange.gives:
+            self.state.emit(SendBlob(session.peer, message.request, message.kind, message.name, message.offset))
+        else:
+            self.state.send(session.peer, Lacks(message.request))
+
+    def _parts_done(self, event: PartsDone, now: float) -> None:
+        self.membership.renewals.fetched(event.size_bytes)
+        self.catchup.parts_done(event, now)
+
     def _want_block(self, session: Session, message: WantBlock, now: float) -> None:
-        if self.state.held is None or self._relay_only:
+        if self.state.held is None or self._relay_only or not self.state.exchange.gives:
             self.state.send(session.peer, Lacks(message.request))
         else:
             self.state.emit(SendBlock(session.peer, message.request, message.block))
@@ -360,7 +381,7 @@ class Peer:
         state = self.state
         state.sessions.expire_mute(now, state.effects)
         state.exchange.tick(now, state.effects)
-        self.membership.catching_up = self.caught_up
+        self.membership.renewals.catching_up = self.caught_up
         self.membership.tick(now)
         if state.grant is not None:
             self._measure(now)
@@ -403,7 +424,7 @@ class Peer:
 def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
     """Answer a pull with the header and whatever pieces asked for we hold; with silence while they are on their way."""
     key = ChunkKey(want.epoch, want.version, want.attempt, want.seq)
-    chunk = state.chunks.find(key)
+    chunk = state.chunks.find(key) if state.exchange.gives else None
     pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
     if state.gifts.busy(peer, key):
         return
@@ -413,7 +434,10 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
     if chunk is None or not pieces or state.gifts.full(peer) or busy:
         state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
-    asked = [index for index in range(len(chunk.sizes)) if pieces >> index & 1]
+    asked = state.exchange.paid(chunk, [index for index in range(len(chunk.sizes)) if pieces >> index & 1])
+    if not asked:
+        state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
+        return
     state.gifts.begin(peer, key, 1 + len(asked))
     state.exchange.gave(peer, chunk, asked)
     state.emit(SendHeader(peer, chunk.stripe, key, pull=True))

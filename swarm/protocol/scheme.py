@@ -90,7 +90,8 @@ class Scheme:
         enrolment = self._enrolled[peer]
         fresh = self._book.standing(slot, self._time(now)) is Standing.FRESH and slot not in self.lost
         may = enrolment.held_once and (enrolment.proven or not strict)
-        uplink = round(self._rates.uplink(slot, enrolment.join.up_mbit, typical), 1)
+        offered = 0.0 if enrolment.saving else enrolment.join.up_mbit
+        uplink = round(self._rates.uplink(slot, offered, typical), 1)
         before = self._state.roster.member(slot) if self._state.roster is not None else None
         if before is not None and before.peer == peer and abs(before.up_mbit - uplink) < SAME * uplink:
             uplink = before.up_mbit  # a change that nobody would feel would still have to be told everyone

@@ -24,7 +24,7 @@ from swarm.shell.requests import Answer, Requests
 from swarm.shell.threads import RunSync, in_thread
 from swarm.store import Store
 
-__all__ = ["Answers"]
+__all__ = ["Answers", "cost_of", "model_bytes"]
 
 _MAX_FILE_BYTES: Final = 64 << 20
 """As the layout bounds them."""
@@ -88,9 +88,9 @@ class Answers:
             differs = await self._run_sync(self._take_hashes, want.name, answer.data)
             version = self._manifests.version(want.name)
             assert version is not None, "a hash list was asked for by a root that no manifest named"
-            return PartsDone(peer, want.request, version, differs=differs)
+            return PartsDone(peer, want.request, version, differs=differs, size_bytes=len(answer.data))
         needs = await self._run_sync(self._take_file, want, answer.data)
-        return PartsDone(peer, want.request, answer.label, needs=needs)
+        return PartsDone(peer, want.request, answer.label, needs=needs, size_bytes=len(answer.data))
 
     async def _take_block(self, peer: bytes, want: WantBlock, answer: Answer) -> Event | None:
         if self._asked_for.get(want.block) != (peer, want.request):
@@ -102,7 +102,7 @@ class Answers:
         expected = hashes[want.block].tobytes()
         await self._run_sync(self._jobs.model.write_block, want.block, answer.data, expected, answer.label)
         self._asked_for.pop(want.block, None)
-        return PartsDone(peer, want.request, answer.label)
+        return PartsDone(peer, want.request, answer.label, size_bytes=len(answer.data))
 
     # ------------------------------------------------------------ in a worker thread
 
@@ -111,7 +111,7 @@ class Answers:
             raise PeerError(f"blob.hash: not the {'layout' if want.kind == BlobKind.LAYOUT else 'file'} asked for")
         layout = Layout.from_bytes(data) if want.kind == BlobKind.LAYOUT else None
         self._store.put_file(data)
-        return () if layout is None else self._jobs.model.needs(layout)
+        return () if layout is None else self._store.lacking(layout, self._jobs.model.base)
 
     def _take_hashes(self, root: bytes, data: bytes) -> tuple[int, ...]:
         layout = self._jobs.model.layout
@@ -133,6 +133,25 @@ class Answers:
             if len(self._lists) > _LISTS_KEPT:
                 self._lists.popitem(last=False)
         return found
+
+
+def cost_of(layout: Layout, want: WantBlob | WantBlock) -> int:
+    """Payload bytes of a good answer to this request."""
+    if isinstance(want, WantBlock):
+        return layout.block(want.block).nbytes if want.block < layout.n_blocks else 0
+    if want.kind == BlobKind.HASHES:
+        total = 32 * layout.n_blocks
+    elif want.kind == BlobKind.LAYOUT:
+        total = len(layout.to_bytes())
+    else:
+        total = next((spec.size for spec in layout.files if spec.hash == want.name), 0)
+    return max(0, total - want.offset)
+
+
+def model_bytes(layout: Layout) -> int:
+    """Payload bytes of all that somebody needs who has nothing: layout, files, list of hashes, blocks."""
+    files = sum(spec.size for spec in layout.files)
+    return len(layout.to_bytes()) + files + 32 * layout.n_blocks + layout.full_bytes
 
 
 def _label(version: VersionId) -> ChunkKey:

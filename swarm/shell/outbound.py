@@ -13,7 +13,7 @@ import trio
 
 from codec import ChunkKey
 from codec.errors import PeerError
-from swarm.protocol.events import Event, SendBlob, SendBlock, SendDone, SendHeader, SendPiece
+from swarm.protocol.events import Event, Gave, SendBlob, SendBlock, SendDone, SendHeader, SendPiece
 from swarm.protocol.wire import NO_STRIPE, Frame, FrameKind, Lacks, Message, pack_frame
 from swarm.shell.counts import Counts
 from swarm.shell.limits import Limits
@@ -110,7 +110,7 @@ class Outbound:
         idle_s: float,
     ) -> None:
         """Write until there was nothing to send for `idle_s`. `answer` queues a control message; `post` takes the
-        `SendDone`s.
+        `SendDone`s and `Gave`s.
 
         Raises `trio.TooSlowError` when the peer takes nothing, `trio.BrokenResourceError`.
         """
@@ -123,7 +123,7 @@ class Outbound:
                 await trio.sleep(_HOLD_S)
                 continue
             parts: list[bytes] = []
-            done: list[SendDone] = []
+            done: list[SendDone | Gave] = []
             size = 0
             while size < self._limits.write_bytes and len(self):
                 if self._pushes or self._pulls:
@@ -133,7 +133,9 @@ class Outbound:
                     index = effect.index if isinstance(effect, SendPiece) else -1
                     done.append(SendDone(peer, effect.stripe, effect.key, index, effect.pull))
                 else:
-                    size += await self._gather_part(parts, answer)
+                    given = await self._gather_part(parts, answer)
+                    size += given
+                    done += [Gave(peer, given)] if given else []
             if parts:
                 self._writing = True
                 with trio.fail_after(self._limits.write_deadline_s):

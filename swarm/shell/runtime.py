@@ -123,6 +123,8 @@ class Shell:
         self._posting, self._events = trio.open_memory_channel[tuple[Event, trio.Event | None]](self._limits.events)
         self._timers: dict[str, float] = {}
         self._persisting: deque[Persist] = deque()
+        self._persist_asked = self._persist_done = 0
+        self._persisted = trio.Event()
         self._commits: deque[Commit] = deque()
         self._wake_persist, self._wake_commit, self._wake_upkeep = trio.Event(), trio.Event(), trio.Event()
         self._whole_since = False
@@ -184,6 +186,13 @@ class Shell:
         done = trio.Event()
         await self._posting.send((event, done))
         await done.wait()
+
+    async def carry_out(self, effects: list[Effect]) -> None:
+        """Perform effects that a person asked for, and wait until what they are to make durable is."""
+        self.perform(effects)
+        asked = self._persist_asked
+        while self._persist_done < asked:
+            await self._persisted.wait()
 
     async def shelter(self, work: Callable[[], Awaitable[None]]) -> None:
         """Await `work()` as a task of the shell: once begun it goes on even when the caller is cancelled.
@@ -291,6 +300,7 @@ class Shell:
 
     def _persist(self, effect: Persist) -> None:
         self._persisting.append(effect)
+        self._persist_asked += 1
         self._wake_persist.set()
 
     def _commit(self, effect: Commit) -> None:
@@ -320,6 +330,9 @@ class Shell:
             batch, self._persisting = self._persisting, deque()
             if batch:
                 await self._run_sync(self._store.records.put, [(effect.name, effect.record) for effect in batch])
+                self._persist_done += len(batch)
+                self._persisted.set()
+                self._persisted = trio.Event()
             for effect in batch:
                 await self.post(Persisted(effect.token))
 

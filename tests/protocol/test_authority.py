@@ -334,13 +334,16 @@ def test_a_farewell_that_is_anothers_or_none(leaving: bool) -> None:
 
 def test_a_kick_ends_lease_and_session() -> None:
     core = members(an_authority(), 2)
-    effects = core.kick(0, 5.0)
-    assert [(c.peer, c.ban_s > 0) for c in only(effects, Close)] == [(key_of(0).public, True)]
+    effects = core.kick(key_of(0).public, 5.0)
+    assert [refused.code for refused in sends(effects, Refused, to=0)] == ["ticket"]
+    assert [c.peer for c in only(effects, Close)] == [key_of(0).public]
     assert [p.name for p in only(effects, Persist)] == ["grant/0"]
     assert core.state.leases.heartbeat is not None
     assert core.state.leases.heartbeat.live == b"\x02"
-    assert core.kick(0, 5.1) == []
-    assert core.kick(999, 5.1) == []
+    assert core.kick(key_of(0).public, 5.1) == []
+    core.apply(Timer("tick"), 5.0 + TUNING.tick_s + 0.01)
+    assert core.state.roster is not None
+    assert [m.slot for m in core.state.roster.members] == [1]
 
 
 def test_hearsay_moves_only_one_that_is_late_itself() -> None:
@@ -372,7 +375,7 @@ def test_a_restart_takes_up_leases_addresses_and_serials() -> None:
     core = an_authority()
     for slot in range(3):
         records(join(core, slot, 1.0 + slot), disk)
-    records(core.kick(1, 5.0), disk)
+    records(core.kick(key_of(1).public, 5.0), disk)
     again = an_authority(boot=2, grants=[r for name, r in disk.items() if r and name.startswith("grant/")], now=100.0)
     assert {s: lease.grant.peer for s, lease in again.book.leases.items()} == {0: key_of(0).public, 2: key_of(2).public}
     assert again.state.roster is not None

@@ -24,8 +24,8 @@ from protocol_kit import (
 from swarm.protocol.documents import heartbeat_hash, open_heartbeat, open_report, seal
 from swarm.protocol.events import Close, Dial, Effect, LocalLeave, PeerDown, PeerUp, Timer
 from swarm.protocol.lease import Standing
-from swarm.protocol.membership import REPORTS_A_MESSAGE
 from swarm.protocol.peer import Peer
+from swarm.protocol.renewals import REPORTS_A_MESSAGE
 from swarm.protocol.wire import (
     Attach,
     Bye,
@@ -472,10 +472,10 @@ def test_a_forged_report_expels_and_a_strangers_is_dropped() -> None:
 @pytest.mark.parametrize(("slot", "stripe"), [(900, 0), (2, 63)])
 def test_reports_of_no_slot_or_stripe_cost_no_memory(slot: int, stripe: int) -> None:
     peer = a_forwarder()
-    before = dict(peer.membership._climbed)
+    before = dict(peer.membership.renewals._climbed)
     for counter in range(1, 20):
         assert climbed(peer, a_report(slot, counter), 1.0 + counter, stripe) == []
-    assert peer.membership._climbed == before
+    assert peer.membership.renewals._climbed == before
 
 
 def test_many_reports_are_split_into_messages_that_may_be_read() -> None:
@@ -531,7 +531,7 @@ def test_the_others_wait_their_turn() -> None:
 def test_one_that_was_let_go_comes_back_later_for_work() -> None:
     peer = a_member()
     meet(peer, 1)
-    peer.membership.account.engine = "numpy"
+    peer.membership.renewals.account.engine = "numpy"
     effects = say(peer, SWARM, Bye(b""), 1.0)
     assert [c.peer for c in only(effects, Close)] == [SWARM]
     peer.apply(PeerDown(SWARM), 1.1)
