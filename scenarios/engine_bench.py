@@ -84,6 +84,25 @@ class Bench:
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
         return self.begin(prompts, sampling).result(WITHIN_S)
 
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
+        """As `node.engines.base.Scorer`."""
+        return self.begin_score(prompt, token_ids, sampling).result(WITHIN_S)
+
+    def begin_score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+    ) -> "Future[tuple[float, ...]]":
+        """Start scoring; a future of it."""
+        future: Future[tuple[float, ...]] = Future()
+
+        def done(outcome: "tuple[float, ...] | EngineError") -> None:
+            if isinstance(outcome, EngineError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.engine.score(prompt, token_ids, sampling, done)
+        return future
+
     def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
         """Tokens and log-probabilities, one prompt after the other, so that no batch differs between two engines."""
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0)

@@ -54,6 +54,11 @@ MIN_LOGPROB: Final = -1e4
 """No token is sampled that is less likely than this; it keeps infinities and NaN out."""
 
 
+TOP_P_BORDER: Final = 0.05
+"""Probability by which rounding may move the border of a nucleus: of bfloat16's 0.06 nats a token, for a token that has
+most of the mass. Without it, one token in 500 of an honest node's would be impossible in another's arithmetic."""
+
+
 class EngineError(SwarmError):
     """The engine cannot serve: nothing is loaded or attached, or a commit failed and it waits to be reloaded."""
 
@@ -79,6 +84,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
             raise ValueError("top_p: above 0, at most 1")
         if not 0 <= self.seed <= MAX_SEED:
             raise ValueError("seed: 0 to 2^64 - 1")
+
+    @property
+    def widest_top_p(self) -> float:
+        """What the top-p cut may have been by another's rounding."""
+        return min(1.0, self.top_p + TOP_P_BORDER)
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -236,5 +246,6 @@ class Scorer(Protocol):
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
         """The logarithm of the probability of each of `token_ids` after `prompt` and those before it, in the sense of
-        `Completion.logprobs`, under the version held now. -inf for what could not have been drawn."""
+        `Completion.logprobs`, under the version held now. A token that lies just outside the nucleus
+        (`SamplingParams.widest_top_p`) counts as if it were inside; -inf for what no rounding would have drawn."""
         ...

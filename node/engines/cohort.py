@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
-from node.engines.sampling import draw, log_probabilities, uniforms
+from node.engines.sampling import draw, scores, uniforms
 
 __all__ = ["Cohort", "score"]
 
@@ -105,15 +105,15 @@ def score(
     """The log-probability that `model` gives each of `token_ids` after `prompt`: float32; see `Completion.logprobs`.
 
     Read in one pass, so its rounding is another than that of sampling token by token: differences of 1e-5 (float32)
-    or some 1e-2 (bfloat16) mean nothing. -inf for a token that the top-p cut leaves out. Raises `ValueError` for a
-    token id that the model does not have.
+    or some 1e-2 (bfloat16) mean nothing. -inf for a token that the top-p cut leaves out by more than rounding. Raises
+    `ValueError` for a token id that the model does not have.
     """
     ids = torch.tensor([[*prompt, *token_ids]], dtype=torch.int64)
     check_tokens(model, ids)
     kept = len(token_ids) + 1
     logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=kept).logits[0, :-1]
     chosen = ids[0, len(prompt) :].to(logits.device)
-    found = log_probabilities(logits, sampling).gather(-1, chosen[:, None])[:, 0]
+    found = scores(logits, sampling).gather(-1, chosen[:, None])[:, 0]
     return tuple(found.float().cpu().tolist())
 
 

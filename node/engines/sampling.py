@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from node.engines.base import SamplingParams
 
-__all__ = ["draw", "log_probabilities", "uniforms"]
+__all__ = ["draw", "log_probabilities", "scores", "uniforms"]
 
 
 def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float64]:
@@ -43,12 +43,22 @@ def log_probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.T
     if sampling.temperature == 0.0:
         return torch.log_softmax(logits.float(), -1)
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
-    return _nucleus(logprobs, sampling.top_p) if sampling.top_p < 1.0 else logprobs
+    return torch.log_softmax(_nucleus(logprobs, sampling.top_p), -1) if sampling.top_p < 1.0 else logprobs
+
+
+def scores(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """`log_probabilities`, but a token that lies just outside the nucleus (`SamplingParams.widest_top_p`) is as likely
+    as it would be inside: by another's rounding it was."""
+    if sampling.temperature == 0.0 or sampling.top_p == 1.0:
+        return log_probabilities(logits, sampling)
+    logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
+    mass = _nucleus(logprobs, sampling.top_p).logsumexp(-1, keepdim=True)
+    return _nucleus(logprobs, sampling.widest_top_p) - mass
 
 
 def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The smallest set of likeliest tokens whose probability reaches `top_p`, renormalised; the others at -inf."""
+    """The smallest set of likeliest tokens whose probability reaches `top_p`, as they are; the others at -inf."""
     ordered, order = torch.sort(logprobs, dim=-1, descending=True, stable=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     kept = ordered.masked_fill(before >= top_p, float("-inf"))
-    return torch.log_softmax(torch.empty_like(kept).scatter_(-1, order, kept), -1)
+    return torch.empty_like(kept).scatter_(-1, order, kept)

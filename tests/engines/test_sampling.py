@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from node.engines.base import Prompt, SamplingParams
-from node.engines.sampling import draw, uniforms
+from node.engines.sampling import draw, scores, uniforms
 
 
 def test_uniforms_belong_to_their_stream():
@@ -46,6 +46,17 @@ def test_top_p_keeps_the_likeliest_and_renormalises():
     sure, logprob = draw(logits, uniform, SamplingParams(1, top_p=1e-6))
     assert set(sure.tolist()) == {1}
     torch.testing.assert_close(logprob, torch.zeros(1000), atol=1e-6, rtol=0)
+
+
+def test_a_score_forgives_what_rounding_does_to_the_border_of_a_nucleus():
+    probabilities = torch.tensor([[0.1, 0.5, 0.25, 0.15]])
+    tight = SamplingParams(1, top_p=0.72)  # .5 + .25 reach it; with the border, .15 is drawn by a few
+    found = scores(probabilities.log(), tight).exp()
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 0.25, 0.15]]) / 0.75)
+    loose = SamplingParams(1, top_p=0.6)
+    torch.testing.assert_close(scores(probabilities.log(), loose).exp(), torch.tensor([[0.0, 0.5, 0.25, 0.0]]) / 0.75)
+    for every in (SamplingParams(1), SamplingParams(1, temperature=0.0, top_p=0.5)):
+        torch.testing.assert_close(scores(probabilities.log(), every).exp(), probabilities)
 
 
 def test_greedy_takes_the_largest():

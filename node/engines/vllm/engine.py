@@ -10,10 +10,9 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import structlog
@@ -22,8 +21,9 @@ from numpy.typing import NDArray
 from codec import Layout, Replica, patch_hashes, state_root
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
-from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
+from node.engines.base import EngineError, Prompt, SamplingParams, Version
 from node.engines.vllm.classes import Classes
+from node.engines.vllm.flights import Completed, Flights, ScoresFound, score
 from node.engines.vllm.links import Link, Listener, PluginFailed, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
@@ -33,23 +33,18 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Connect,
     Did,
     Differs,
-    Forget,
     Front,
-    Generate,
-    Generated,
     Learned,
     Load,
     Loaded,
     Mapped,
     Model,
     Open,
-    Output,
     Policy,
     Rank,
     Sources,
     Stage,
     Tensor,
-    Told,
     Unchanged,
 )
 from node.engines.vllm.proof import wrong_blocks
@@ -79,12 +74,6 @@ class _Staged:
     to_load: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Flight:
-    future: "Future[Any]"
-    counts: list[int]
-
-
 class VllmEngine:
     """One vLLM. Flights run by themselves; every other call comes from one thread, except `stage` (from another)."""
 
@@ -99,7 +88,7 @@ class VllmEngine:
         self._hashes: NDArray[np.uint8] | None = None
         self._classes: Classes | None = None
         self._staged: _Staged | None = None
-        self._flights: dict[int, _Flight] = {}
+        self._flights = Flights()
         self._weights = threading.Lock()
         """Held while the live weights change or are looked at."""
         self._chance = random.Random()
@@ -340,53 +329,27 @@ class VllmEngine:
 
     # ------------------------------------------------------------ flights
 
-    def begin(
-        self,
-        flight: int,
-        prompts: Sequence[Prompt],
-        sampling: SamplingParams,
-        done: Callable[[int, "list[Completion] | EngineError"], None],
-    ) -> None:
+    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: Completed) -> None:
         """Start one completion for each prompt; `done(flight, outcome)` is called from another thread."""
         front, _, _ = self._attached()
         self._refuse_if_poisoned()
-        ids = tuple(prompt.token_ids for prompt in prompts)
-        seeds = tuple(_seed(sampling.seed, prompt.stream) for prompt in prompts)
-        counts = [0] * len(prompts)
+        self._flights.begin(front, flight, prompts, sampling, done)
 
-        def told(message: Told) -> None:
-            counts[:] = message.counts
-
-        def ended(future: "Future[Any]") -> None:
-            if self._flights.pop(flight, None) is not None:
-                done(flight, self._outcome(future, len(prompts)))
-
-        future = front.ask(
-            lambda n: Generate(
-                n, flight, ids, seeds, sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop_tokens
-            ),
-            told=told,
-        )
-        self._flights[flight] = _Flight(future, counts)
-        future.add_done_callback(ended)
-
-    def _outcome(self, future: "Future[Any]", count: int) -> "list[Completion] | EngineError":
-        try:
-            answer = wait(future, Generated, 0.0)
-            if len(answer.outputs) != count:
-                return EngineError(f"{len(answer.outputs)} completions for {count} prompts")
-            return [_completion(output) for output in answer.outputs]
-        except EngineError as error:
-            return error
+    def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, done: ScoresFound
+    ) -> None:
+        """How likely are `token_ids` after `prompt`, under the version held now? See `flights.score`."""
+        front, _, _ = self._attached()
+        self._refuse_if_poisoned()
+        score(front, prompt, token_ids, sampling, self.version, done)
 
     def cancel(self, flight: int) -> None:
         """Forget a flight; one that is not known is no matter."""
-        if self._flights.pop(flight, None) is not None and self._front is not None:
-            self._front.ask(lambda n: Forget(n, flight))
+        self._flights.cancel(self._front, flight)
 
     def counts(self) -> dict[int, list[int]]:
         """Tokens so far, of each flight's prompts in their order."""
-        return {number: list(flight.counts) for number, flight in list(self._flights.items())}
+        return self._flights.counts()
 
     def close(self) -> None:
         """Hang up. A vLLM that runs by itself goes on with what it has."""
@@ -443,27 +406,3 @@ def _merge(maps: Sequence[Mapped]) -> tuple[dict[str, frozenset[str]], dict[str,
 
 def _text(version: Version) -> str:
     return f"{version[0]}.{version[1]}"
-
-
-def _version(text: str) -> Version:
-    epoch, _, v = text.partition(".")
-    if not (epoch.isdigit() and v.isdigit()):
-        raise EngineError(f"vLLM names a version {text!r}: somebody else changes its weights")
-    return int(epoch), int(v)
-
-
-def _seed(seed: int, stream: int) -> int:
-    """One seed for a prompt out of the sampling's and its stream: vLLM takes 63 bits."""
-    words = np.random.SeedSequence((seed, stream)).generate_state(2, np.uint32)
-    return (int(words[0]) << 31) ^ int(words[1])
-
-
-def _completion(output: Output) -> Completion:
-    """Raises `EngineError` for a request that was aborted."""
-    if output.finish not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a request with {output.finish!r}")
-    spans = tuple(Span(_version(text), start, end) for text, start, end in output.spans)
-    try:
-        return Completion(output.token_ids, output.logprobs, "stop" if output.finish == "stop" else "length", spans)
-    except ValueError as error:
-        raise EngineError(f"vLLM's answer makes no sense: {error}") from error

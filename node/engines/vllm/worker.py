@@ -32,9 +32,12 @@ from node.engines.messages import (
     Prove,
     Ready,
     Reload,
+    Score,
+    Scores,
     Stage,
 )
 from node.engines.vllm.engine import VllmEngine
+from node.engines.vllm.flights import ScoresFound
 from node.engines.vllm.links import Listener
 from node.engines.vllm.plugin.swarm_vllm.messages import Policy
 from node.engines.vllm.server import Installed, Server, attach_to, installed
@@ -59,7 +62,7 @@ class VllmWorker(Worker):
     def serve(self) -> None:
         for run, name in ((self._receive, "receive"), (self._stage_for_ever, "stage"), (self._tell_for_ever, "tell")):
             threading.Thread(target=run, name=name, daemon=True).start()
-        self._channel.send(Ready(os.getpid(), carries=True))
+        self._channel.send(Ready(os.getpid(), carries=True, scores=True))
         self._work_off(self._tasks)
 
     def _stage_for_ever(self) -> None:
@@ -90,12 +93,23 @@ class VllmWorker(Worker):
             case Cancel(number):
                 self._began_at.pop(number, None)
                 return vllm.cancel(number)
+            case Score(_, prompt, token_ids, sampling):
+                return vllm.score(prompt, token_ids, sampling, self._scored(message))
             case Prove(number):
                 assert self._layout is not None
                 return Proof(number, state_root(self._layout.hash, vllm.live_hashes()))
             case Reload(number, version, root):
                 return self._reload(number, version, root)
         raise PeerError(f"engine: {type(message).__name__}")
+
+    def _scored(self, message: Score) -> ScoresFound:
+        version = self._vllm.version
+
+        def found(outcome: "tuple[float, ...] | EngineError") -> None:
+            failed = isinstance(outcome, EngineError)
+            self._say(self._failure(message, outcome) if failed else Scores(message.number, outcome, version))
+
+        return found
 
     def _ended(self, number: int, outcome: "list[Completion] | EngineError") -> None:
         began = self._began_at.pop(number, None)

@@ -9,7 +9,8 @@ from codec import Layout
 from codec.errors import UsageError
 from codec.layout import FileSpec
 from node.config import JoinConfig
-from node.engines.vllm.engine import _check_files, _completion, _seed, _version
+from node.engines.vllm.engine import _check_files
+from node.engines.vllm.flights import _completion, _seed, _version
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
 from node.engines.vllm.seats import seats_of
 from node.engines.vllm.server import attach_to, environment, flags, installed

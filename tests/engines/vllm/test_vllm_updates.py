@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import time
+from concurrent.futures import wait
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -156,6 +157,57 @@ def test_no_prefix_of_an_old_version_is_used(one):
     assert one.greedy([LONG], 4) == after
 
 
+HOW = [(1.0, 1.0), (0.6, 1.0), (0.8, 0.7), (0.0, 1.0)]
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), HOW)
+def test_scores_of_what_it_drew_are_what_it_said(one, temperature: float, top_p: float):
+    sampling = SamplingParams(max_tokens=48, temperature=temperature, top_p=top_p, seed=5)
+    prompts = [Prompt((5 + i, 6, 7), i) for i in range(3)]
+    users = one.begin([Prompt(tuple(LONG), 9)], SamplingParams(max_tokens=60))  # a batch with others in it
+    for prompt, made in zip(prompts, one.generate(prompts, sampling), strict=True):
+        found = one.score(prompt.token_ids, made.token_ids, sampling)
+        np.testing.assert_allclose(found, made.logprobs, atol=0.05)
+        assert np.abs(np.subtract(found, made.logprobs)).mean() < 0.01
+    users.result(120)
+    # said of another distribution, or of other tokens, they are not
+    (made,) = one.generate(prompts[:1], sampling)
+    other = SamplingParams(max_tokens=48, temperature=2.0, seed=5)
+    assert np.abs(np.subtract(one.score((5, 6, 7), made.token_ids, other), made.logprobs)).mean() > 0.1
+    unlikely = one.score((5, 6, 7), tuple((token + 1) % 300 for token in made.token_ids), sampling)
+    assert np.mean(np.maximum(unlikely, -10.0)) < np.mean(made.logprobs) - 1.0
+    assert (top_p == 1.0) == bool(np.isfinite(unlikely).all())
+
+
+def test_a_long_text_is_scored_in_pieces_past_the_cache_as_another_engine_scores_it(one, tmp_path: Path):
+    from node.engines.transformers import TransformersEngine
+
+    write_checkpoint(tmp_path / "now", one.replica.layout, one.replica.bits, one.checkpoint.files)
+    other = TransformersEngine(threads=1, device="cpu", arithmetic="bfloat16")
+    other.load(tmp_path / "now")
+    sampling = SamplingParams(max_tokens=200, seed=3)
+    (made,) = one.generate([Prompt(tuple(LONG))], sampling)
+    here = [one.score(LONG, made.token_ids, sampling) for _ in range(2)]
+    assert here[0] == here[1]
+    assert np.abs(np.subtract(here[0], other.score(LONG, made.token_ids, sampling))).mean() < 0.05
+
+
+def test_scores_that_a_commit_overtakes_are_nobodys(one):
+    """Some tokens may have been read by the older weights, some by the newer."""
+    errors: list[str] = []
+    for attempt in range(8):
+        staged = step_of(one.replica, 300 + attempt)
+        asked = [one.begin_score(LONG, LONG[:150], SamplingParams(max_tokens=150)) for _ in range(4 + 4 * attempt)]
+        one.update(staged)
+        wait(asked, 120)
+        errors += [str(future.exception(0)) for future in asked if future.exception(0) is not None]
+        if errors:
+            break
+    assert errors
+    assert all("while tokens were scored" in error for error in errors)
+    assert len(one.score(LONG, LONG[:150], SamplingParams(max_tokens=150))) == 150
+
+
 def test_users_own_requests_go_on(one):
     status, answer = ask(one.url, {"model": "policy", "prompt": "hello", "max_tokens": 4})
     assert status == 200
@@ -167,6 +219,8 @@ def test_users_own_requests_go_on(one):
     assert (status, "no proven policy" in answer["error"]["message"]) == (503, True)
     with pytest.raises(EngineError, match="poisoned"):
         one.begin([Prompt((1, 2))], SamplingParams(max_tokens=2))
+    with pytest.raises(EngineError, match="poisoned"):
+        one.score((1, 2), (3,), SamplingParams(max_tokens=1))
     with pytest.raises(EngineError, match="poisoned"):
         one.engine.stage(0, (0, 99))
     assert one.reload() == one.replica.root

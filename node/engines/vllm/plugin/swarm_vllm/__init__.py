@@ -20,7 +20,7 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import loader  # noqa: F401 - which registers the load format of the same name
-    from .core import install
+    from . import core, loader, scores  # noqa: F401 - the loader registers itself, as the load format of the same name
 
-    install()
+    core.install()
+    scores.install()

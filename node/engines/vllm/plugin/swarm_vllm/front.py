@@ -23,6 +23,7 @@ from vllm import SamplingParams, __version__
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.sampling_params import RequestOutputKind
 
+from . import scores
 from .channel import Channel, Closed, connect
 from .messages import (
     Changed,
@@ -41,6 +42,8 @@ from .messages import (
     Load,
     Open,
     Output,
+    Score,
+    Scored,
     Told,
 )
 
@@ -199,6 +202,8 @@ class SwarmFront:
                 return Did(number)
             case Generate():
                 return Generated(message.number, await self._generate(channel, client, message))
+            case Score():
+                return await self._score(client, message)
         raise RuntimeError(f"{type(message).__name__} is not for the front")
 
     def _changed(self, number: int, result: dict[str, Any]) -> Changed | Failed:
@@ -208,9 +213,29 @@ class SwarmFront:
             return Failed(number, result["error"], result["touched"])
         return Changed(number, result["pause_s"], result["loaded_s"])
 
-    async def _generate(self, channel: Channel, client: Any, message: Generate) -> tuple[Output, ...]:
+    def _refuse_if_closed(self) -> None:
         if self._closed is not None:
             raise RuntimeError(f"the engine holds no proven policy: {self._closed}")
+
+    def _name(self) -> str:
+        self._requests += 1
+        return f"swarm-{self._requests}"
+
+    async def _score(self, client: Any, message: Score) -> Scored:
+        self._refuse_if_closed()
+        sampling = scores.scoring(message)
+        ids = [*message.prompt, *message.token_ids]
+        made = None
+        async for output in client.generate({"prompt_token_ids": ids}, sampling, self._name()):
+            made = output
+        assert made is not None
+        if made.outputs[0].finish_reason == "abort":
+            raise RuntimeError("the engine was stopped")
+        (span,) = made.outputs[0].weight_versions
+        return Scored(message.number, scores.read(made.prompt_logprobs, message.token_ids), span.version)
+
+    async def _generate(self, channel: Channel, client: Any, message: Generate) -> tuple[Output, ...]:
+        self._refuse_if_closed()
         counts = [0] * len(message.prompts)
         tasks = [asyncio.ensure_future(self._one(client, message, i, counts)) for i in range(len(counts))]
         self._flights[message.flight] = tasks
@@ -225,8 +250,6 @@ class SwarmFront:
                 task.cancel()
 
     async def _one(self, client: Any, message: Generate, i: int, counts: list[int]) -> Output:
-        self._requests += 1
-        name = f"swarm-{self._requests}"
         sampling = SamplingParams(
             max_tokens=message.max_tokens,
             temperature=message.temperature,
@@ -241,7 +264,7 @@ class SwarmFront:
         ids: list[int] = []
         logprobs: list[float] = []
         made = None
-        async for output in client.generate({"prompt_token_ids": list(message.prompts[i])}, sampling, name):
+        async for output in client.generate({"prompt_token_ids": list(message.prompts[i])}, sampling, self._name()):
             made = output.outputs[0]
             ids += made.token_ids
             for at, token in zip(made.logprobs or (), made.token_ids, strict=True):

@@ -5,6 +5,7 @@
       Connect ------------------------------> Did             every rank connects and maps its weights
       Load, Commit, Open, Close ------------> Did, Changed    one call of the engine core, between two steps
       Generate -----------------------------> Generated       goes on while the others run
+      Score --------------------------------> Scored          the same
 
     driver                                   rank (each worker process)
       <------------------------------------- Rank
@@ -47,6 +48,8 @@ __all__ = [
     "Part",
     "Policy",
     "Rank",
+    "Score",
+    "Scored",
     "Sources",
     "Stage",
     "Tensor",
@@ -194,6 +197,18 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     flight: int
 
 
+class Score(msgspec.Struct, frozen=True, tag="score"):
+    """How likely are these tokens after this prompt, drawn like that? `widest_top_p`: of tokens that lie outside the
+    nucleus of `top_p`, those inside this one are scored as if they were in it."""
+
+    number: int
+    prompt: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    temperature: float
+    top_p: float
+    widest_top_p: float
+
+
 # ---------------------------------------------------------------- from the plugin
 
 
@@ -288,6 +303,14 @@ class Generated(msgspec.Struct, frozen=True, tag="generated"):
     outputs: tuple[Output, ...]
 
 
+class Scored(msgspec.Struct, frozen=True, tag="scored"):
+    """One log-probability a token. `version`: of the weights after the last of them was read."""
+
+    number: int
+    logprobs: tuple[float, ...]
+    version: str
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """It could not be done. `touched`: the live weights may be a mix; the engine has stopped."""
 
@@ -312,5 +335,6 @@ FromDriver = (
     | Unchanged
     | Generate
     | Forget
+    | Score
 )
-FromPlugin = Front | Rank | Loader | Mapped | Did | Changed | Differs | Sources | Told | Generated | Failed
+FromPlugin = Front | Rank | Loader | Mapped | Did | Changed | Differs | Sources | Told | Generated | Scored | Failed

@@ -1,0 +1,129 @@
+"""What a vLLM generates and scores for the node: asked of its API server, answered from another thread."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
+from node.engines.vllm.links import Link, wait
+from node.engines.vllm.plugin.swarm_vllm.messages import Forget, Generate, Generated, Output, Score, Scored, Told
+
+__all__ = ["Completed", "Flights", "ScoresFound", "score"]
+
+Completed = Callable[[int, "list[Completion] | EngineError"], None]
+"""Hears how a flight ended."""
+ScoresFound = Callable[["tuple[float, ...] | EngineError"], None]
+
+
+@dataclass(slots=True)
+class _Flight:
+    future: "Future[Any]"
+    counts: list[int]
+
+
+class Flights:
+    """The generations that run. Begun and called off from one thread."""
+
+    def __init__(self) -> None:
+        self._flights: dict[int, _Flight] = {}
+
+    def begin(
+        self, front: Link, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: Completed
+    ) -> None:
+        """Start one completion for each prompt; `done(flight, outcome)` is called from another thread."""
+        ids = tuple(prompt.token_ids for prompt in prompts)
+        seeds = tuple(_seed(sampling.seed, prompt.stream) for prompt in prompts)
+        counts = [0] * len(prompts)
+
+        def told(message: Told) -> None:
+            counts[:] = message.counts
+
+        def ended(future: "Future[Any]") -> None:
+            if self._flights.pop(flight, None) is not None:
+                done(flight, _completions(future, len(prompts)))
+
+        future = front.ask(
+            lambda n: Generate(
+                n, flight, ids, seeds, sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop_tokens
+            ),
+            told=told,
+        )
+        self._flights[flight] = _Flight(future, counts)
+        future.add_done_callback(ended)
+
+    def cancel(self, front: Link | None, flight: int) -> None:
+        """Forget a flight; one that is not known is no matter."""
+        if self._flights.pop(flight, None) is not None and front is not None:
+            front.ask(lambda n: Forget(n, flight))
+
+    def counts(self) -> dict[int, list[int]]:
+        """Tokens so far, of each flight's prompts in their order."""
+        return {number: list(flight.counts) for number, flight in list(self._flights.items())}
+
+
+def score(
+    front: Link,
+    prompt: Sequence[int],
+    token_ids: Sequence[int],
+    sampling: SamplingParams,
+    version: Version,
+    done: ScoresFound,
+) -> None:
+    """Find how likely `token_ids` are under `version`, which the engine holds now; see `node.engines.base.Scorer`.
+
+    `done(outcome)` is called from another thread. Fails when a commit overtook it: some tokens may have been read by
+    the older weights, and some by the newer.
+    """
+    ids = tuple(prompt), tuple(token_ids)
+    how = sampling.temperature, sampling.top_p, sampling.widest_top_p
+    future = front.ask(lambda n: Score(n, *ids, *how))
+    future.add_done_callback(lambda future: done(_scores(future, len(ids[1]), version)))
+
+
+def _completions(future: "Future[Any]", count: int) -> "list[Completion] | EngineError":
+    try:
+        answer = wait(future, Generated, 0.0)
+        if len(answer.outputs) != count:
+            return EngineError(f"{len(answer.outputs)} completions for {count} prompts")
+        return [_completion(output) for output in answer.outputs]
+    except EngineError as error:
+        return error
+
+
+def _scores(future: "Future[Any]", count: int, version: Version) -> "tuple[float, ...] | EngineError":
+    try:
+        answer = wait(future, Scored, 0.0)
+        if (after := _version(answer.version)) != version:
+            return EngineError(f"the engine became {after} while tokens were scored under {version}")
+        if len(answer.logprobs) != count:
+            return EngineError(f"{len(answer.logprobs)} scores for {count} tokens")
+        return answer.logprobs
+    except EngineError as error:
+        return error
+
+
+def _version(text: str) -> Version:
+    epoch, _, v = text.partition(".")
+    if not (epoch.isdigit() and v.isdigit()):
+        raise EngineError(f"vLLM names a version {text!r}: somebody else changes its weights")
+    return int(epoch), int(v)
+
+
+def _seed(seed: int, stream: int) -> int:
+    """One seed for a prompt out of the sampling's and its stream: vLLM takes 63 bits."""
+    words = np.random.SeedSequence((seed, stream)).generate_state(2, np.uint32)
+    return (int(words[0]) << 31) ^ int(words[1])
+
+
+def _completion(output: Output) -> Completion:
+    """Raises `EngineError` for a request that was aborted."""
+    if output.finish not in ("stop", "length"):
+        raise EngineError(f"vLLM ended a request with {output.finish!r}")
+    spans = tuple(Span(_version(text), start, end) for text, start, end in output.spans)
+    try:
+        return Completion(output.token_ids, output.logprobs, "stop" if output.finish == "stop" else "length", spans)
+    except ValueError as error:
+        raise EngineError(f"vLLM's answer makes no sense: {error}") from error
