@@ -6,7 +6,7 @@ byte: what it was publishing is abandoned, the work that only it wanted is withd
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -21,6 +21,7 @@ from node.local_async import AsyncChannel, serve
 from node.publisher import Publisher, Seed
 from node.trainers.messages import (
     PROTOCOL,
+    Accuse,
     AskState,
     Attach,
     Attached,
@@ -35,11 +36,13 @@ from node.trainers.messages import (
     PublishBegin,
     PublishBlocks,
     PublishEnd,
+    PutOut,
     Refusal,
     Room,
     Sample,
     State,
     Taken,
+    WentOut,
 )
 
 __all__ = ["Desk"]
@@ -48,13 +51,21 @@ LEAVE_WITHIN_S: Final = 10.0
 """To drop what an open version left, and tell the other ranks."""
 
 
+class Host(Seed, Protocol):
+    """What the desk asks of the running seed."""
+
+    async def put_out(self, asked: PutOut) -> WentOut:
+        """A person's word about who may be in the swarm; done when it is durable."""
+        ...
+
+
 class Desk:
     """Serves trainers. `head`: (epoch, version) of the replica, asked when a publisher attaches. `files`: the base's
     small files by name, for a gateway's tokenizer."""
 
     def __init__(
         self,
-        seed: Seed,
+        seed: Host,
         head: Callable[[], tuple[int, int]],
         ledger: LedgerService,
         files: Callable[[], Mapping[str, bytes]] = dict,
@@ -84,6 +95,8 @@ class Desk:
                     await self._gateway(channel, message)
                 case Judge(node, release, why):
                     await channel.send(await self._judge(node, release, why))
+                case PutOut():
+                    await channel.send(await self._seed.put_out(message))
                 case _:
                     raise PeerError(f"first message: {type(message).__name__}")
         except ChannelClosed:
@@ -177,7 +190,9 @@ class Desk:
     # ------------------------------------------------------------ rollouts
 
     async def _rollouts(self, channel: AsyncChannel, asked: OpenRollouts) -> None:
-        session = self._ledger.open(asked.session, asked.n, asked.sampling, asked.max_lag, keep=asked.keep)
+        session = self._ledger.open(
+            asked.session, asked.n, asked.sampling, asked.max_lag, keep=asked.keep, whole=asked.whole
+        )
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell, channel, session)
@@ -189,6 +204,8 @@ class Desk:
                             self._ledger.offer(session, group, prompt)
                         case Taken(group):
                             self._ledger.taken(group)
+                        case Accuse(group, sample, why):
+                            self._ledger.accuse(group, sample, why)
                         case _:
                             raise PeerError(f"rollouts: {type(message).__name__} out of turn")
         except BaseExceptionGroup as errors:

@@ -10,7 +10,7 @@ from codec.errors import PeerError
 from node.engines.base import Version
 from node.ledger.messages import Renew, WorkLease, unpack_tokens
 
-__all__ = ["Held", "Holdings", "Job", "Result"]
+__all__ = ["Held", "Holdings", "Job", "Result", "together"]
 
 
 @dataclass(eq=False)
@@ -37,6 +37,11 @@ class Held:
     @property
     def unfinished(self) -> bool:
         return bool(self.waiting or self.drawing)
+
+    @property
+    def apart(self) -> bool:
+        """It shares no batch with others."""
+        return self.alone or bool(self.message.whole)
 
 
 Job = tuple[Held, int]
@@ -102,29 +107,45 @@ class Holdings:
         return [held.id for held in self.leases.values() if held.deadline <= now]
 
     def begin(self, version: Version, room: int) -> list[Job]:
-        """The next samples of equal sampling, at most `room`, that an engine at `version` may draw; now it does."""
+        """The next samples of equal sampling, at most `room`, that an engine at `version` may draw; now it does.
+
+        A whole group is a batch by itself, which waits for room, and for all where there will never be enough.
+        """
         fit = [h for h in self.leases.values() if h.waiting and (h.message.epoch, h.message.version) <= version]
         if not fit or room <= 0:
             return []
-        alike = [h for h in fit if h.message.sampling == fit[0].message.sampling and not h.alone]
-        jobs = [(held, s) for held in (fit[:1] if fit[0].alone else alike) for s in sorted(held.waiting)][:room]
+        first = fit[0]
+        if first.message.whole:
+            if first.message.whole > room and any(held.drawing for held in self.leases.values()):
+                return []
+            room = len(first.waiting)
+        alike = [h for h in fit if h.message.sampling == first.message.sampling and not h.apart]
+        jobs = [(held, s) for held in ([first] if first.apart else alike) for s in sorted(held.waiting)][:room]
         for held, sample in jobs:
             held.waiting.discard(sample)
             held.drawing.add(sample)
         return jobs
 
     def undo(self, jobs: Sequence[Job]) -> None:
-        """These are to be drawn anew."""
+        """These are to be drawn anew, and their tokens counted from nothing."""
         for held, sample in jobs:
             held.drawing.discard(sample)
             held.waiting.add(sample)
+            held.renewed_tokens = 0
 
     def renewals(self, now: float, every_s: float) -> list[Renew]:
         """For each lease whose tokens flow, now and then, how far it is."""
         found: list[Renew] = []
         for held in self.leases.values():
-            tokens = sum(held.tokens.values())
+            tokens = sum(held.tokens.get(sample, 0) for sample in held.message.samples)
             if held.drawing and tokens > held.renewed_tokens and now - held.renewed_at >= every_s:
                 held.renewed_at, held.renewed_tokens = now, tokens
                 found.append(Renew(held.id, held.message.token, tokens))
         return found
+
+
+def together(jobs: Sequence[Job]) -> list[Job]:
+    """What a batch consists of: the samples of a whole group all, also those that somebody else has delivered, because
+    a sample's last bits may depend on how many are drawn with it."""
+    (held, _), *_ = jobs
+    return [(held, sample) for sample in range(held.message.whole)] or list(jobs)

@@ -11,7 +11,7 @@ that run are done, and none is begun meanwhile.
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -23,11 +23,10 @@ from codec.sign import Key
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts, EngineFailed, EngineLost
 from node.follower import Follower
-from node.holdings import Held, Holdings, Job, Result
+from node.holdings import Held, Holdings, Job, Result, together
 from node.hours import Hours
 from node.ledger.messages import (
     MAX_CAPACITY,
-    Answer,
     Ask,
     Cannot,
     GiveBack,
@@ -49,14 +48,12 @@ from node.ledger.messages import (
     pack_tokens,
     seal_rollout,
     stream_of,
-    unpack_tokens,
     work_hash,
 )
+from node.witness import Witness
 
 __all__ = ["EngineSeat", "NodeWorker", "Pace"]
 
-ASKS_HELD: Final = 8
-"""Others' samples waiting to be scored; more than that and the older are for somebody else."""
 COMMITS_TOLD: Final = 4
 """Versions in a timesheet: it is sent more often than versions come."""
 
@@ -148,7 +145,7 @@ class NodeWorker:
         self._clock = clock
         self._holdings = Holdings()
         self._flights: list[_Flight] = []
-        self._asks: deque[Ask] = deque(maxlen=ASKS_HELD)
+        self._witness = Witness(engine, send)
         self._follower = Follower(engine, clock, idle=self._until_idle, coming=self._coming, changed=self._changed)
         self._behind = False
         """The ledger says that our version is too old for the work there is."""
@@ -178,7 +175,7 @@ class NodeWorker:
                 nursery.start_soon(self._generate_for_ever, nursery)
                 nursery.start_soon(self._follower.run)
                 nursery.start_soon(self._talk_for_ever)
-                nursery.start_soon(self._score_for_ever)
+                nursery.start_soon(self._witness.run)
                 task_status.started()
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(2.0):
@@ -236,7 +233,7 @@ class NodeWorker:
                 if not self._behind:
                     _log.warning("the ledger gives this node no work: %s", reason)
             case Ask():
-                self._asks.append(message)
+                self._witness.ask(message)
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for a node")
 
@@ -358,7 +355,7 @@ class NodeWorker:
 
     async def _generate(self, flight: _Flight) -> None:
         self._know(self._engine.version, self._engine.root)
-        jobs = flight.jobs
+        jobs = together(flight.jobs)
         prompts = [Prompt(held.prompt, stream_of(held.message.group, sample)) for held, sample in jobs]
 
         def count(counts: tuple[int, ...]) -> None:
@@ -371,6 +368,8 @@ class NodeWorker:
         self._measure()
         now = self._clock()
         for (held, sample), completion in zip(jobs, completions, strict=True):
+            if sample not in held.drawing:
+                continue  # drawn for company: somebody else has delivered it
             held.drawing.discard(sample)
             if held.id in self._holdings.leases:
                 sealed = seal_rollout(self._key, self._rollout(held, sample, completion))
@@ -425,26 +424,6 @@ class NodeWorker:
     def _changed(self) -> None:
         self._behind = False
         self._wake()
-
-    # ------------------------------------------------------------ others' samples
-
-    async def _score_for_ever(self) -> None:
-        """Say how likely the tokens of others' samples are, one at a time."""
-        while True:
-            news = self._news
-            if not self._asks:
-                await news.wait()
-                continue
-            await self._engine.wait_ready()
-            ask = self._asks.popleft()
-            logprobs, version = (), self._engine.version
-            if version == (ask.epoch, ask.version) and self._engine.scores:
-                tokens = unpack_tokens(ask.token_ids)[: ask.end]
-                try:
-                    logprobs, version = await self._engine.score(unpack_tokens(ask.prompt), tokens, ask.sampling)
-                except (EngineLost, EngineFailed) as error:
-                    _log.warning("a sample could not be scored: %s", error)
-            await self._send(encode(Answer(ask.check, *version, pack_floats(logprobs[ask.start :]))))
 
     # ------------------------------------------------------------ talking
 

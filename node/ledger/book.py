@@ -53,7 +53,7 @@ from node.ledger.state import Done, Group, Head, Lease
 
 __all__ = ["Book"]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 KEEP_TAKEN: Final = 20_000
 """Groups kept after the trainer took them, as a record, and to be handed over again if it dies before using them."""
 KEEP_HEADS: Final = 64
@@ -64,7 +64,8 @@ create table if not exists heads (epoch integer, version integer, root blob not 
     without rowid;
 create table if not exists groups (id blob primary key, session text not null, ord integer not null,
     prompt blob not null, n integer not null, sampling blob not null, taken integer not null default 0,
-    max_lag integer not null default 1, affinity blob not null default x'');
+    max_lag integer not null default 1, affinity blob not null default x'',
+    whole integer not null default 0);
 create index if not exists groups_taken on groups (taken, ord);
 create table if not exists leases (id integer primary key, token integer not null, node blob not null,
     grp blob not null, samples blob not null, duration_s real not null, epoch integer not null,
@@ -81,10 +82,14 @@ create table if not exists requeues (id integer primary key, lease integer, grp 
 """`conduct`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free, or
 in `slots`, or in `rollouts`; the primary keys see to it."""
 
-_FROM_1: Final = """
+_LATER: Final = {
+    1: """
 alter table groups add column max_lag integer not null default 1;
 alter table groups add column affinity blob not null default x'';
-"""
+""",
+    2: "alter table groups add column whole integer not null default 0;",
+}
+"""What each format added to the one before: by the number of that one."""
 
 
 class Book:
@@ -102,9 +107,8 @@ class Book:
             if found > FORMAT:
                 raise UsageError(f"{path} was written by a later version of swarm-node. Update, or use another folder.")
             self._db.executescript(_TABLES)
-            if found == 1:
-                self._db.executescript(_FROM_1)
-            self._db.execute(f"pragma user_version = {FORMAT}")
+            later = "".join(_LATER[number] for number in range(found or FORMAT, FORMAT))
+            self._db.executescript(f"begin; {later} pragma user_version = {FORMAT}; commit;")
         except sqlite3.Error as error:
             raise UsageError(f"Cannot open the ledger {path}: {error}. Move it away to start a new one.") from error
 
@@ -139,9 +143,9 @@ class Book:
         match fact:
             case Offered(group):
                 fields = (group.id, group.session, group.order, group.prompt, group.n, _pack(group.sampling))
-                columns = "id, session, ord, prompt, n, sampling, max_lag, affinity"
-                values = (*fields, group.max_lag, group.affinity)
-                run(f"insert into groups ({columns}) values (?, ?, ?, ?, ?, ?, ?, ?)", values)
+                columns = "id, session, ord, prompt, n, sampling, max_lag, affinity, whole"
+                values = (*fields, group.max_lag, group.affinity, group.whole)
+                run(f"insert into groups ({columns}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             case Leased(lease):
                 self._note_lease(lease)
             case Requeued(lease, group, samples, why):
@@ -250,10 +254,10 @@ class Book:
         return {name: self._db.execute(query).fetchone()[0] for name, query in count.items()}
 
     def _group(self, group: bytes) -> Group:
-        query = "select session, ord, prompt, n, sampling, max_lag, affinity from groups where id = ?"
-        session, order, prompt, n, sampling, max_lag, affinity = self._db.execute(query, (group,)).fetchone()
+        query = "select session, ord, prompt, n, sampling, max_lag, affinity, whole from groups where id = ?"
+        session, order, prompt, n, sampling, max_lag, affinity, whole = self._db.execute(query, (group,)).fetchone()
         params = msgspec.msgpack.decode(sampling, type=SamplingParams)
-        found = Group(group, session, order, prompt, n, params, max_lag, affinity)
+        found = Group(group, session, order, prompt, n, params, max_lag, affinity, bool(whole))
         for sample, lease in self._db.execute("select sample, lease from slots where grp = ?", (group,)):
             found.leased[sample] = lease
         rows = self._db.execute("select sample, lease, token, node, sealed from rollouts where grp = ?", (group,))

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Mapping, Set
 
-from node.engines.base import Version
 from node.ledger.judge import lag_reason
 from node.ledger.leases import LeaseTable, remember
 from node.ledger.messages import Reason
@@ -33,55 +32,79 @@ class Dealer:
         self._homes: OrderedDict[bytes, bytes] = OrderedDict()
         """affinity -> the node that has its prefix"""
 
-    def deal(self, node: Node, version: Version, head: Head, capacity: int, now: float) -> tuple[list[Lease], Reason]:
-        """Leases for `node`, whose engine holds `version` and which has room for `capacity` sequences; and, where there
-        are none, why.
+    def deal(self, node: Node, head: Head, lag: int, capacity: int, now: float) -> tuple[list[Lease], Reason]:
+        """Leases for `node`, which has room for `capacity` sequences; and, where there are none, why. `lag`: the most
+        that any work allows.
 
-        A node that holds the head gets its share. One that is late for it gets, of work that its version may still do,
-        what it should finish before that version is too old, and waits for the next if that is nothing.
+        A node that holds the head gets its share. One that is late for it, or is known to get the next one so late that
+        the head will be too old then, gets, of work that its version may still do, what it should finish before that
+        version is too old, and waits for the next if that is nothing.
         """
-        count = min(capacity, self._share(node, now))
+        if node.pulse.stalled:
+            capacity = min(capacity, 1 - node.outstanding)
+        count = min(capacity, self._share(node, head, lag, now))
         leases: list[Lease] = []
         why = Reason.NO_WORK
         limits: dict[int, int] = {}
-
-        def limit(group: Group) -> int:
-            if version == head.name:
-                return count
-            if group.max_lag not in limits:
-                usable_s = self.timetable.usable_s(version, head.name, group.max_lag, now)
-                tokens = group.sampling.max_tokens if self.length.mean is None else self.length.mean
-                limits[group.max_lag] = finishable(node, usable_s, tokens)
-            return limits[group.max_lag]
 
         def fits(group: Group) -> bool:
             nonlocal why
             if node.key in group.refusers or self._kept_for_another(group, node.key, now):
                 return False
-            reason = lag_reason(version, head, group.max_lag)
-            if reason is None and limit(group) <= 0:
-                reason = Reason.LATE
+            assert node.version is not None
+            reason = lag_reason(node.version, head, group.max_lag)
+            if reason is None:
+                if group.max_lag not in limits:
+                    limits[group.max_lag] = self._limit(node, head, group, capacity, now)
+                if limits[group.max_lag] <= 0:
+                    reason = Reason.LATE
+                elif group.whole and len(group.free) > capacity and node.outstanding:
+                    return False  # it is taken whole, or when there is nothing else
             why = reason or why
             return reason is None
 
         if count > 0:
             for group in self._pool.open_groups(fits):
-                samples = tuple(sorted(group.free)[: min(count, limit(group))])
+                most = len(group.free) if group.whole else min(count, limits[group.max_lag])
+                samples = tuple(sorted(group.free)[:most])
                 count -= len(samples)
-                for lag in limits:
-                    limits[lag] -= len(samples)
+                capacity -= len(samples)
+                for other in limits:
+                    limits[other] -= len(samples)
                 leases.append(self._lease(node, head, group, samples, now))
                 if count <= 0:
                     break
+        for lease in leases:  # they are drawn side by side, so each takes as long as all
+            lease.duration_s = duration_s(node, self._pool.groups[lease.group].sampling.max_tokens, self.settings)
+            self._table.renew(lease, now + lease.duration_s)
         return leases, why
 
-    def _share(self, node: Node, now: float) -> int:
+    def _limit(self, node: Node, head: Head, group: Group, capacity: int, now: float) -> int:
+        """How many samples like those of `group` the node's version allows it to take."""
+        version = node.version
+        assert version is not None
+        if version == head.name and not self.timetable.late_for_next(node.key, group.max_lag):
+            return capacity
+        usable_s = self.timetable.usable_s(version, head.name, group.max_lag, now)
+        tokens = group.sampling.max_tokens if self.length.mean is None else self.length.mean
+        found = finishable(node, usable_s, tokens)
+        idle = version == head.name and not node.outstanding  # there is none newer that it could wait for
+        return max(found, 1) if idle else found
+
+    def _share(self, node: Node, head: Head, lag: int, now: float) -> int:
         asking = [
             other
             for key, other in self._nodes.items()
             if key in self._members and (other.outstanding or now - other.asked <= self.settings.asking_ttl_s)
         ]
-        return share(node, asking, self._pool.wanted)
+        waits_s = [0.0 if other is node else self._wait_s(other, head, lag, now) for other in asking]
+        return share(node, asking, self._pool.wanted, waits_s, self.length.mean)
+
+    def _wait_s(self, node: Node, head: Head, lag: int, now: float) -> float:
+        """How long until it may begin: until its engine should hold the head, where what it holds is too old."""
+        if node.version is None or lag_reason(node.version, head, lag) is not Reason.TOO_OLD:
+            return 0.0
+        return self.timetable.arrival_s(node.key, head.name, now) or 0.0
 
     def _kept_for_another(self, group: Group, node: bytes, now: float) -> bool:
         """Another node has this session's prefix in its cache, room for it, and may ask any moment."""
@@ -94,8 +117,8 @@ class Dealer:
     def _lease(self, node: Node, head: Head, group: Group, samples: tuple[int, ...], now: float) -> Lease:
         if not node.outstanding:
             node.busy_since, node.busy_tokens = now, 0
+            node.pulse.begin(now)
         node.outstanding += len(samples)
-        duration = duration_s(node, group.sampling.max_tokens, self.settings)
         lease = Lease(
             id=self._table.next_id,
             token=self._table.next_id,
@@ -103,10 +126,11 @@ class Dealer:
             group=group.id,
             samples=samples,
             granted=now,
-            deadline=now + duration,
-            duration_s=duration,
+            deadline=now,
+            duration_s=0.0,
             minimum=(head.epoch, max(0, head.version - group.max_lag)),
             open=set(samples),
+            begun_at=head.name,
         )
         self._table.add(lease)
         node.leases.add(lease.id)

@@ -135,7 +135,8 @@ class WorkLease(WorkMessage, frozen=True, tag=2):
     """The right to generate these samples of a group until `deadline_s` from receipt, at (epoch, version) or later.
 
     What was begun at a version may go on over the commit of later ones, as long as its oldest token is at most
-    `max_lag` versions behind the newest.
+    `max_lag` versions behind the newest. `whole`: where it is not 0, so many samples, from number 0 on, are drawn in
+    one batch that holds nothing else, and those that were leased are returned.
     """
 
     lease: U63
@@ -148,6 +149,7 @@ class WorkLease(WorkMessage, frozen=True, tag=2):
     epoch: U32
     version: U63
     max_lag: U32
+    whole: Annotated[int, msgspec.Meta(ge=0, le=MAX_CAPACITY)] = 0
 
 
 class Renew(WorkMessage, frozen=True, tag=3):

@@ -15,8 +15,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from blake3 import blake3
-
 from node.engines.base import SamplingParams, Version
 from node.ledger.checks import Check, Checks
 from node.ledger.conduct import Sentence
@@ -34,8 +32,9 @@ from node.ledger.facts import (
     Requeued,
     Taken,
 )
-from node.ledger.judge import fingerprint, judge, lag_reason, oldest_version, too_fast
-from node.ledger.leases import LeaseTable, remember
+from node.ledger.intake import Intake
+from node.ledger.judge import lag_reason, oldest_version
+from node.ledger.leases import LeaseTable
 from node.ledger.messages import Reason, Rollout, WorkRequest
 from node.ledger.pool import Pool, check_offer
 from node.ledger.settings import Settings
@@ -59,11 +58,9 @@ class Ledger:
         self.nodes: dict[bytes, Node] = {}
         self.members: set[bytes] = set()
         self.checks = Checks(settings)
+        self.intake = Intake(settings, self.table)
         self.dealer = Dealer(settings, self.pool, self.table, self.nodes, self.members)
         self._rng = rng or random.Random(0)
-        self._judged: OrderedDict[tuple[int, int], tuple[bytes, Reason | None]] = OrderedDict()
-        self._prints: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
-        """Tokens that were accepted -> for which sample."""
         self._facts: list[Fact] = [Advanced(head)]
 
     @property
@@ -100,17 +97,19 @@ class Ledger:
         *,
         max_lag: int | None = None,
         affinity: bytes = b"",
+        whole: bool = False,
         now: float = 0.0,
     ) -> bool:
         """Ask for `n` samples of `prompt` (packed tokens). False when a group of this id is known: it simply goes on.
 
-        `max_lag` and `affinity`: see `Group`. Raises `ValueError` for what no node could do; see `check_offer`.
+        `max_lag`, `affinity`, `whole`: see `Group`. Raises `ValueError` for what no node could do; see `check_offer`.
         """
         check_offer(prompt, n, sampling)
         if group in self.groups:
             return False
         lag = self.settings.max_lag if max_lag is None else max_lag
-        found = Group(group, session, self.pool.next_order, prompt, n, sampling, lag, affinity, now, free=set(range(n)))
+        order, free = self.pool.next_order, set(range(n))
+        found = Group(group, session, order, prompt, n, sampling, lag, affinity, whole, now, free=free)
         self.pool.add(found)
         self._facts.append(Offered(found))
         return True
@@ -118,9 +117,7 @@ class Ledger:
     def adopt(self, group: Group) -> None:
         """Take in a group that the book kept."""
         self.pool.add(group)
-        for sample, done in group.done.items():  # its node may not have heard, and will say it again
-            digest = blake3(done.sealed).digest(16)
-            remember(self._judged, (done.lease, sample), (digest, None), self.settings.remembered)
+        self.intake.adopt(group)
 
     def adopt_lease(self, lease: Lease, now: float) -> None:
         """Take in a lease that the book kept; its samples must be marked in its group already."""
@@ -129,6 +126,7 @@ class Ledger:
         node.leases.add(lease.id)
         node.outstanding += len(lease.open)
         node.busy_since = now
+        node.pulse.hear(now + self.settings.return_s)
 
     def drop(self, group: bytes) -> list[Lease]:
         """The trainer no longer wants `group`. Gives the leases that are void now, for their nodes to be told."""
@@ -241,22 +239,26 @@ class Ledger:
         if request.serial < found.serial:
             return Reason.NO_WORK  # an older request that was overtaken
         found.serial, found.asked = request.serial, received
+        found.pulse.hear(received)
         found.rate.claimed = request.tokens_per_s
         found.capacity = request.capacity + found.outstanding
         version = (request.epoch, request.version)
-        if reason := lag_reason(version, self.head, max(self._longest_lag(), self.settings.max_lag)):
+        lag = max(self._longest_lag(), self.settings.max_lag)
+        found.version = version
+        if reason := lag_reason(version, self.head, lag):
             return reason
         if self.roots.get(version) != request.root:
             return Reason.WRONG_ROOT
-        found.version = version
         self.dealer.timetable.arrived(node, version, received)
+        if now - received > self.settings.fresh_s:
+            return Reason.NO_WORK
         lost = [
             self.leases[lease]
             for lease in sorted(found.leases - set(request.holding))
             if received - self.leases[lease].granted >= self.settings.resend_after_s
         ]
         capacity = request.capacity - sum(len(lease.open) for lease in lost)
-        granted, why = self.dealer.deal(found, version, self.head, capacity, now)
+        granted, why = self.dealer.deal(found, self.head, lag, capacity, now)
         self._facts.extend(Leased(lease) for lease in granted)
         return lost + granted or why
 
@@ -266,28 +268,36 @@ class Ledger:
         found = self.leases.get(lease)
         if found is None or found.token != token or found.node != node or node not in self.members:
             return None
-        group = self.groups[found.group]
+        group, pulse = self.groups[found.group], self.nodes[node].pulse
+        pulse.hear(now)
+        if tokens < found.progress and found.begun_at < self.head.name:
+            found.progress, found.begun_at = 0, self.head.name
         if found.progress < tokens <= group.sampling.max_tokens * len(found.samples):
             found.progress = tokens
             self.table.renew(found, now + found.duration_s)
+            pulse.flow(now, counted=True)
         return found.deadline - now
 
     def submit(self, node: bytes, rollout: Rollout, sealed: bytes, now: float) -> Reason | None:
         """Take `node`'s result (its signature checked; `sealed`: as it was signed). None: accepted. Safe to repeat."""
-        key, digest = (rollout.lease, rollout.sample), blake3(sealed).digest(16)
-        before = self._judged.get(key)
-        if before is not None and before[0] == digest:
-            return before[1]
+        found = self._node(node)
+        if found.leases:
+            found.pulse.hear(now)
+        if (before := self.intake.before(rollout, sealed)) is not None:
+            return before[0]
         self.tick(now)
-        reason = self._lease_reason(node, rollout)
+        if found.conduct.sentence is not None:
+            reason = Reason.QUARANTINED
+        else:
+            reason = self.intake.lease_reason(node, rollout, member=node in self.members)
         if reason is None:
             lease = self.leases[rollout.lease]
-            reason = self._judge(lease, rollout, now)
+            reason = self.intake.judge(lease, self.groups[lease.group], rollout, self.head, self.roots, now)
             if reason is None:
                 self._accept(lease, rollout, sealed, now)
             else:
                 self._requeue(lease, reason, now, (rollout.sample,))
-            remember(self._judged, key, (digest, reason), self.settings.remembered)
+            self.intake.said(rollout, sealed, reason)
         return self._note(node, reason, now)
 
     def give_back(self, node: bytes, leases: Iterable[int], now: float) -> None:
@@ -313,12 +323,17 @@ class Ledger:
             self._note(node, reason, now)
 
     def tick(self, now: float) -> None:
-        """End leases whose deadline has passed, checks that nobody can make, quarantines that are over."""
+        """End leases whose deadline has passed or whose node is gone or hangs, checks that nobody can make, quarantines
+        that are over."""
         while (lease := self.table.expired(now)) is not None:
-            node = self.nodes[lease.node]
-            lapsed = len(lease.open) == len(lease.samples) and not lease.progress
-            self._requeue(lease, Reason.EXPIRED, now)
-            self._sentence_if(node, node.conduct.note_lease(lapsed, self.settings), now)
+            self._lapse(lease, now)
+        for node in self.nodes.values():
+            lost = node.pulse.lost(now, self.settings) if node.leases else None
+            for lease in sorted(node.leases) if lost else ():
+                if lost == "stalled":
+                    self._lapse(self.leases[lease], now)
+                else:  # which is no hoarding
+                    self._requeue(self.leases[lease], Reason.EXPIRED, now)
         for check in self.checks.expire(now):
             self._node(check.author).conduct.disputed += 1
         for node in self.nodes.values():
@@ -326,10 +341,20 @@ class Ledger:
             if sentence is not None and sentence.until is not None and sentence.until <= now:
                 self.release(node.key, "its time is over")
 
+    def _lapse(self, lease: Lease, now: float) -> None:
+        """Its time is over; where nothing ever came of it, that is held against its node."""
+        if lease.id not in self.leases:  # its node was put into quarantine for the one before
+            return
+        node = self.nodes[lease.node]
+        lapsed = len(lease.open) == len(lease.samples) and not lease.progress
+        self._requeue(lease, Reason.EXPIRED, now)
+        self._sentence_if(node, node.conduct.note_lease(lapsed, self.settings), now)
+
     def next_deadline(self) -> float | None:
         """When `tick` should be called at the latest."""
         sentences = (node.conduct.sentence for node in self.nodes.values())
         ends = [sentence.until for sentence in sentences if sentence is not None and sentence.until is not None]
+        ends += [node.pulse.look_at(self.settings) for node in self.nodes.values() if node.leases]
         lease = self.table.next_deadline()
         return min(ends if lease is None else [lease, *ends], default=None)
 
@@ -386,6 +411,17 @@ class Ledger:
         if ruling.liar is not None:
             self._convict(ruling.liar, ruling.why, now)
 
+    def accuse(self, group: bytes, sample: int, why: str, now: float) -> bool:
+        """The trainer itself computed other log-probabilities for a sample that it was handed: its word needs no
+        second. The group is not handed over any more. False: the ledger no longer has it."""
+        found = self.groups.get(group)
+        done = None if found is None else found.done.get(sample)
+        if found is None or done is None:
+            return False
+        found.handed_over = False
+        self._convict(done.node, why, now)
+        return True
+
     def _convict(self, node: bytes, why: str, now: float) -> None:
         """Proven: nothing of it that is still here counts, and a person must let it back in."""
         self.quarantine(node, why, None, now)
@@ -408,33 +444,6 @@ class Ledger:
 
     # ------------------------------------------------------------ results
 
-    def _lease_reason(self, node: bytes, rollout: Rollout) -> Reason | None:
-        if self._node(node).conduct.sentence is not None:
-            return Reason.QUARANTINED
-        lease = self.leases.get(rollout.lease)
-        if lease is None:
-            return self.table.ended(rollout.lease)
-        if lease.node != node:
-            return Reason.WRONG_NODE
-        if lease.token != rollout.token:
-            return Reason.FENCED
-        if node not in self.members:
-            return Reason.NOT_A_MEMBER
-        if rollout.sample not in lease.samples:
-            return Reason.WRONG_WORK
-        return None if rollout.sample in lease.open else Reason.DUPLICATE
-
-    def _judge(self, lease: Lease, rollout: Rollout, now: float) -> Reason | None:
-        group = self.groups[lease.group]
-        if reason := judge(rollout, group, self.head, self.roots):
-            return reason
-        if too_fast(rollout, now - lease.granted, self.settings):
-            return Reason.TOO_FAST
-        found = fingerprint(rollout, group, self.settings)
-        if found is not None and self._prints.get(found, (group.id, rollout.sample)) != (group.id, rollout.sample):
-            return Reason.COPIED
-        return None
-
     def _accept(self, lease: Lease, rollout: Rollout, sealed: bytes, now: float) -> None:
         group, node = self.groups[lease.group], self.nodes[lease.node]
         done = Done(lease.node, lease.id, lease.token, oldest_version(rollout), rollout, sealed)
@@ -446,8 +455,8 @@ class Ledger:
         node.busy_tokens += tokens
         self.dealer.length.observe(tokens)
         self._measure(node, now)
-        if (found := fingerprint(rollout, group, self.settings)) is not None:
-            remember(self._prints, found, (group.id, rollout.sample), self.settings.remembered)
+        node.pulse.flow(now, counted=False)
+        self.intake.accepted(group, done)
         if self._rng.random() < self.settings.check_share:
             self.checks.begin(node.key, group.id, group.prompt, group.sampling, rollout, now)
         self._facts.append(Accepted(group.id, rollout.sample, done))

@@ -74,6 +74,8 @@ class Session:
     max_lag: int
     keep: bool
     """Its work outlives the connection."""
+    whole: bool = False
+    """Groups are drawn whole; see `node.ledger.state.Group`."""
     news: trio.Event = field(default_factory=trio.Event)
     offered: int = 0
     allowed: int = 0
@@ -199,6 +201,7 @@ class LedgerService:
                 offer.sampling,
                 max_lag=session.max_lag,
                 affinity=offer.affinity,
+                whole=session.whole,
                 now=self._clock(),
             )
         if offers:
@@ -313,8 +316,18 @@ class LedgerService:
 
     # ------------------------------------------------------------ from the trainer's desk
 
-    def open(self, name: str, n: int, sampling: SamplingParams, max_lag: int = 1, *, keep: bool = False) -> Session:
+    def open(
+        self,
+        name: str,
+        n: int,
+        sampling: SamplingParams,
+        max_lag: int = 1,
+        *,
+        keep: bool = False,
+        whole: bool = False,
+    ) -> Session:
         """A trainer wants groups of `n` samples, no older than `max_lag` versions. `keep`: it may come back for them.
+        `whole`: each is drawn by one node in one batch.
 
         Raises `PeerError` when somebody has this session open.
         """
@@ -322,7 +335,7 @@ class LedgerService:
             raise PeerError(f"rollouts.session: {name!r} is open already")
         self._orphans.pop(name, None)
         self._ledger.reopen(name)
-        session = Session(name, n, sampling, max_lag, keep)
+        session = Session(name, n, sampling, max_lag, keep, whole)
         self._sessions[name] = session
         self._due.set()
         return session
@@ -364,6 +377,12 @@ class LedgerService:
     def taken(self, group: bytes) -> None:
         """The trainer has it."""
         self._ledger.taken(group)
+        self._due.set()
+
+    def accuse(self, group: bytes, sample: int, why: str) -> None:
+        """The trainer found a sample that it was sent to be a lie: whoever signed it is out, and it is drawn anew."""
+        if self._ledger.accuse(group, sample, f"the trainer's own computation: {why}", self._clock()):
+            _log.warning("a node was found out by the trainer: %s", why)
         self._due.set()
 
     def close(self, session: Session) -> None:
@@ -425,6 +444,7 @@ def _lease_message(lease: Lease, group: Group, now: float) -> WorkLease:
         epoch=epoch,
         version=version,
         max_lag=group.max_lag,
+        whole=group.n if group.whole else 0,
     )
 
 

@@ -32,6 +32,17 @@ class Settings:
     """A node that asked for work this lately counts when shares are worked out."""
     resend_after_s: float = 5.0
     """A lease that a request made this long after it does not name was lost on the way, and is sent again."""
+    silent_s: float = 15.0
+    """A node that has work and says nothing for so long is gone: it speaks every five seconds, whatever its engine
+    does."""
+    stall_s: float = 20.0
+    """A node whose tokens flowed and do not for so long (or three times its own longest gap) hangs."""
+    doubt_s: float = 2.0
+    """So long the ledger doubts that, in case it was the ledger that slept."""
+    return_s: float = 60.0
+    """Nodes find a seed that was restarted within this time; until then their silence means nothing."""
+    fresh_s: float = 8.0
+    """A request that waits for work is repeated every five seconds; one that was not is not served any more."""
     refusers: int = 3
     """A group that the engines of this many nodes refuse (or of all, where there are fewer) is impossible."""
     remembered: int = 1 << 16

@@ -7,15 +7,39 @@ from node.ledger.rate import Rate
 from node.ledger.settings import Settings
 from node.ledger.state import Node
 
-__all__ = ["duration_s", "finishable", "share"]
+__all__ = ["duration_s", "finishable", "share", "together"]
 
 
-def share(node: Node, asking: Sequence[Node], work: int) -> int:
+def share(
+    node: Node, asking: Sequence[Node], work: int, waits_s: Sequence[float] = (), tokens: float | None = None
+) -> int:
     """How many more of `work` samples (open in all) `node` should get: b_i = B * rate_i / sum of rates (SparrowRL),
-    less what it has. An idle node always gets one, or it could never be measured. `asking` includes `node`."""
+    less what it has. An idle node always gets one, or it could never be measured. `asking` includes `node`.
+
+    `waits_s`: how long until each of them may begin, because its engine's version is too old. With `tokens`, what a
+    sample has lately, they then get so much that all are done at one time.
+    """
     rates = comparable([other.rate for other in asking])
-    found = math.ceil(work * rates[asking.index(node)] / sum(rates)) - node.outstanding
-    return max(found, 0 if node.outstanding else 1)
+    i = asking.index(node)
+    if tokens is None or not any(waits_s):
+        amount = work * rates[i] / sum(rates)
+    else:
+        amount = together([rate / tokens for rate in rates], waits_s, work)[i]
+    return max(math.ceil(amount) - node.outstanding, 0 if node.outstanding else 1)
+
+
+def together(speeds: Sequence[float], waits_s: Sequence[float], work: float) -> list[float]:
+    """How much of `work` each gets of those who do `speeds` of it a second from `waits_s` on, that all end together at
+    the earliest time D: speed * max(0, D - wait), where D solves sum = work."""
+    speed = done = 0.0
+    end_s = math.inf
+    for wait_s, own in sorted(zip(waits_s, speeds, strict=True)):
+        if end_s <= wait_s:
+            break
+        speed += own
+        done += own * wait_s
+        end_s = (work + done) / speed
+    return [own * max(0.0, end_s - wait_s) for own, wait_s in zip(speeds, waits_s, strict=True)]
 
 
 def finishable(node: Node, seconds: float, tokens: float) -> int:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from node.engines.base import SamplingParams, Version
 from node.ledger.conduct import Conduct
 from node.ledger.messages import Reason, Rollout, Timesheet
+from node.ledger.pulse import Pulse
 from node.ledger.rate import Rate
 
 __all__ = ["Done", "Group", "Head", "Lease", "Node"]
@@ -50,6 +51,8 @@ class Group:
     """A token may be this many versions older than the head when the group is handed over."""
     affinity: bytes = b""
     """Groups of one affinity go to one node where they can, for its prefix cache. Empty: to any."""
+    whole: bool = False
+    """All its samples are drawn by one node, in one batch, so that their bits do not depend on who draws them."""
     since: float = 0.0
     """When it was offered."""
     free: set[int] = field(default_factory=set)
@@ -84,6 +87,8 @@ class Lease:
     open: set[int]
     progress: int = 0
     """Tokens that the node last said it has."""
+    begun_at: Version = (0, 0)
+    """The head when that was counted from nothing: a version that comes may make a node begin anew, once each."""
 
 
 @dataclass(slots=True)
@@ -93,6 +98,7 @@ class Node:
     key: bytes
     rate: Rate = field(default_factory=Rate)
     conduct: Conduct = field(default_factory=Conduct)
+    pulse: Pulse = field(default_factory=Pulse)
     leases: set[int] = field(default_factory=set)
     outstanding: int = 0
     """Samples leased to it and still to come."""

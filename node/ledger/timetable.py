@@ -80,3 +80,10 @@ class Timetable:
         if average is None or average.mean is None or at is None:
             return None
         return max(0.0, at + average.mean - now)
+
+    def late_for_next(self, node: bytes, max_lag: int) -> bool:
+        """Will `node`, which holds the head, have the next version only when the head is too old already?"""
+        average = self.delays.get(node)
+        if not max_lag or self.interval.mean is None or average is None or average.mean is None:
+            return False  # without lag the trainer waits for rollouts before it publishes
+        return average.mean >= max_lag * self.interval.mean

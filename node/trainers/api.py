@@ -24,11 +24,12 @@ from node.trainers.errors import SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.messages import GatewayOpened, OpenGateway, OpenRollouts, Wanted
 from node.trainers.publication import Publication
 from node.trainers.publishing import OnBusy, PublishLine
-from node.trainers.rollouts import Rollout, RolloutGroup, rollouts
+from node.trainers.rollouts import Check, Rollout, RolloutGroup, rollouts
 from node.trainers.seedlink import SeedProcess, ask_state, dial, expect, home_folder, speaking
 from node.trainers.standing import held_share, standing
 
 __all__ = [
+    "Check",
     "Publication",
     "Rollout",
     "RolloutGroup",
@@ -128,17 +129,22 @@ class Swarm:
         sampling: SamplingParams,
         *,
         key: str | None = None,
+        whole: bool = False,
+        check: Check | None = None,
         timeout_s: float = 600.0,
     ) -> Iterator[RolloutGroup]:
         """`n` accepted samples of every prompt, a group at a time, as they are complete.
 
         `prompts` (token ids, or text for the base folder's tokenizer) are taken as fast as the nodes work them off, so
         an endless iterator is fine. With a `key`, work that is done survives this process: asked again with the same
-        key and prompts, it goes on. Raises `SwarmTimeout` when no group was completed for `timeout_s`, `SwarmDown`
-        when the seed stays away that long. Closing the iterator withdraws the rest.
+        key and prompts, it goes on. `whole`: each group is drawn by one node in one batch, so that with a `key` its
+        bits do not depend on who draws it. `check`: look at samples yourself before you get them. Raises
+        `SwarmTimeout` when no group was completed for `timeout_s`, `SwarmDown` when the seed stays away that long.
+        Closing the iterator withdraws the rest.
         """
-        asked = OpenRollouts(key or os.urandom(16).hex(), n, sampling, self._max_lag, keep=key is not None)
-        return rollouts(self._home, asked, map(self._token_ids, prompts), timeout_s)
+        session = key or os.urandom(16).hex()
+        asked = OpenRollouts(session, n, sampling, self._max_lag, keep=key is not None, whole=whole)
+        return rollouts(self._home, asked, map(self._token_ids, prompts), timeout_s, check)
 
     @property
     def state(self) -> dict[str, Any]:

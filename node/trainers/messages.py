@@ -8,10 +8,11 @@ Each connection has one purpose, which its first message names, and the trainer 
     or, in the place of a version:
         GoBack (rank 0) ---> WentBack (to each rank)
     OpenRollouts ---> Room                                             one batch of prompts; then, in any order:
-        Offer..., Taken...              Room..., Sample...
+        Offer..., Taken..., Accuse...   Room..., Sample...
     AskState ---> State
     OpenGateway ---> GatewayOpened                                     it serves until this connection ends
     Judge ---> Judged                                                  a person's word about a node
+    PutOut ---> WentOut                                                and about who may be in the swarm
 
 Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. A publisher of
 which a rank hangs up in the middle of a version abandons it.
@@ -26,6 +27,7 @@ from node.engines.base import SamplingParams
 
 __all__ = [
     "PROTOCOL",
+    "Accuse",
     "AskState",
     "Attach",
     "Attached",
@@ -44,6 +46,7 @@ __all__ = [
     "PublishEnd",
     "PublishOpened",
     "PublishSealed",
+    "PutOut",
     "Refusal",
     "Room",
     "Sample",
@@ -51,6 +54,7 @@ __all__ = [
     "Taken",
     "Wanted",
     "WentBack",
+    "WentOut",
 ]
 
 PROTOCOL: Final = 2
@@ -174,7 +178,7 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
     """I want `n` samples of each prompt that I shall offer, none older than `max_lag` versions when I get it.
 
     `session` names the batch. With `keep`, what was done for it outlives this connection: whoever opens the same
-    session again goes on with it.
+    session again goes on with it. `whole`: each group is drawn by one node, in one batch.
     """
 
     session: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -182,6 +186,7 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
     sampling: SamplingParams
     max_lag: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
     keep: bool = False
+    whole: bool = False
 
 
 class Room(msgspec.Struct, frozen=True, tag="room"):
@@ -217,6 +222,14 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
     """I have this group; forget it."""
 
     group: GroupId
+
+
+class Accuse(msgspec.Struct, frozen=True, tag="accuse"):
+    """This sample of a group that I was sent, and have not taken, is not from the version it names. I want it anew."""
+
+    group: GroupId
+    sample: U32
+    why: Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class AskState(msgspec.Struct, frozen=True, tag="ask"):
@@ -261,6 +274,25 @@ class Judged(msgspec.Struct, frozen=True, tag="judged"):
     record: list[dict[str, Any]]
 
 
+class PutOut(msgspec.Struct, frozen=True, tag="out"):
+    """End the lease of `peer` (public key); `for_good`: and let it in no more. Or revoke the ticket of this id.
+
+    `undo`: let it come in again.
+    """
+
+    peer: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    ticket: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+    for_good: bool = False
+    undo: bool = False
+
+
+class WentOut(msgspec.Struct, frozen=True, tag="gone"):
+    """It is durable. `changed`: it was not so before. `peers`: whose leases ended."""
+
+    changed: bool
+    peers: list[bytes]
+
+
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     """No, and why; `usage`: the user can fix it. The connection ends."""
 
@@ -277,10 +309,22 @@ FromTrainer = (
     | OpenRollouts
     | Offer
     | Taken
+    | Accuse
     | AskState
     | OpenGateway
     | Judge
+    | PutOut
 )
 FromSeed = (
-    Attached | PublishOpened | PublishSealed | WentBack | Room | Sample | State | GatewayOpened | Judged | Refusal
+    Attached
+    | PublishOpened
+    | PublishSealed
+    | WentBack
+    | Room
+    | Sample
+    | State
+    | GatewayOpened
+    | Judged
+    | WentOut
+    | Refusal
 )

@@ -1,7 +1,8 @@
 """Complete groups from the swarm, as an iterator that takes prompts only as fast as the nodes work them off."""
 
+import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -9,13 +10,14 @@ from typing import Any, Final
 from blake3 import blake3
 
 from node.engines.base import Span
+from node.ledger.checks import distance
 from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
 from node.local import Channel, ChannelTimeout, close_fds
 from node.trainers.errors import RolloutsFailed, SwarmDown, SwarmTimeout
-from node.trainers.messages import Offer, OpenRollouts, Refusal, Room, Sample, Taken
+from node.trainers.messages import Accuse, Offer, OpenRollouts, Refusal, Room, Sample, Taken
 from node.trainers.seedlink import dial, speaking
 
-__all__ = ["Rollout", "RolloutGroup", "rollouts"]
+__all__ = ["Check", "Rollout", "RolloutGroup", "group_id", "rollouts"]
 
 LOOK_AGAIN_S: Final = 0.2
 """How soon a seed that went away is looked for again."""
@@ -49,11 +51,39 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The trainer's own look at what nodes say, before it uses it.
+
+    `score(prompt, rollout)`: the log-probability of each of its tokens under the version that it names, or None where
+    the trainer no longer has that version. A node that is further off than `tolerance` (mean, nats a token; see
+    `python -m scenarios.check_tolerance` for what rounding makes) is out, and its samples are drawn anew. `share` of
+    the samples are looked at, picked by chance.
+    """
+
+    score: Callable[[tuple[int, ...], Rollout], Sequence[float] | None]
+    share: float = 0.02
+    tolerance: float = 0.05
+
+    def lie(self, prompt: tuple[int, ...], rollout: Rollout) -> str | None:
+        """What is wrong with a rollout, if it is looked at and something is."""
+        if random.random() >= self.share or (found := self.score(prompt, rollout)) is None:
+            return None
+        off = distance(rollout.logprobs, found)
+        return None if off <= self.tolerance else f"off by {off:.3g} nats a token"
+
+
+def group_id(session: str, index: int) -> bytes:
+    """The name (16 bytes) of the group of the `index`th prompt. The samples' random streams follow from it, so a `key`
+    fixes them (`node.ledger.messages.stream_of`)."""
+    return blake3(f"{session}/{index}".encode()).digest(16)
+
+
 def rollouts(
-    home: Path, asked: OpenRollouts, prompts: Iterable[Sequence[int]], timeout_s: float
+    home: Path, asked: OpenRollouts, prompts: Iterable[Sequence[int]], timeout_s: float, check: Check | None = None
 ) -> Iterator[RolloutGroup]:
     """See `Swarm.rollouts`."""
-    batch = _Batch(asked, prompts, timeout_s)
+    batch = _Batch(asked, prompts, timeout_s, check)
     while True:
         try:
             with speaking("it was asked for rollouts"), dial(home) as channel:
@@ -68,7 +98,10 @@ def rollouts(
 class _Batch:
     """What was offered and what is still to come, over any number of connections."""
 
-    def __init__(self, asked: OpenRollouts, prompts: Iterable[Sequence[int]], timeout_s: float) -> None:
+    def __init__(
+        self, asked: OpenRollouts, prompts: Iterable[Sequence[int]], timeout_s: float, check: Check | None
+    ) -> None:
+        self._check = check
         self._timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
         """For the next group; starts anew when the caller asks for it."""
@@ -101,7 +134,7 @@ class _Batch:
                 case Room(total):
                     allowed = total
                 case Sample():
-                    if (group := self._collect(message)) is not None:
+                    if (group := self._collect(channel, message)) is not None:
                         yield group
                         self.deadline = time.monotonic() + self._timeout_s
                         self._taken.append(message.group)
@@ -126,13 +159,13 @@ class _Batch:
             self._last = True
             return False
         tokens = tuple(int(token) for token in prompt)
-        group = blake3(f"{self._asked.session}/{self._count}".encode()).digest(16)
+        group = group_id(self._asked.session, self._count)
         channel.send(Offer(group, pack_tokens(tokens)))
         self._open[group] = (self._count, tokens)
         self._count += 1
         return True
 
-    def _collect(self, sample: Sample) -> RolloutGroup | None:
+    def _collect(self, channel: Channel, sample: Sample) -> RolloutGroup | None:
         if sample.group not in self._open:  # had before the connection broke
             if sample.left == 0:
                 self._taken.append(sample.group)
@@ -141,8 +174,14 @@ class _Batch:
         parts.append(sample)
         if sample.left:
             return None
-        index, prompt = self._open.pop(sample.group)
-        return RolloutGroup(index, prompt, tuple(_rollout(part) for part in self._parts.pop(sample.group)))
+        made = tuple(_rollout(part) for part in self._parts.pop(sample.group))
+        index, prompt = self._open[sample.group]
+        for i, rollout in enumerate(made):
+            if self._check is not None and (why := self._check.lie(prompt, rollout)) is not None:
+                channel.send(Accuse(sample.group, i, why))
+                return None  # it comes again
+        del self._open[sample.group]
+        return RolloutGroup(index, prompt, made)
 
 
 def _rollout(sample: Sample) -> Rollout:

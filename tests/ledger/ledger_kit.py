@@ -1,5 +1,7 @@
 """What the ledger's tests share: heads, prompts, and rollouts such as an honest node makes them."""
 
+import math
+
 from codec.sign import Key
 from node.engines.base import SamplingParams
 from node.ledger.messages import (
@@ -35,7 +37,8 @@ def group_id(i: int) -> bytes:
 
 
 def ledger_at(version: int = 3, *, groups: int = 1, n: int = 4, **settings: object) -> Ledger:
-    ledger = Ledger(Settings(**settings), head(0))
+    """Leases end by their deadlines alone, unless `settings` say when a silent node is gone."""
+    ledger = Ledger(Settings(**({"silent_s": math.inf} | settings)), head(0))
     for v in range(1, version + 1):
         ledger.advance(head(v))
     for i in range(groups):

@@ -1,12 +1,14 @@
 """Who gets what: lag by group, versions that are due, sessions that stay with their node."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
 
 from node.ledger.messages import Reason
 from node.ledger.rate import Rate
 from node.ledger.settings import Settings
-from node.ledger.shares import duration_s, finishable
+from node.ledger.shares import duration_s, finishable, together
 from node.ledger.state import Node
 from node.ledger.timetable import Timetable
 
@@ -147,3 +149,96 @@ def test_a_session_does_not_wait_for_a_node_that_is_gone_or_full():
     ledger.offer(group_id(2), "s", PROMPT, 1, SAMPLING, affinity=b"left", now=2.0)
     ledger.member_lost(BOB, 2.0)
     assert samples(ledger.request_work(ALICE, ask(4, holding=(lease.id,)), 2.0)) == 2
+
+
+def learn_arrivals(ledger, delays_s: dict[bytes, float], every_s: float = 100.0, until: int = 6) -> float:
+    """Seals, each of which every node's engine has so much later; when the last was sealed. Equal speeds: a sample of
+    4 tokens a second."""
+    ledger.dealer.length.observe(4)
+    now = 0.0
+    for node in delays_s:
+        ledger.nodes[node].rate.observe(4000, 1000.0)
+    for version in range(ledger.head.version + 1, until + 1):
+        now += every_s
+        ledger.advance(head(version), now)
+        for node, delay_s in delays_s.items() if version < until else ():
+            ledger.request_work(node, ask(0, version=version), now + delay_s)
+    return now
+
+
+def test_who_waits_for_a_version_gets_what_it_can_do_from_then_on():
+    """Two equal nodes, and work for 40 s of both: whoever begins 10 s later gets 10 s less of it."""
+    ledger = ledger_at(groups=0, version=1, max_lag=0)
+    for i in range(80):
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING)
+    now = learn_arrivals(ledger, {ALICE: 0.0, BOB: 10.0})
+    assert ledger.request_work(BOB, ask(64, version=5), now) is Reason.TOO_OLD
+    assert samples(ledger.request_work(ALICE, ask(64, version=6), now)) == 45, "all is done 45 s after the seal"
+    assert samples(ledger.request_work(BOB, ask(64, version=6), now + 10.0)) == 35, "and so has the other"
+
+
+def test_who_may_work_on_at_its_version_waits_for_nothing():
+    ledger = ledger_at(groups=0, version=1)
+    for i in range(80):
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, max_lag=1)
+    now = learn_arrivals(ledger, {ALICE: 0.0, BOB: 10.0})
+    assert samples(ledger.request_work(BOB, ask(0, version=5), now)) == 0
+    assert samples(ledger.request_work(ALICE, ask(64, version=6), now)) == 40, "a half, for Bob works meanwhile"
+
+
+def test_who_will_have_the_next_version_too_late_gets_no_more_than_this_one_allows():
+    """Versions are 100 s apart, and come to Alice 150 s after their seal: then the next one is out."""
+    ledger = ledger_at(groups=0, version=1)
+    for i in range(400):
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, max_lag=1)
+    now = learn_arrivals(ledger, {ALICE: 0.0, BOB: 0.0})
+    ledger.dealer.timetable.delays[ALICE].mean = 150.0
+    assert samples(ledger.request_work(ALICE, ask(400, version=6), now + 90.0)) == 110, "10 s, and an interval"
+    assert samples(ledger.request_work(BOB, ask(400, version=6), now + 90.0)) > 110
+    ledger.nodes[ALICE].rate.observe(1, 1e9)
+    ledger.give_back(ALICE, list(ledger.nodes[ALICE].leases), now + 90.0)
+    assert samples(ledger.request_work(ALICE, ask(400, version=6), now + 90.0)) == 1, "too slow for any: it is tried"
+
+
+@pytest.mark.parametrize(
+    ("waits", "work", "expected"),
+    [
+        ((0.0, 0.0), 30.0, [20.0, 10.0]),
+        ((0.0, 10.0), 60.0, [140 / 3, 40 / 3]),
+        ((0.0, 10.0), 10.0, [10.0, 0.0]),
+        ((20.0, 10.0), 10.0, [0.0, 10.0]),
+        ((5.0, 5.0), 0.0, [0.0, 0.0]),
+    ],
+)
+def test_all_end_at_one_time(waits, work, expected):
+    """Speeds 2 and 1."""
+    assert together((2.0, 1.0), waits, work) == pytest.approx(expected)
+
+
+@given(
+    nodes=st.lists(st.tuples(st.floats(0.01, 100.0), st.floats(0.0, 1000.0)), min_size=1, max_size=20),
+    work=st.floats(0.1, 1e5),
+)
+def test_all_the_work_is_dealt_and_nobody_could_end_sooner(nodes, work):
+    speeds, waits = zip(*nodes, strict=True)
+    amounts = together(speeds, waits, work)
+    assert sum(amounts) == pytest.approx(work, rel=1e-6)
+    ends = [wait + amount / speed for speed, wait, amount in zip(speeds, waits, amounts, strict=True) if amount > 0]
+    assert max(ends) == pytest.approx(min(ends), rel=1e-3)
+    assert all(wait >= min(ends) * (1 - 1e-6) for wait, amount in zip(waits, amounts, strict=True) if amount == 0)
+
+
+def test_a_whole_group_goes_to_one_node_or_waits():
+    ledger = ledger_at(groups=0)
+    for i in range(3):
+        ledger.offer(group_id(i), "s", PROMPT, 8, SAMPLING, whole=True)
+    ledger.offer(group_id(3), "s", PROMPT, 2, SAMPLING)
+    leases = ledger.request_work(ALICE, ask(12), 0.0)
+    assert [(lease.group, len(lease.samples)) for lease in leases] == [(group_id(0), 8), (group_id(3), 2)]
+    assert [len(lease.samples) for lease in ledger.request_work(BOB, ask(4), 0.0)] == [8], "more than it can: alone"
+    for sample in range(7):
+        assert submit(ledger, leases[0], draw(leases[0], sample, token_ids=(10 + sample, 2)), 1.0) is None
+    ledger.give_back(ALICE, [leases[0].id], 2.0)
+    (again,) = ledger.request_work(ALICE, ask(1, holding=(leases[1].id,)), 2.0)
+    assert (again.group, again.samples) == (group_id(0), (7,))
+    places(ledger)

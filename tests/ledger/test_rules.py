@@ -396,7 +396,7 @@ def test_memory_of_verdicts_is_bounded():
     for sample in range(64):
         rollout = draw(lease, sample, token_ids=(8 + sample, 2))
         assert ledger.submit(ALICE, rollout, sealed(lease, rollout), 1.0) is None
-    assert len(ledger._judged) == 8
+    assert len(ledger.intake) == 8
     assert KEY_OF[ALICE].public == ALICE
 
 

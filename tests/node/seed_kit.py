@@ -35,6 +35,7 @@ from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.publisher import Attempt
+from node.trainers.messages import PutOut, WentOut
 from node.trainers.seedlink import SOCKET_NAME
 from swarm.store import Seal
 
@@ -143,6 +144,9 @@ class FakeSeed:
         self.abandoned += 1
         self.staged, self.chunks = [], []
 
+    async def put_out(self, asked: PutOut) -> WentOut:
+        return WentOut(False, [])  # nobody is here
+
     def state(self) -> dict[str, Any]:
         return {"nodes": [{"held": list(self.head)}, {"held": [0, 0]}, {"held": None}]}
 
@@ -210,9 +214,10 @@ class RunningSeed:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.service.run)
                 await nursery.start(lambda task_status: desk.run(self.home / SOCKET_NAME, task_status=task_status))
-                self.node.ask()
                 self._ready.set()
-                await trio.sleep_forever()
+                while True:
+                    self.node.ask()
+                    await trio.sleep(2.0)
         book.close()
 
     def call(self, function, *args):

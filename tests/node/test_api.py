@@ -21,6 +21,7 @@ from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import UsageError
 from node import SamplingParams, Swarm
 from node.trainers import publishing
+from node.trainers.api import Check, Rollout
 from node.trainers.errors import PublishFailed, RolloutsFailed, SwarmBusy, SwarmDown, SwarmTimeout
 from swarm.store.disk import DiskFull
 
@@ -354,6 +355,36 @@ def test_groups_come_back_whole(tmp_path: Path):
                 assert rollout.node == there.node.key.public
         assert all(verdict.refused is None for verdict in there.node.verdicts)
         assert swarm.state["work"]["groups_open"] == 0
+
+
+def test_what_the_trainer_computes_otherwise_is_drawn_anew_and_its_node_is_out(tmp_path: Path):
+    doubting = True
+    asked: list[int] = []
+
+    def score(prompt: tuple[int, ...], rollout: Rollout) -> tuple[float, ...] | None:
+        asked.append(prompt[0])
+        if prompt == (2,):
+            return None  # a version that the trainer no longer has
+        return (-3.0, -3.0, -3.0) if prompt == (3,) and doubting else rollout.logprobs
+
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        check = Check(score, share=1.0, tolerance=0.05)
+        groups = swarm.rollouts([[1], [2], [3]], n=2, sampling=SAMPLING, check=check, timeout_s=60)
+        got = []
+        trainer = threading.Thread(target=lambda: got.extend(groups))
+        trainer.start()
+        deadline = time.monotonic() + 30
+        while not (record := there.call(there.service.conduct)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert record[0]["node"] == there.node.key.public
+        assert "the trainer's own computation: off by 1.83 nats" in record[0]["why"]
+        assert 2 not in [group.index for group in got]
+        doubting = False
+        assert there.call(there.service.release, there.node.key.public, "the test goes on")
+        trainer.join(60)
+        assert sorted(group.index for group in got) == [0, 1, 2]
+        assert asked.count(3) == 3, "once doubted; then both samples anew"
 
 
 def test_an_endless_iterator_is_taken_as_fast_as_it_is_worked_off(tmp_path: Path):

@@ -1,0 +1,63 @@
+"""Says how likely the tokens of others' samples are, one at a time: a node's part in spot checks."""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+import trio
+
+from node.engines.base import SamplingParams, Version
+from node.engines.host import EngineFailed, EngineLost
+from node.ledger.messages import Answer, Ask, encode, pack_floats, unpack_tokens
+
+__all__ = ["Witness"]
+
+ASKS_HELD: Final = 8
+"""Others' samples waiting to be scored; more than that and the older are for somebody else."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Engine(Protocol):
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def scores(self) -> bool: ...
+
+    async def wait_ready(self) -> None: ...
+
+    async def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+    ) -> tuple[tuple[float, ...], Version]: ...
+
+
+class Witness:
+    """`send(body)` takes a message to the ledger and may lose it."""
+
+    def __init__(self, engine: _Engine, send: Callable[[bytes], Awaitable[None]]) -> None:
+        self._engine, self._send = engine, send
+        self._asks: deque[Ask] = deque(maxlen=ASKS_HELD)
+        self._news = trio.Event()
+
+    def ask(self, ask: Ask) -> None:
+        self._asks.append(ask)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if not self._asks:
+                self._news = trio.Event()
+                await self._news.wait()
+            await self._engine.wait_ready()
+            ask = self._asks.popleft()
+            logprobs, version = (), self._engine.version
+            if version == (ask.epoch, ask.version) and self._engine.scores:
+                tokens = unpack_tokens(ask.token_ids)[: ask.end]
+                try:
+                    logprobs, version = await self._engine.score(unpack_tokens(ask.prompt), tokens, ask.sampling)
+                except (EngineLost, EngineFailed) as error:
+                    _log.warning("a sample could not be scored: %s", error)
+            await self._send(encode(Answer(ask.check, *version, pack_floats(logprobs[ask.start :]))))
