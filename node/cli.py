@@ -17,7 +17,7 @@ from typing import Final
 from cyclopts import App, CycloptsError, Parameter
 
 from codec.errors import SwarmError, UsageError
-from node.commands import authority, member, watch, weights, work
+from node.commands import authority, door, member, watch, weights, work
 from node.commands.report import SEE
 from node.sources import sources
 
@@ -50,7 +50,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 cannot reach. --debug shows tracebacks.
     suppress_keyboard_interrupt=False,
     error_formatter=lambda error: f"swarm-node: {error}",
 )
-for commands in (weights, authority, work, member, watch):
+for commands in (weights, authority, door, work, member, watch):
     commands.register(app)
 for flag in ("--help", "--version"):
     app[flag].group = SEE

@@ -187,6 +187,9 @@ class SeedConfig(PeerConfig):
     """File that the trainer writes into a checkpoint's folder when it is whole (STABLE, say)."""
     watch_quiet: str = "10s"
     """Without a marker, a checkpoint is whole when nothing in its folder has changed for this long."""
+    egress_copies: float | None = None
+    """Send at most so many copies of each version, and of the model to machines that come without it, even if the swarm
+    must wait; 1.1 leaves some for nodes that are lost on the way. Without it there is no cap."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -198,6 +201,8 @@ class SeedConfig(PeerConfig):
             raise UsageError("--raw-mb: 1 to 1000000")
         if self.watch is not None:
             object.__setattr__(self, "watch", self.watch.expanduser().absolute())
+        if self.egress_copies is not None and not 1 <= self.egress_copies <= 1e6:
+            raise UsageError("--egress-copies: 1 or more; with less than one copy nobody would get anything")
         if not 1 <= self.node_cores <= 1024:
             raise UsageError("--node-cores: 1 to 1024")
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
@@ -215,10 +220,15 @@ class MemberConfig(PeerConfig):
 
     wait_for_seed: str = "60s"
     """How long to look for the seed at the start before giving up: 60s, 30m, 24h."""
+    up_gb_day: float | None = None
+    """Send at most so many GB a day (UTC), whatever for. When they are used up this machine passes nothing on until the
+    next day; it still gets each version. Without it there is no limit."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
         duration_s(self.wait_for_seed)
+        if self.up_gb_day is not None and not 0 < self.up_gb_day <= 1e9:
+            raise UsageError("--up-gb-day: more than 0; to pass nothing on, say --up-mbit 0")
 
     @property
     def wait_for_seed_s(self) -> float:
@@ -308,7 +318,7 @@ class InviteConfig:
     nodes: int = 10
     """How many machines may use it."""
     quota_gb: float = 0.0
-    """How many GB each of them may fetch while catching up; 0: no limit."""
+    """How many GB they may fetch in all while catching up; whoever fetches more is put out. 0: no limit."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", self.home.expanduser().absolute())

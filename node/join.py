@@ -18,13 +18,15 @@ from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import keyfile, logs
 from node.announce import announced
+from node.audit import audit, close
 from node.config import JoinConfig, MemberConfig
+from node.daily import Daily
 from node.endpoint import Endpoint, open_store
 from node.memory import disk_free_bytes, free_bytes, keep_on_disk
 from node.status import query
 from node.status.reached import reached, relayed, tell
 from node.ticket import Ticket
-from swarm.protocol.events import VersionId
+from swarm.protocol.events import Damaged, VersionId
 from swarm.protocol.peer import Peer
 from swarm.protocol.reach import circuit
 from swarm.protocol.tuning import Tuning
@@ -42,8 +44,6 @@ __all__ = ["Member", "run"]
 
 _log = structlog.get_logger(__name__)
 _PROGRESS_EVERY_S: Final = 5.0
-_CLOSE_S: Final = 10.0
-"""To write what is left of a replica on disk; if it takes longer, the next start hashes it."""
 _LOG_EVERY_S: Final = 10.0
 """A seed that does not answer is dialed more often than anybody wants to read of."""
 
@@ -67,7 +67,7 @@ async def run(
         return
     with open_store(config.home, ticket.authority) as store:
         model = Model(store, base=config.model, on_disk=partial(_on_disk, config))
-        seal = await in_thread(model.restore)
+        seal = await in_thread(model.restore) or model.nearly
         layout_hash = None if seal is None or model.layout is None else model.layout.hash
         held = None if seal is None else seal.manifest
         member = Member(ticket, config, key, store, relay=False, held=held, layout_hash=layout_hash, model=model)
@@ -82,12 +82,13 @@ async def run(
                 nursery.start_soon(workplace.run)
             if config.raw_out is not None:
                 nursery.start_soon(_keep_file, member, model, config.raw_out)
-            nursery.start_soon(_audit, member, model)
+            nursery.start_soon(audit, model, partial(_damaged, member))
+            if model.nearly is not None:
+                await _damaged(member, model.lost)
             try:
                 await member.run(task_status)
             finally:
-                with trio.move_on_after(_CLOSE_S, shield=True):
-                    await trio.to_thread.run_sync(model.close, abandon_on_cancel=True)
+                await close(model)
 
 
 async def _keep_file(member: "Member", model: "Model", out: Path) -> None:
@@ -114,14 +115,9 @@ def _on_disk(config: JoinConfig, model_bytes: int) -> bool:
     return on_disk
 
 
-async def _audit(member: "Member", model: "Model") -> None:
-    """Prove what was taken on trust at a clean start, while it is in use already."""
-    if model.unproven and (wrong := await in_thread(model.audit)):
-        _log.error("replica_damaged", blocks=len(wrong), first=wrong[0])
-        member.stop(SwarmError(
-            f"{len(wrong)} blocks of the replica have changed on disk since the last run. Start again: it will be "
-            "repaired. If it happens again, that disk is failing."
-        ))  # fmt: skip
+async def _damaged(member: "Member", blocks: int) -> None:
+    """Have the blocks fetched anew from others."""
+    await member.endpoint.shell.post(Damaged(blocks))
 
 
 class Member:
@@ -153,6 +149,10 @@ class Member:
             listen=config.listen, announce=config.announce, tuning=tuning, model=model,
             via=config.via, relay_for=self._may_have_place if relay else None, up_mbit=config.up_mbit,
         )  # fmt: skip
+        self._daily: Daily | None = None
+        if config.up_gb_day is not None:
+            traffic = self.endpoint.transport.traffic
+            self._daily = Daily(config.home, config.up_gb_day, config.up_mbit, lambda: traffic.sent)
         self._joined = trio.Event()
         self._over: SwarmError | None = None
         self._end = trio.Event()
@@ -168,17 +168,21 @@ class Member:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled, or until the authority turns us away for good."""
-        async with self.endpoint.running(leave=True), trio.open_nursery() as nursery:
-            await nursery.start(query.serve, self.config.home, self.state, self._prove)
-            nursery.start_soon(self._account)
-            nursery.start_soon(tell, self.endpoint.transport)
-            nursery.start_soon(self._expect_contact)
-            nursery.start_soon(self._tell_progress)
-            _log.info("starting", peer_id=peer_id(self.key.public), addrs=", ".join(self.endpoint.addrs))
-            task_status.started()
-            await self._end.wait()
-            assert self._over is not None
-            raise self._over
+        try:
+            async with self.endpoint.running(leave=True), trio.open_nursery() as nursery:
+                await nursery.start(query.serve, self.config.home, self.state, self._prove)
+                nursery.start_soon(self._account)
+                nursery.start_soon(tell, self.endpoint.transport)
+                nursery.start_soon(self._expect_contact)
+                nursery.start_soon(self._tell_progress)
+                _log.info("starting", peer_id=peer_id(self.key.public), addrs=", ".join(self.endpoint.addrs))
+                task_status.started()
+                await self._end.wait()
+                assert self._over is not None
+                raise self._over
+        finally:
+            if self._daily is not None:
+                self._daily.close()
 
     async def _expect_contact(self) -> None:
         with trio.move_on_after(self.config.wait_for_seed_s):
@@ -200,7 +204,7 @@ class Member:
 
     async def _account(self) -> None:
         """What our reports say of us, kept up to date."""
-        account = self.core.membership.account
+        account = self.core.membership.renewals.account
         while True:
             account.sent_bytes = self.endpoint.transport.traffic.sent
             account.received_bytes = self.endpoint.transport.traffic.received
@@ -208,6 +212,8 @@ class Member:
                 account.engine = self._workplace.engine_name
                 account.engine_version = self._workplace.engine_version
                 account.tokens_s = self._workplace.worker.tokens_per_s
+            if self._daily is not None and (told := self._daily.look()) is not None:
+                await self.endpoint.shell.post(told)
             await trio.sleep(0.2)
 
     def stop(self, why: SwarmError) -> None:
@@ -259,6 +265,8 @@ class Member:
     def _may_have_place(self, peer: bytes) -> bool:
         """As a relay: the authority and the members are reached through us if they like."""
         roster = self.core.state.roster
+        if self._daily is not None and self._daily.spent:
+            return False
         return peer == self.ticket.authority or (roster is not None and roster.member_of(peer) is not None)
 
     # ------------------------------------------------------------ for people
@@ -291,6 +299,8 @@ class Member:
             "pushed_bytes": self.endpoint.shell.counts.pushed,
             "duplicate_bytes": self.endpoint.shell.counts.duplicates,
         }
+        if self._daily is not None:
+            own["uplink_today"] = self._daily.state()
         if self._workplace is not None:
             own |= self._workplace.state()
         return {
@@ -299,7 +309,7 @@ class Member:
             "head": None if core.leases.heartbeat is None else list(core.leases.heartbeat.head),
             "nodes": [own],
             "stripes": stripes,
-            "message": self.news,
+            "message": self.news or (self._daily.news if self._daily is not None else ""),
             "seed_reached": reached(self.endpoint.transport, self.ticket.authority, None),
             "relays": self.endpoint.transport.places.state,
             **relayed(self.endpoint.transport),

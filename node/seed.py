@@ -23,9 +23,11 @@ from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import kernels, keyfile, logs
 from node.announce import announced, reached_at
+from node.audit import audit, close
 from node.config import SeedConfig
 from node.contact import Contact
 from node.desk import Desk
+from node.door import Door
 from node.endpoint import Endpoint, open_store
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
@@ -35,12 +37,15 @@ from node.raw import write_raw_base
 from node.status import query
 from node.status.reached import reached, tell
 from node.track import Track
+from node.trainers.messages import PutOut, WentOut
 from node.trainers.seedlink import SOCKET_NAME
 from swarm.protocol.authority import Authority
+from swarm.protocol.egress import Egress
 from swarm.protocol.events import VersionId
 from swarm.protocol.lease import Standing
 from swarm.protocol.tuning import Tuning
 from swarm.shell import in_thread
+from swarm.shell.answers import cost_of, model_bytes
 from swarm.shell.model import Model
 from swarm.shell.seed import Attempt, Seed, genesis
 from swarm.store import Seal, Store
@@ -80,6 +85,16 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
             await seat.run(task_status)
         finally:
             book.close()
+            await close(model)
+
+
+async def _damaged(blocks: int) -> None:
+    """There is nobody to fetch them from whom we would believe; the next start hashes all, and finds a way or says what
+    is lost."""
+    raise SwarmError(
+        f"{blocks} blocks of the replica have changed on disk since the last run. Start again: they will be made anew. "
+        "If it happens again, that disk is failing."
+    )
 
 
 def _own_key(config: SeedConfig) -> Key:
@@ -146,15 +161,18 @@ class _Seat:
     def __init__(
         self, config: SeedConfig, key: Key, store: Store, model: Model, head: bytes, boot: int, book: Book
     ) -> None:
-        self._config, self._key, self._store = config, key, store
+        self._config, self._key, self._store, self._model = config, key, store, model
         start, tuning = trio.current_time(), Tuning.named(config.preset)
         wall = time.time() - start  # one reading: authority time must not jump when somebody sets the clock
         grants = [record for record in store.records.all("grant/").values() if record]
         tickets = list(store.records.all("ticket/").values())
+        bars = [record for record in store.records.all("bar/").values() if record]
+        assert model.layout is not None
         self.core = Authority(
             key, (), tuning, random.Random(secrets.randbits(64)),
             boot=boot, clock=lambda local: wall + local, head=head, grants=grants,
-            tickets=tickets, region=config.region, now=start,
+            tickets=tickets, bars=bars, region=config.region, now=start,
+            egress=Egress(config.egress_copies, model_bytes(model.layout)), sizes=partial(cost_of, model.layout),
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
@@ -163,6 +181,7 @@ class _Seat:
         )  # fmt: skip
         assert self.endpoint.jobs is not None
         self._seed = Seed(key, self.endpoint.shell, store, self.endpoint.jobs, self.endpoint.manifests)
+        self._door = Door(self.core, self.endpoint.shell, trio.current_time)
         self.track = Track(self.endpoint.transport.traffic, self.endpoint.shell.counts, trio.current_time)
         manifest = self.core.state.manifest
         assert manifest is not None
@@ -187,6 +206,7 @@ class _Seat:
             if config.watch is not None:
                 nursery.start_soon(_watch, config)
             nursery.start_soon(kernels.warm_up, {spec.dtype for spec in self.replica.layout.tensors})
+            nursery.start_soon(audit, self._model, _damaged)
             await self._superseded.wait()
             raise SwarmError(
                 "Another seed with this swarm's key has started since, and the nodes follow that one: this one has "
@@ -242,6 +262,9 @@ class _Seat:
 
     async def abandon(self) -> None:
         await self._seed.abandon()
+
+    async def put_out(self, asked: PutOut) -> WentOut:
+        return await self._door.put_out(asked)
 
     # ------------------------------------------------------------ what the shell tells us
 
@@ -303,10 +326,12 @@ class _Seat:
             "relays": self.endpoint.transport.places.state,
             "sent_bytes": self.endpoint.transport.traffic.sent,
             "control_bytes": self.endpoint.shell.counts.control_sent,
+            "egress": self.core.egress.state(),
             "nodes": [self._node(slot, now, work) for slot in sorted(self.core.book.leases)],
             "stripes": parents,
             "steps": [step | self.ledger.takings.of(tuple(step["version"])) for step in self.track.steps()],
             "work": work,
+            **self._door.state(),
         }
 
     def _node(self, slot: int, now: float, work: dict[str, Any]) -> dict[str, Any]:
@@ -329,6 +354,7 @@ class _Seat:
             "catching_up": 1.0 if report is None else report.catching_up,
             "sent_bytes": 0 if report is None else report.sent_bytes,
             "received_bytes": 0 if report is None else report.received_bytes,
+            "saving": report is not None and report.saving,
             "tokens_s": done.get("tokens_per_s", 0.0),
             "accepted": done.get("accepted", 0),
             "refused": done.get("refused", {}),

@@ -143,13 +143,14 @@ def register(app: App) -> None:
             "swarm-node seed --base . --listen 4001 --announce 203.0.113.7:31001 --up-mbit 900",
             "swarm-node seed --base ~/models/Qwen3-8B --via 203.0.113.9:4001    (swarm-node relay TICKET runs there)",
             "swarm-node seed --base runs/step_0 --watch runs --watch-marker STABLE",
+            "swarm-node seed --base ~/models/Qwen3-8B --egress-copies 1.1",
             "swarm-node seed --raw-mb 512",
         ),
     )
     app.command(
         invite,
         group=TRAIN,
-        help_epilogue=examples("swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --json"),
+        help_epilogue=examples("swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json"),
     )
     app.command(
         publish,

@@ -88,6 +88,7 @@ def register(app: App) -> None:
             "swarm-node join swarm1... --model ~/Qwen3-8B --up-mbit 200",
             "swarm-node join swarm1... --engine vllm --vllm-python ~/vllm/bin/python --engines 4 --tp 2",
             "swarm-node join swarm1... --engine-url http://127.0.0.1:8000",
+            "swarm-node join swarm1... --up-mbit 200 --up-gb-day 50",
             "swarm-node join swarm1... --listen 4001 --announce 203.0.113.7:31001",
         ),
     )
@@ -95,7 +96,7 @@ def register(app: App) -> None:
         relay,
         group=LEND,
         help_epilogue=examples(
-            "swarm-node relay swarm1... --up-mbit 900",
+            "swarm-node relay swarm1... --up-mbit 900 --up-gb-day 1000",
             "swarm-node relay swarm1... --announce 203.0.113.9:4001     (then: seed --via 203.0.113.9:4001)",
         ),
     )

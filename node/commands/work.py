@@ -4,16 +4,14 @@ import contextlib
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
 from codec.errors import UsageError
+from node.commands.asking import seed_of
 from node.commands.report import SEE, TRAIN, AsJson, examples, print_json
 from node.config import GatewayConfig, default_home
-
-if TYPE_CHECKING:
-    from node.local import Channel
 
 __all__ = ["register"]
 
@@ -35,7 +33,7 @@ def gateway(
     from node.trainers.messages import GatewayOpened, OpenGateway
     from node.trainers.seedlink import expect, speaking
 
-    with speaking("a gateway ran"), _seed(config.home) as channel:
+    with speaking("a gateway ran"), seed_of(config.home) as channel:
         asked = OpenGateway(
             config.host, config.port, config.model_name, config.api_key, config.max_lag, config.in_flight
         )
@@ -85,11 +83,11 @@ def quarantine(
     folder = (home or default_home()).expanduser().absolute()
     if release and not node:
         raise UsageError("--release: which node? swarm-node quarantine lists them.")
-    with speaking("it was asked about quarantine"), _seed(folder) as channel:
+    with speaking("it was asked about quarantine"), seed_of(folder) as channel:
         channel.send(AskState())
         state = expect(channel, State)[0].info
     key = _find(node, state) if node else b""
-    with speaking("it was asked about quarantine"), _seed(folder) as channel:
+    with speaking("it was asked about quarantine"), seed_of(folder) as channel:
         channel.send(Judge(key, release, why))
         judged, _ = expect(channel, Judged)
     names = _names(state)
@@ -119,18 +117,6 @@ def _show(there: dict[str, dict[str, Any]], record: list[dict[str, Any]]) -> Non
     for entry in record[-10:]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["at"]))
         print(f"  {at}  {entry['node']}  {entry['what']}: {entry['why']}", file=sys.stderr)
-
-
-def _seed(home: Path) -> "Channel":
-    """A connection to the seed of `home`; `Unreachable`, which has an exit code of its own, when none serves it."""
-    from node.trainers.errors import SwarmDown
-    from node.trainers.seedlink import dial
-    from swarm.transport.base import Unreachable
-
-    try:
-        return dial(home)
-    except SwarmDown as error:
-        raise Unreachable(str(error)) from error
 
 
 def _names(state: dict[str, Any]) -> dict[str, Any]:

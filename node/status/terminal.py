@@ -3,9 +3,11 @@
 `view` is a pure function of the state, a plain dict. Keys, all of which may be missing:
 
 - `swarm` (PeerId), `role`, `head` ([epoch, v]), `sent_bytes`, `control_bytes`, `message` (a line of news)
+- `egress`: `copies` (the cap, None: none), `payload_bytes`, `sent_bytes`, `budget_bytes` of the newest version,
+  `model_sent_bytes`, `model_left_bytes`, `refused`
 - `nodes`: list of `slot`, `name`, `peer` (PeerId), `held` and `engine` ([epoch, v] or None), `standing` ("fresh",
   "soft", "dead"), `lease_s`, `catching_up` (0..1), `sent_bytes`, `received_bytes`, `tokens_s`,
-  `reached` (how: direct, dialed us, punched, circuit)
+  `reached` (how: direct, dialed us, punched, circuit), `saving` (what it may send today is used up)
 - `seed_reached`: how a member reaches the seed; `places`, `circuits`, `relayed_bytes`: what a relay does
 - `relays`: by relay through which this machine is reached, why it is not so now (empty: it is)
 - `stripes`: list, one a stripe, of {child slot: parent slot or None for the trainer}
@@ -87,6 +89,12 @@ def _heading(state: State) -> Text:
         heading.append(f"   trainer sent {size(state['sent_bytes'])}")
         if "control_bytes" in state:
             heading.append(f", of which control {size(state['control_bytes'])}")
+    egress = state.get("egress", {})
+    if egress.get("copies") is not None:
+        spent = egress["budget_bytes"] and egress["sent_bytes"] / egress["payload_bytes"]
+        heading.append(f"   {spent or 0:.2f} of {egress['copies']:g} copies sent")
+        if egress["refused"]:
+            heading.append(f", {egress['refused']} requests wait for more", style="yellow")
     if (useful := state.get("work", {}).get("useful")) is not None:
         heading.append(f"   generating {100 * useful:.0f} % of the nodes' time")
     return heading
@@ -115,7 +123,7 @@ def _nodes(state: State) -> Table:
             Text(
                 _number(lease_s, ".0f") + (" s" if lease_s is not None else ""), _STANDING.get(node.get("standing"), "")
             ),
-            size(node.get("sent_bytes")),
+            Text(size(node.get("sent_bytes")), style="yellow" if node.get("saving") else ""),
             size(node.get("received_bytes")),
             Text("aside", style="red") if node.get("quarantine") else _number(node.get("tokens_s"), ",.0f"),
             _number(node.get("useful"), ".0%"),

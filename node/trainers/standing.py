@@ -82,10 +82,11 @@ def _expected_arrival_s(steps: Sequence[dict[str, Any]]) -> float | None:
 
 def _egress(swarm: dict[str, Any], steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of the newest version: bytes at the trainer's sockets since its publish began, and what they should stay under:
-    one copy of the delta, 3 % and 64 KiB (`budget_bytes`)."""
+    one copy of the delta, 3 % and 64 KiB (`budget_bytes`). `payload`: what `--egress-copies` caps, counted by kind."""
     last = steps[-1] if steps else None
     return {
         "sent_bytes": swarm.get("sent_bytes", 0),
         "step_bytes": 0 if last is None else last["trainer_sent_bytes"],
         "budget_bytes": 0 if last is None else int(1.03 * last["delta_bytes"]) + (64 << 10),
+        "payload": swarm.get("egress", {}),
     }

@@ -234,7 +234,8 @@ class Swarm:
     def seed(self, base: Path, *words: str, name: str = "seed", **options: Any) -> None:
         """Start a seed and wait until it serves."""
         listen = () if "--listen" in words else LOOPBACK
-        self.start(name, "seed", "--base", str(base), *listen, "--preset", "loopback", *words, **options)
+        preset = () if "--preset" in words else ("--preset", "loopback")
+        self.start(name, "seed", "--base", str(base), *listen, *preset, *words, **options)
         self.until(name, lambda state: state["role"] == "seed")
 
     def ticket(self, *words: str, name: str = "seed") -> str:
