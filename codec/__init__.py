@@ -2,8 +2,8 @@
 
 Pure: bits in, bytes out. No network, no clock, no threads, no torch. Reading order: `bits` (dtypes), `layout` (tensors
 and blocks), `rice` (the coder; its kernels in `scan`, `planes`, `lanes`), `pco` (the other coder), `chunk` and `pack`
-(what travels), `manifest` (what a version is), `staging` and `replica` (the bits of one version), `patch` (towards an
-engine), `checkpoint` (Hugging Face folders). `docs/codec.md` specifies every byte.
+(what travels), `manifest` (what a version is), `staging`, `replica` and `layered` (the bits of one version), `patch`
+(towards an engine), `checkpoint` (Hugging Face folders). `docs/codec.md` specifies every byte.
 
 Names are loaded when first used, so that a relay, which never decodes, never loads a compiler.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from codec.bits import DTYPES, DType
     from codec.checkpoint import Checkpoint, write_checkpoint
     from codec.chunk import BlockDelta, Chunk, ChunkHeader, ChunkKey, chunk_id, open_header, seal_chunk, verify_piece
+    from codec.layered import Layered
     from codec.layout import BLOCK_ELEMENTS, BlockSpec, FileSpec, Layout, TensorSpec
     from codec.manifest import Manifest, open_manifest, state_root
     from codec.pack import Packer, chunk_target, piece_target
@@ -37,6 +38,7 @@ __all__ = [
     "DType",
     "FileSpec",
     "Key",
+    "Layered",
     "Layout",
     "Manifest",
     "Packer",
@@ -75,6 +77,7 @@ _HOMES = {
         "seal_chunk",
         "verify_piece",
     ),
+    "layered": ("Layered",),
     "layout": ("BLOCK_ELEMENTS", "BlockSpec", "FileSpec", "Layout", "TensorSpec"),
     "manifest": ("Manifest", "open_manifest", "state_root"),
     "pack": ("Packer", "chunk_target", "piece_target"),

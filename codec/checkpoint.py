@@ -9,7 +9,7 @@ import mmap
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -27,6 +27,7 @@ __all__ = ["Checkpoint", "is_model_file", "write_checkpoint"]
 
 _MAX_HEADER_BYTES: Final = 100_000_000
 """The limit of the safetensors library itself."""
+Parts = Callable[[str], Bits | Iterator[Bits]]
 _INDEX: Final = "model.safetensors.index.json"
 _SHARD_BYTES: Final = 5 * 10**9
 
@@ -50,6 +51,7 @@ class _Stored:
     spec: TensorSpec
     data: mmap.mmap | bytes
     offset: int
+    file: Path
 
     def bits(self) -> Bits:
         dtype = self.spec.type.bits
@@ -121,6 +123,11 @@ class Checkpoint:
     def bits(self, name: str) -> Bits:
         """The tensor as a flat read-only array of unsigned integers, mapped, not read. Raises `KeyError`."""
         return self._stored[self.layout.tensor(name).name].bits()
+
+    def place(self, name: str) -> tuple[TensorSpec, Path, int]:
+        """What a tensor is, and where it lies: the file, and the offset in it. Raises `KeyError`."""
+        stored = self._stored[name]
+        return stored.spec, stored.file, stored.offset
 
     def _read_files(self) -> Iterable[tuple[str, bytes]]:
         if not self.path.is_dir():
@@ -208,11 +215,12 @@ def _read_header(file: Path) -> Iterable[_Stored]:
     table.pop("__metadata__", None)
     start = 8 + length
     for name, entry in table.items():
-        yield _check_entry(file.name, name, entry, data, start, size - start)
+        yield _check_entry(file, name, entry, data, start, size - start)
 
 
-def _check_entry(file: str, name: str, entry: Any, data: mmap.mmap, start: int, room: int) -> _Stored:
+def _check_entry(path: Path, name: str, entry: Any, data: mmap.mmap, start: int, room: int) -> _Stored:
     """One row of a header, everything bounded. `start`: of the data in the file; `room`: its bytes."""
+    file = path.name
 
     def counts(value: Any, most: int) -> tuple[int, ...] | None:
         """A short list of plain integers from 0 to 2^50."""
@@ -233,20 +241,21 @@ def _check_entry(file: str, name: str, entry: Any, data: mmap.mmap, start: int, 
     begin, end = span
     if not begin <= end <= room or end - begin != prod(shape) * DTYPES[dtype].itemsize:
         raise PeerError(f"{file}: {name[:80]!r}.data_offsets: not within the file, or not of the shape's size")
-    return _Stored(TensorSpec(name, dtype, shape), data, start + begin)
+    return _Stored(TensorSpec(name, dtype, shape), data, start + begin, path)
 
 
 def write_checkpoint(
     folder: str | os.PathLike[str],
     layout: Layout,
-    bits: Callable[[str], Bits],
+    bits: Parts,
     files: Mapping[str, bytes],
     shard_bytes: int = _SHARD_BYTES,
 ) -> None:
     """Write a folder that Hugging Face libraries load: shards, index and small files; whole, or not at all.
 
-    `bits(name)`: the tensor, flat. `files`: those in the layout must have its hashes (else `PeerError`). A folder of
-    that name must not exist (`UsageError`); a full disk is a `UsageError` too and leaves nothing behind.
+    `bits(name)`: the tensor, flat, or its parts one after the other. `files`: those in the layout must have its hashes
+    (else `PeerError`). A folder of that name must not exist (`UsageError`); a full disk is a `UsageError` too and
+    leaves nothing behind.
     """
     folder = Path(folder)
     if folder.exists():
@@ -269,7 +278,9 @@ def write_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_weights(folder: Path, layout: Layout, bits: Callable[[str], Bits], shard_bytes: int) -> None:
+def _write_weights(
+    folder: Path, layout: Layout, bits: Callable[[str], Bits | Iterator[Bits]], shard_bytes: int
+) -> None:
     shards: list[list[TensorSpec]] = [[]]
     room = shard_bytes
     for tensor in layout.tensors:
@@ -291,7 +302,7 @@ def _write_weights(folder: Path, layout: Layout, bits: Callable[[str], Bits], sh
         _write_file(folder / _INDEX, [json.dumps(index, indent=2).encode()])
 
 
-def _shard(tensors: list[TensorSpec], bits: Callable[[str], Bits]) -> Iterable[bytes | memoryview]:
+def _shard(tensors: list[TensorSpec], bits: Callable[[str], Bits | Iterator[Bits]]) -> Iterable[bytes | memoryview]:
     """The parts of a safetensors file: header, then each tensor. Wide elements first, so that all are aligned."""
     tensors = sorted(tensors, key=lambda tensor: (-tensor.type.itemsize, tensor.name))
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -307,9 +318,13 @@ def _shard(tensors: list[TensorSpec], bits: Callable[[str], Bits]) -> Iterable[b
     header += b" " * (-len(header) % 8)
     yield len(header).to_bytes(8, "little") + header
     for tensor in tensors:
-        data = np.ascontiguousarray(bits(tensor.name))
-        assert (data.dtype, data.size) == (tensor.type.bits, tensor.elements), tensor.name
-        yield data.view(np.uint8).data
+        found, elements = bits(tensor.name), 0
+        for part in (found,) if isinstance(found, np.ndarray) else found:
+            data = np.ascontiguousarray(part)
+            assert data.dtype == tensor.type.bits, tensor.name
+            elements += data.size
+            yield data.view(np.uint8).data
+        assert elements == tensor.elements, tensor.name
 
 
 def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:

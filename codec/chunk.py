@@ -116,9 +116,16 @@ class ChunkHeader:
     def payloads(self, body: bytes | bytearray | memoryview) -> list[memoryview]:
         """The blocks' payloads, in the order of `blocks`. `body`: whole and verified."""
         assert len(body) == self.body_bytes
-        ends = list(accumulate((entry.length for entry in self.blocks), initial=0))
         view = memoryview(body)
-        return [view[a:b] for a, b in pairwise(ends)]
+        return [view[a:b] for a, b in pairwise(self._bounds)]
+
+    def payload_start(self, index: int) -> int:
+        """Where in the body the payload of `blocks[index]` begins."""
+        return self._bounds[index]
+
+    @cached_property
+    def _bounds(self) -> tuple[int, ...]:
+        return tuple(accumulate((entry.length for entry in self.blocks), initial=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ MIN_CHUNK_BYTES: Final = 64 << 10
 
 
 def _power_of_two(value: int, least: int, most: int) -> int:
-    """The largest power of two that is at most `value`, within bounds that are themselves powers of two."""
-    return max(least, min(most, 1 << max(value, 1).bit_length() - 1))
+    """The power of two nearest to `value` (by ratio), within bounds that are themselves powers of two."""
+    return max(least, min(most, 1 << max(value * 181 // 128, 1).bit_length() - 1))  # 181/128: the root of two
 
 
 def chunk_target(payload_bytes: int) -> int:
@@ -30,7 +30,7 @@ def chunk_target(payload_bytes: int) -> int:
 
 
 def piece_target(payload_bytes: int) -> int:
-    """Bytes of a piece: F/(200 K) rounded down to a power of two, from 16 to 128 KiB.
+    """Bytes of a piece: F/(200 K) rounded to a power of two, from 16 to 128 KiB.
 
     A piece crosses a tree of depth D in D of its own sending times; two hundred a stripe keep that near D/2 percent.
     Below 16 KiB its hash (32 bytes) and the turn in each relay cost more than the wait that they save.

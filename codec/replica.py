@@ -20,6 +20,7 @@ from codec.bits import Bits
 from codec.checkpoint import Checkpoint
 from codec.chunk import CODER_RICE, BlockDelta, ChunkHeader
 from codec.errors import PeerError, UsageError
+from codec.layered import Layered
 from codec.layout import Layout
 from codec.manifest import state_root
 from codec.scan import scatter
@@ -39,7 +40,7 @@ class Replica:
     """Bits of one version. Make one with `create`, `from_checkpoint` or `attach`.
 
     `layout`; `hashes`: uint8 (n_blocks, 32), of the bits as they are; `fd`: the memfd or file, or None where there are
-    no memfds.
+    no memfds; `path`: the file.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Replica:
         self.layout = layout
         self.hashes = hashes
         self.fd = fd
-        self._path = path
+        self.path = path
         self._readers_fd: int | None = None
         self._bytes = np.frombuffer(memory, np.uint8)
         tail = _sequence_offset(layout)
@@ -60,8 +61,8 @@ class Replica:
     def create(cls, layout: Layout, path: Path | None = None) -> "Replica":
         """All zeros, hashes included: a block that was never written has no version.
 
-        `path`: keep the bits in this file instead of memory, where memory is short. At 1 % density nearly every page
-        changes each step, so that the whole file is written each step. Raises `UsageError`: no memory, or disk full.
+        `path`: keep the bits in this file instead of memory, where memory is short; for a while (see `codec.layered`),
+        since a version changes nearly every page. Raises `UsageError`: no memory, or disk full.
         """
         nbytes = _sequence_offset(layout) + 4 * layout.n_blocks
         if path is None:
@@ -72,29 +73,17 @@ class Replica:
         return cls(layout, np.zeros((layout.n_blocks, 32), np.uint8), fd, memory, path)
 
     @classmethod
-    def reopen(cls, path: Path, layout: Layout, hashes: NDArray[np.uint8]) -> "Replica":
-        """The file that a replica was kept in. `hashes`: what they were; after a crash call `rehash`.
-
-        Raises `PeerError` when the file is not of this layout, `UsageError` when there is none.
-        """
-        if not path.is_file():
-            raise UsageError(f"{path} is gone. Join again without it.")
-        if path.stat().st_size != max(1, _sequence_offset(layout) + 4 * layout.n_blocks):
-            raise PeerError("replica.size: not a replica of this layout")
-        replica = cls(layout, hashes, *shared.map_file(path, path.stat().st_size), path)
-        replica._sequence[:] = 0  # nobody is writing now
+    def from_checkpoint(cls, checkpoint: Checkpoint, layout: Layout | None = None, run: Run = map) -> "Replica":
+        """A new one in memory: see `load`. `layout`: the swarm's, else the checkpoint's own."""
+        replica = cls.create(layout or checkpoint.layout)
+        replica.load(checkpoint, run)
         return replica
 
-    @classmethod
-    def from_checkpoint(
-        cls, checkpoint: Checkpoint, layout: Layout | None = None, run: Run = map, path: Path | None = None
-    ) -> "Replica":
-        """The checkpoint's bits, every block hashed. `path`: as for `create`.
-
-        `layout`: the swarm's; tensors that the checkpoint lacks, or has in another shape or dtype, stay without a hash.
-        Raises `UsageError` when it has none of them.
+    def load(self, checkpoint: Checkpoint, run: Run = map) -> None:
+        """Take the checkpoint's bits, every block hashed. Tensors that it lacks, or has in another shape or dtype, stay
+        as they are. Raises `UsageError` when it has none of them.
         """
-        layout = layout or checkpoint.layout
+        layout = self.layout
         theirs = {name: tensor for tensor in checkpoint.layout.tensors for name in (tensor.name, *tensor.aliases)}
         usable = {
             tensor.name
@@ -106,18 +95,16 @@ class Replica:
             raise UsageError(
                 f"{checkpoint.path} is another model: it has no tensor of this one. Give the base's folder."
             )
-        replica = cls.create(layout, path)
 
         def load(block: int) -> None:
             spec = layout.block(block)
             new = checkpoint.bits(spec.name)[spec.start : spec.start + spec.count]
-            replica._writable(block)[:] = new
-            replica.hashes[block] = np.frombuffer(block_hash(replica._writable(block)), np.uint8)
+            self._writable(block)[:] = new
+            self.hashes[block] = np.frombuffer(block_hash(self._writable(block)), np.uint8)
 
         blocks = (block for name in sorted(usable) for block in layout.blocks_of(name))
         for _ in run(load, blocks):
             pass
-        return replica
 
     @classmethod
     def attach(cls, fd: int, layout: Layout, hashes: NDArray[np.uint8]) -> "Replica":
@@ -134,9 +121,9 @@ class Replica:
         """
         if self.fd is None:
             raise shared.no_sharing()
-        if self._path is not None:  # a file is shared by a descriptor that can only read
+        if self.path is not None:  # a file is shared by a descriptor that can only read
             if self._readers_fd is None:
-                self._readers_fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                self._readers_fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 weakref.finalize(self, os.close, self._readers_fd)
             return self._readers_fd
         try:
@@ -144,11 +131,6 @@ class Replica:
         except OSError as error:
             raise UsageError("This kernel cannot seal shared memory; Linux 5.1 or later can.") from error
         return self.fd
-
-    @property
-    def on_disk(self) -> bool:
-        """Its bits are in a file."""
-        return self._path is not None
 
     @property
     def root(self) -> bytes:
@@ -253,6 +235,32 @@ class Replica:
         for block in todo:
             with self._writing(block.block, block.new_hash) as words:
                 scatter(words, block.positions, block.bits)
+
+    def take_from(self, source: Layered, run: Run = map, *, believed: bool = False) -> tuple[int, ...]:
+        """Become what `source` is: every block that has another hash is copied.
+
+        The blocks, ascending, that are not what their hash says; they are given the hash that they have, or none where
+        they cannot be made. `believed`: nothing is hashed, for whoever hashes it later.
+        """
+        wrong: list[int] = []
+
+        def take(block: int) -> None:
+            expected = source.hashes[block].tobytes()
+            if self.hashes[block].tobytes() == expected:
+                return
+            try:
+                with self._writing(block, expected) as words:
+                    source.block(block, words)
+            except Torn:
+                wrong.append(block)
+                return
+            if not believed and (digest := block_hash(words)) != expected:
+                self.hashes[block] = np.frombuffer(digest, np.uint8)
+                wrong.append(block)
+
+        for _ in run(take, range(self.layout.n_blocks)):
+            pass
+        return tuple(sorted(wrong))
 
     def rehash(self, run: Run = map) -> list[int]:
         """Hash every block anew; the ids of those whose hash was not what `hashes` said, now corrected."""

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from codec import pco, rice
 from codec.bits import Bits, DType
-from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE, BlockDelta, BlockEntry, ChunkHeader
+from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE, BlockDelta, BlockEntry, ChunkHeader, ChunkKey
 from codec.errors import PeerError, SwarmError
 from codec.layout import BLOCK_ELEMENTS, Layout
 from codec.scan import scatter
 
-__all__ = ["Source", "Staged", "StagedBlock", "Torn", "block_hash", "decode", "encode", "stage_chunk"]
+__all__ = ["Source", "Staged", "StagedBlock", "Torn", "block_hash", "decode", "encode", "forward", "stage_chunk"]
 
 
 _PROBE_ELEMENTS: Final = 1 << 13
@@ -50,9 +50,13 @@ class StagedBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staged:
-    """A chunk, decoded: the blocks that it changes, in ascending order. Blocks that were already there are left out."""
+    """A chunk, decoded: the blocks that it changes, in ascending order. Blocks that were already there are left out.
+
+    `key`: the chunk's; None for what never was one.
+    """
 
     blocks: tuple[StagedBlock, ...]
+    key: ChunkKey | None = None
 
     @property
     def nbytes(self) -> int:
@@ -156,6 +160,18 @@ def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> t
         return (positions, bits) if block_hash(copy) == entry.new_hash else None
 
 
+def forward(entry: BlockEntry, payload: bytes, bits: Bits, dtype: DType) -> None:
+    """Change a block's `bits` in place as the payload says. Raises `PeerError` when it cannot be decoded against them;
+    whether the result is the block that was meant, only its hash can say."""
+    if entry.coder == CODER_RAW:
+        if len(payload) != bits.nbytes:
+            raise PeerError(f"raw.length: {len(payload)} bytes, not {bits.nbytes}")
+        bits[:] = np.frombuffer(payload, dtype.bits)
+    else:
+        positions, new = (pco if entry.coder == CODER_PCO else rice).decode_block(payload, bits, dtype)
+        scatter(bits, positions, new)
+
+
 def stage_chunk(source: Source, header: ChunkHeader, body: bytes | bytearray | memoryview) -> Staged:
     """Decode every block of a verified chunk against `source`; nothing is written.
 
@@ -181,4 +197,4 @@ def stage_chunk(source: Source, header: ChunkHeader, body: bytes | bytearray | m
             staged.append(StagedBlock(entry.block, *decoded, old_hash, entry.new_hash))
     if torn:
         raise Torn(torn)
-    return Staged(tuple(staged))
+    return Staged(tuple(staged), header.key)

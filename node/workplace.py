@@ -109,13 +109,10 @@ class Workplace:
     async def _source(self) -> ReplicaRef:
         """What to fill an engine from, as it is now."""
         await self._held.wait()
-        model = self._model
-        while model.version is None:  # noqa: ASYNC110 - catching up again, which tells nobody
-            await trio.sleep(0.1)
-        assert model.replica is not None
         folder = await in_thread(self._write_files)
-        replica = model.replica
-        return ReplicaRef(replica.layout, replica.seal_for_readers(), folder, model.version, replica.root)
+        while (loan := await in_thread(self._model.lend)) is None:  # noqa: ASYNC110 - catching up, which tells nobody
+            await trio.sleep(0.1)
+        return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root)
 
     def _write_files(self) -> Path:
         """Config, tokenizer and the like, as the layout names them, where an engine can load them."""

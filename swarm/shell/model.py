@@ -9,9 +9,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from codec import (
     Checkpoint,
+    Layered,
     Layout,
     Manifest,
     Replica,
@@ -29,19 +29,24 @@ from codec import (
     Torn,
     chunk_id,
     state_root,
-    write_checkpoint,
 )
 from codec.bits import Bits
-from codec.errors import PeerError, SwarmError, UsageError
+from codec.errors import PeerError, SwarmError
 from codec.staging import block_hash, decode
 from swarm.protocol.events import VersionId
-from swarm.store import Anchor, Seal, Store, StoredChunk
+from swarm.shell.keep import Keep, Loan
+from swarm.shell.restore import restore
+from swarm.shell.scratch import Scratch
+from swarm.store import Seal, Store, StoredChunk
 
 __all__ = ["Mismatch", "Model"]
 
 Hashes = NDArray[np.uint8]
 T = TypeVar("T")
 
+AUDIT_BYTES: Final = 64 << 20
+"""Hashed at a time: some milliseconds."""
+_NO_HASH: Final = bytes(32)
 READ_S: Final = 30.0
 """For so long a version may wait for an anchor of the one before: 30 GB on an ordinary disk."""
 
@@ -58,7 +63,7 @@ class Model:
     """Our replica, once there is one. `base`: the user's own model folder, where blocks are taken from for nothing.
 
     `on_disk`: asked with the model's bytes whether to keep the replica in the store's folder and not in memory; may
-    raise `UsageError`. `unproven`: it was taken as an earlier process left it, not hashed: see `audit`.
+    raise `UsageError`. On disk it is an anchor and the chunks since (`Layered`); but while it catches up, a file.
     """
 
     def __init__(
@@ -71,22 +76,26 @@ class Model:
     ) -> None:
         self._store = store
         self._on_disk = on_disk
-        self.unproven = False
+        self._unproven: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        """The blocks that were taken as a clean end left them, and not hashed since."""
+        self._keep = Keep(store)
+        self.on_damage: Callable[[int], None] = lambda blocks: None
+        """Told, in a worker thread, that so many blocks are not what they must be: we are no version any more."""
+        self.nearly: Seal | None = None
+        """The version that we would be, but for `lost` blocks of the last start's, which the disk did not keep."""
+        self.lost = 0
         self.base = base
-        self._stage_bytes = stage_bytes
         self._bits = threading.Lock()
+        """Held by whoever writes bits, and by whoever needs them to stand still for long."""
         self._wanted_at = math.inf
         """Since when somebody waits to write bits."""
-        """Held by whoever writes bits, and by whoever needs them to stand still for long."""
         self._edits = 0
         """Odd while bits or labels are being written: readers look before and after."""
-        self._scratch = threading.Lock()
-        self._staged: dict[VersionId, dict[int, Staged]] = {}
-        self._staged_bytes = 0
+        self._scratch = Scratch(stage_bytes)
         self._labels: dict[int, VersionId] = {}
         self._started = False
         """An earlier catch-up left blocks that we took up again."""
-        self.replica: Replica | None = None
+        self.replica: Replica | Layered | None = None
         self.version: VersionId | None = None
         """The version that all the bits are, proven by its root."""
 
@@ -97,89 +106,54 @@ class Model:
     # ------------------------------------------------------------ opening
 
     def restore(self) -> Seal | None:
-        """Bring back the newest version that the store can prove: anchor, then chunks. None when there is none.
+        """Bring back the newest version that the store can prove. None when there is none: perhaps one `nearly`.
 
-        A replica that was kept on disk comes first. An anchor whose bits are not what its marker says is removed, and
-        the next one tried.
+        After a clean end nothing is hashed: a block that is not proven yet is hashed before anybody is given it, and
+        `audit` hashes the others.
         """
-        resumed = self._resume()
-        if resumed is not None:
-            return resumed
-        while (anchor := (recovery := self._store.recover()).anchor) is not None:
-            replica = self._load(anchor)
-            if replica is None:
-                self._store.anchors.remove(anchor)
-                continue
-            last = self._advance(replica, self._store.records.seal(anchor.version), recovery.replay)
-            if last is not None:
-                return last
-            self._store.anchors.remove(anchor)
-        return None
+        self._keep.forget()
+        found = restore(self._store, self._place)
+        if found is None:
+            return None
+        self.replica = found.replica
+        self._unproven = np.full(found.replica.layout.n_blocks, found.believed)
+        if found.wrong:
+            self.nearly, self.lost = found.seal, len(found.wrong)
+            return None
+        self.version = found.seal.id
+        return found.seal
 
-    def _resume(self) -> Seal | None:
-        """Go on with the file that an earlier process kept its replica in: as it is after a clean end, else hashed."""
-        working = self._store.working
-        kept = working.look()
-        data = None if kept is None else self._store.file(kept.layout)
-        if kept is None or data is None:
-            working.remove()
-            return None
-        layout = Layout.from_bytes(data)
-        if not self._on_disk(layout.nbytes):
-            working.remove()
-            return None
-        hashes = None if kept.root is None else self._store.hashes(kept.root)
-        trusted = hashes is not None and state_root(layout.hash, hashes) == kept.root
-        working.take(layout.hash)
-        if hashes is None or not trusted:
-            hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+    def audit(self, most_bytes: int = AUDIT_BYTES) -> int:
+        """Hash some more of what was taken on trust; how many bytes, 0 when all is proven. In use meanwhile."""
+        done = 0
+        for block in map(int, np.flatnonzero(self._unproven)):
+            if done >= most_bytes:
+                break
+            replica = self._whole()
+            done += replica.layout.block(block).nbytes
+            self._prove(replica, block)
+        return done
+
+    def _prove(self, replica: Replica | Layered, block: int) -> bool:
+        """Whether a block that was taken on trust deserved it."""
         try:
-            replica = Replica.reopen(working.path, layout, hashes.copy())
-        except (PeerError, UsageError):
-            return None
-        if not trusted:
-            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-                replica.rehash(pool.map)
-        seal = self._standing(replica)
-        last = None if seal is None else self._advance(replica, seal, self._store.chain(seal.root, seal.id))
-        self.unproven = trusted and last is not None
-        return last
-
-    def _standing(self, replica: Replica) -> Seal | None:
-        """The newest seal at which every block is, or from which a scatter was cut short: its blocks are at either."""
-        after: Hashes | None = None
-        for seal in reversed(self._store.records.seals()):
-            hashes = self._store.hashes(seal.root)
-            if hashes is None or len(hashes) != len(replica.hashes):
-                after = None
-                continue
-            at = (replica.hashes == hashes).all(axis=1)
-            if at.all() or (after is not None and (at | (replica.hashes == after).all(axis=1)).all()):
-                return seal
-            after = hashes
-        return None
-
-    def audit(self) -> tuple[int, ...]:
-        """Hash a replica that was taken as it was left, while it is in use; the blocks whose bits are not their hash's.
-
-        A disk may have lied since. Whoever hears of such blocks stops: the next start hashes first, and repairs.
-        """
-        replica, wrong = self._whole(), list[int]()
-        for block in range(replica.layout.n_blocks if self.unproven else 0):
-            data, digest = replica.read(block)
-            if blake3(data).digest() != digest:
-                wrong.append(block)
-        self.unproven = bool(wrong)
-        return tuple(wrong)
+            data, digest = replica.read(block)  # what is made anew is hashed there
+            right = isinstance(replica, Layered) or blake3(data).digest() == digest
+        except Torn:
+            right = False
+        if right:
+            self._unproven[block] = False
+        else:
+            self._recheck((block,))
+        return right
 
     def close(self) -> None:
-        """Nothing is written any more: leave a replica that is on disk so that the next start need not hash it."""
-        replica = self.replica
-        if replica is None or not replica.on_disk or self.unproven:
-            return
+        """Nothing is written any more: if all is proven, say so, and the next start need not hash it."""
         with self._bits:
-            if self.version is not None and self._store.hashes(replica.root) is not None:
-                self._store.working.leave(replica.layout.hash, replica.root)
+            anchor = self._store.recover().anchor
+            if self.version is not None and anchor is not None and not self._unproven.any():
+                self._store.clean.leave(anchor)
+        self._keep.forget()
 
     def restore_from(self, replica: Replica) -> Seal | None:
         """As `restore`, with these bits in the place of an anchor: None when the store has no seal of them."""
@@ -187,7 +161,7 @@ class Model:
         seal = next((seal for seal in reversed(seals) if seal.root == replica.root), None)
         return None if seal is None else self._advance(replica, seal, self._store.chain(seal.root, seal.id))
 
-    def _advance(self, replica: Replica, seal: Seal | None, chain: tuple[Seal, ...]) -> Seal | None:
+    def _advance(self, replica: Replica, seal: Seal, chain: tuple[Seal, ...]) -> Seal | None:
         """Bring a replica that is at `seal` along `chain` as far as its chunks prove; it is ours then."""
         last = seal
         for seal in chain:
@@ -199,20 +173,10 @@ class Model:
             if replica.root != seal.root:
                 break
             last = seal
-        if last is None or replica.root != last.root:
+        if replica.root != last.root:
             return None
-        self.replica, self.version = replica, last.id
+        self.adopt(replica, last.id)
         return last
-
-    def _load(self, anchor: Anchor) -> Replica | None:
-        data = self._store.file(anchor.layout)
-        if data is None:
-            return None
-        try:
-            replica = self._hashed(Checkpoint.open(anchor.folder), Layout.from_bytes(data))
-        except (UsageError, PeerError):
-            return None
-        return replica if replica.root == anchor.root else None
 
     def open(self, layout_hash: bytes) -> bytes:
         """Make the replica of this layout (which the store holds): from the user's folder, and what an earlier catch-up
@@ -223,13 +187,18 @@ class Model:
             raise Mismatch("the layout is not in the store")
         layout = Layout.from_bytes(data)
         with self._writing():
-            if self.replica is None or self.replica.layout.hash != layout_hash:
+            if isinstance(self.replica, Layered) and self.replica.layout.hash == layout_hash:
+                self.replica = self._keep.file_of(self.replica)[0]
+            elif self.replica is None or self.replica.layout.hash != layout_hash:
                 self.replica = None
                 self.replica = self._from_base(layout)
                 for block, data in self._store.partial.load(layout):
                     self.replica.write_block(block, data, blake3(data).digest())
                     self._started = True
             self._forget()
+            if len(self._unproven) != layout.n_blocks:
+                self._unproven = np.zeros(layout.n_blocks, np.bool_)
+            assert self.replica is not None
             return self.replica.root
 
     @property
@@ -239,20 +208,8 @@ class Model:
 
     def adopt(self, replica: Replica, version: VersionId) -> None:
         """The trainer's own replica, or a ready one: all its bits are this version."""
-        self.replica, self.version = replica, version
-
-    def needs(self, layout: Layout) -> tuple[bytes, ...]:
-        """The hashes of the layout's files that the store lacks, after taking what the user's folder has."""
-        lacking = [spec for spec in layout.files if self._store.file(spec.hash) is None]
-        base = self.base
-        for spec in lacking if base is not None and base.is_dir() else ():
-            assert base is not None
-            path = base / spec.name  # a plain file name: the layout was checked
-            if path.is_file() and path.stat().st_size == spec.size:
-                data = path.read_bytes()
-                if blake3(data).digest() == spec.hash:
-                    self._store.put_file(data)
-        return tuple(spec.hash for spec in lacking if self._store.file(spec.hash) is None)
+        self.replica, self.version, self.nearly = replica, version, None
+        self._unproven = np.zeros(replica.layout.n_blocks, np.bool_)
 
     # ------------------------------------------------------------ step by step
 
@@ -262,17 +219,14 @@ class Model:
         Raises `Torn`, after which `replica.hashes` says of those blocks what they really are, so that a comparison with
         a hash list finds them; `PeerError` for a chunk of another model.
         """
-        if self._staged_bytes >= self._stage_bytes:
+        if self._scratch.full:
             return
         try:
             staged = self._decode(chunk)
         except Torn as error:
             self._recheck(error.blocks)
             raise
-        version = VersionId(chunk.key.epoch, chunk.key.version)
-        with self._scratch:
-            self._staged.setdefault(version, {})[chunk.key.seq] = staged
-            self._staged_bytes += staged.nbytes
+        self._scratch.put(chunk.key, staged)
 
     def prepare(self, manifest: Manifest, sealed: bytes) -> None:
         """Compare roots, then make the seal durable: from here on the version stands. Nothing of the bits changes.
@@ -295,26 +249,23 @@ class Model:
         """Write the bits of a prepared version. Returns what was written if all of it was in scratch, else None."""
         replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
         chunks = self._listed(manifest)
-        held = self._staged.get(id_, {})
-        complete = all(chunk.key.seq in held for chunk in chunks)
-        changes = tuple(held[chunk.key.seq] for chunk in chunks) if complete else None
+        held = [self._scratch.get(chunk.key) for chunk in chunks]
+        staged = tuple(each for each in held if each is not None)
+        changes = staged if len(staged) == len(chunks) else None
         with self._writing():
             if changes is not None:
                 replica.scatter(changes)
             else:
                 for chunk in chunks:
                     replica.scatter([self._staged_or_decoded(chunk)])
+            self._unproven[[entry.block for chunk in chunks for entry in chunk.header.blocks]] = False
             self.version = id_
-        for version in list(self._staged):  # a copy: the next version's first chunk may be staged right now
-            if version <= id_:
-                self.drop(version)
+        self._scratch.drop_up_to(id_)
         return changes
 
     def drop(self, version: VersionId) -> None:
         """What was staged of this version is of no use any more."""
-        with self._scratch:
-            dropped = self._staged.pop(version, {})
-            self._staged_bytes -= sum(staged.nbytes for staged in dropped.values())
+        self._scratch.drop(version)
 
     # ------------------------------------------------------------ catching up
 
@@ -324,7 +275,7 @@ class Model:
 
     def write_block(self, block: int, data: bytes, expected_hash: bytes, label: VersionId) -> None:
         """Put a fetched block in place, on disk too, so that a kill does not lose it. Raises `PeerError`."""
-        replica = self._whole()
+        replica = self._writable()
         with self._writing():
             self.version = None
             replica.write_block(block, data, expected_hash)
@@ -337,7 +288,7 @@ class Model:
 
         When no label is newer, the root is compared too; its seal is made durable then.
         """
-        replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
+        replica, id_ = self._writable(), VersionId(manifest.epoch, manifest.version)
         bad: tuple[int, ...] = ()
         if replica.root != manifest.root:
             newer = {block for block, label in self._labels.items() if label > id_}
@@ -373,36 +324,77 @@ class Model:
             if before & 1:
                 with self._bits:  # a version is being written: milliseconds
                     continue
-            data = self.replica.read_block(block)
+            replica = self.replica
+            if self._unproven[block] and not self._prove(replica, block):
+                return None
+            try:
+                data = replica.read_block(block)
+            except Torn as error:
+                self._recheck(error.blocks)
+                return None
             if self._edits == before:
                 return version, data
         return None
 
-    def read(self, use: Callable[[Replica], T]) -> T | None:
-        """What `use` makes of the replica's bits, all of one version; None while they are of none.
+    def read(self, use: Callable[[Replica | Layered], T]) -> T | None:
+        """What `use` makes of the replica's bits, all of one version and proven; None while they are of none.
 
         No version is written meanwhile: it is to copy what it needs, and no more.
         """
+        while self.audit():
+            pass
         with self._bits:
             return use(self._whole()) if self.version is not None else None
 
-    def write_anchor(self) -> VersionId | None:
-        """Write a checkpoint of the version that stands, which stands still meanwhile. Raises `DiskFull`.
+    def lend(self) -> Loan | None:
+        """The bits for an engine to map; None while they are of no version. They move on when the replica does; where
+        it is on disk, a file is made for it, and brought up to date by every call and never otherwise."""
+        with self._bits:
+            replica, version = self.replica, self.version
+            if replica is None or version is None:
+                return None
+            wrong: tuple[int, ...] = ()
+            if isinstance(replica, Layered):
+                replica, wrong = self._keep.file_of(replica)
+            if not wrong:
+                self._keep.lent = True
+                return Loan(replica.layout, replica.seal_for_readers(), version, replica.root)
+        self._recheck(wrong)
+        return None
 
-        None where there is no version, or a newer one had to wait for `READ_S`: on a disk so slow the next is tried.
+    def write_anchor(self) -> VersionId | None:
+        """Write a checkpoint of the version that stands. Raises `DiskFull`.
+
+        In memory the version stands still meanwhile; on disk it need not, and what was written is the replica then.
+        None where there is no version, or it is damaged, or a newer one had to wait for `READ_S`: the next is tried.
         """
+        while self.audit():
+            pass
+        if isinstance(self.replica, Layered):
+            return self._write_newer_anchor(self.replica)
         with contextlib.suppress(_GaveWay), self._bits:
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
-            layout = replica.layout
-            self._store.put_file(layout.to_bytes())
-            files = {spec.name: data for spec in layout.files if (data := self._store.file(spec.hash)) is not None}
-            fill = partial(write_checkpoint, layout=layout, bits=self._patiently, files=files)
-            self._store.write_anchor(version, replica.root, layout.hash, fill)
-            self._store.partial.clear()
+            self._keep.write_anchor(replica, version, self._patiently)
+            if isinstance(replica, Replica) and replica.path is not None:
+                self.replica = self._keep.go_on(version) or replica
             return version
         return None
+
+    def _write_newer_anchor(self, replica: Layered) -> VersionId | None:
+        with self._bits:
+            frozen, version = replica.frozen(), self.version
+        if version is None or self.replica is not replica:
+            return None
+        try:
+            self._keep.write_anchor(frozen, version, frozen.parts)
+        except Torn as error:
+            self._recheck(error.blocks)
+            return None
+        with self._bits:
+            self._keep.rebase(replica, frozen, version)
+        return version
 
     # ------------------------------------------------------------ within
 
@@ -412,10 +404,17 @@ class Model:
             raise _GaveWay
         return self._whole().bits(name)
 
-    def _whole(self) -> Replica:
+    def _whole(self) -> Replica | Layered:
         if self.replica is None:
             raise RuntimeError("there is no replica yet")
         return self.replica
+
+    def _writable(self) -> Replica:
+        """The replica, which has been opened to catch up."""
+        replica = self._whole()
+        if not isinstance(replica, Replica):
+            raise RuntimeError("the replica was not opened")
+        return replica
 
     def _decode(self, chunk: StoredChunk, replica: Replica | None = None) -> Staged:
         body = self._store.chunks.body(chunk.key)
@@ -424,32 +423,33 @@ class Model:
         return (replica or self._whole()).stage(chunk.header, body)
 
     def _from_base(self, layout: Layout) -> Replica:
-        if self.base is None:
-            return Replica.create(layout, self._place(layout))
-        return self._hashed(Checkpoint.open(self.base), layout)
-
-    def _hashed(self, checkpoint: Checkpoint, layout: Layout) -> Replica:
-        """The checkpoint's bits, copied and hashed by as many threads as there are cores."""
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return Replica.from_checkpoint(checkpoint, layout, run=pool.map, path=self._place(layout))
+        path = self._place(layout)
+        replica = Replica.create(layout) if path is None else self._keep.new(layout)
+        if self.base is not None:
+            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+                replica.load(Checkpoint.open(self.base), pool.map)
+        return replica
 
     def _place(self, layout: Layout) -> Path | None:
         """The file that the replica is to be kept in; None: memory. Raises `UsageError` when it can be kept nowhere."""
-        working = self._store.working
-        if not self._on_disk(layout.nbytes):
-            working.remove()
-            return None
-        working.take(layout.hash)
-        return working.path
+        return self._store.replica_path if self._on_disk(layout.nbytes) else None
 
-    def _recheck(self, blocks: tuple[int, ...]) -> None:
-        replica = self._whole()
+    def _recheck(self, blocks: Iterable[int]) -> None:
+        """Hash blocks that there is doubt about: those that are not what they must be (a disk lied, or memory) get the
+        hash that they have, so that a comparison with a hash list finds them, and we are no version any more."""
+        replica, wrong = self._whole(), 0
         with self._writing():
             for block in blocks:
-                actual = block_hash(replica.block(block))
-                if actual != replica.hashes[block].tobytes():  # memory that lied: we are no version any more
+                try:
+                    actual = block_hash(replica.block(block))
+                except Torn:
+                    actual = _NO_HASH
+                if actual != replica.hashes[block].tobytes():
                     replica.hashes[block] = np.frombuffer(actual, np.uint8)
-                    self.version = None
+                    self.version, wrong = None, wrong + 1
+                self._unproven[block] = False
+        if wrong:
+            self.on_damage(wrong)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -471,8 +471,7 @@ class Model:
         return chunks
 
     def _staged_or_decoded(self, chunk: StoredChunk) -> Staged:
-        held = self._staged.get(VersionId(chunk.key.epoch, chunk.key.version), {})
-        return held.get(chunk.key.seq) or self._decode(chunk)
+        return self._scratch.get(chunk.key) or self._decode(chunk)
 
     def _replay_chunks(self, replica: Replica, manifest: Manifest, newer: set[int]) -> Iterator[int]:
         """Bring every older block of this version's chunks to it; yields those that cannot be."""
@@ -495,5 +494,4 @@ class Model:
     def _forget(self) -> None:
         self._labels.clear()
         self.version = None
-        for version in list(self._staged):
-            self.drop(version)
+        self._scratch.drop_up_to(None)

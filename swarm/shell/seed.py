@@ -88,7 +88,7 @@ class Seed:
     def replica(self) -> Replica:
         """The truth; holds the parent until `seal` returns."""
         replica = self._jobs.model.replica
-        assert replica is not None, "a seed starts with a replica"
+        assert isinstance(replica, Replica), "a seed starts with a replica, in memory"
         return replica
 
     @property

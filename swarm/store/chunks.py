@@ -6,13 +6,16 @@ chunk is whole and a worker thread writes that in one go (`spill`). What is in m
 """
 
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 
 from codec import ChunkHeader, ChunkKey, open_header, verify_piece
+from codec.chunk import BlockEntry
 from codec.errors import PeerError
 from swarm.protocol.events import VersionId
 from swarm.store.disk import Disk
@@ -169,6 +172,26 @@ class ChunkStore:
             return pack.read(chunk.body, chunk.body_bytes)
         pieces = [self.piece(key, i) for i in range(len(chunk.sizes))]
         return None if None in pieces else b"".join(piece for piece in pieces if piece is not None)
+
+    def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
+        """What a whole chunk says of one block; None when the chunk is not here, or says nothing of it."""
+        chunk = self._chunks.get(key)
+        if chunk is None or not chunk.whole:
+            return None
+        blocks = chunk.header.blocks
+        at = bisect_left(blocks, block, key=attrgetter("block"))
+        if at == len(blocks) or blocks[at].block != block:
+            return None
+        start, length = chunk.header.payload_start(at), blocks[at].length
+        with self._lock:
+            pack, body = self._packs.get(_attempt(key)), chunk.body
+            in_pack = not chunk.memory
+        if in_pack and pack is not None and body is not None:
+            data = pack.read(body + start, length)
+        else:
+            whole = self.body(key)
+            data = None if whole is None else whole[start : start + length]
+        return None if data is None else (blocks[at], data)
 
     def was_dropped(self, key: ChunkKey) -> bool:
         """Whether pieces of this attempt may still be under way to us from someone honest."""

@@ -7,7 +7,9 @@
     files/HASH           layouts, configs, tokenizers, by their BLAKE3
     anchors/E.V/         loadable checkpoints
     partial              blocks fetched by a catch-up that is not over
-    replica, .json       the replica itself, where memory is short
+    replica              the replica, where memory is short and it is not an anchor and the chunks since: while it
+                         catches up, and for an engine to load from
+    clean.json           the last process ended as it should
 
 A version counts as ours from the moment its seal is in the database, and its chunks are synced before that. What is
 found on opening is verified or dropped, so a crash at any step leaves a folder that proves its newest version or
@@ -25,14 +27,15 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from codec import Layout
 from codec.errors import UsageError
 from swarm.protocol.events import VersionId
 from swarm.store.anchors import Anchor, Anchors
 from swarm.store.chunks import ChunkStore
+from swarm.store.clean import Clean
 from swarm.store.disk import Disk
 from swarm.store.partial import Partial
 from swarm.store.records import Records, Seal
-from swarm.store.working import Working
 
 __all__ = ["Recovery", "Store"]
 
@@ -49,7 +52,7 @@ class Recovery:
 
 
 class Store:
-    """An open home folder. `chunks`, `records`, `anchors`, `partial` and `working` may be used directly. Safe to
+    """An open home folder. `chunks`, `records`, `anchors`, `partial` and `clean` may be used directly. Safe to
     use from several threads."""
 
     def __init__(self, folder: Path, authority: bytes, disk: Disk | None = None) -> None:
@@ -72,7 +75,7 @@ class Store:
             self.chunks.open()
             self.anchors = Anchors(folder / "anchors", self.disk)
             self.partial = Partial(folder, self.disk)
-            self.working = Working(folder, self.disk)
+            self.clean = Clean(folder, self.disk)
             self._listing = threading.RLock()
             """Held while a hash list becomes a sealed version's, and while those of none are removed."""
             self._stray = {path.name for path in (folder / "hashes").iterdir()}
@@ -93,6 +96,11 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def replica_path(self) -> Path:
+        """Where a replica goes that is not to be in memory."""
+        return self.folder / "replica"
 
     # ------------------------------------------------------------ versions
 
@@ -200,6 +208,18 @@ class Store:
         path = self.file_path(name)
         data = None if path is None else path.read_bytes()
         return data if data is not None and blake3(data).digest() == name else None
+
+    def lacking(self, layout: Layout, folder: Path | None) -> tuple[bytes, ...]:
+        """The hashes of the layout's files that are not here, after taking what the user's `folder` has."""
+        lacking = [spec for spec in layout.files if self.file(spec.hash) is None]
+        for spec in lacking if folder is not None and folder.is_dir() else ():
+            assert folder is not None
+            path = folder / spec.name  # a plain file name: the layout was checked
+            if path.is_file() and path.stat().st_size == spec.size:
+                data = path.read_bytes()
+                if blake3(data).digest() == spec.hash:
+                    self.put_file(data)
+        return tuple(spec.hash for spec in lacking if self.file(spec.hash) is None)
 
     def file_path(self, name: bytes) -> Path | None:
         path = self.folder / "files" / name.hex()

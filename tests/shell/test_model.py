@@ -138,7 +138,7 @@ def test_what_does_not_fit_in_scratch_is_decoded_at_the_seal(store: Store, stage
     assert model.replica is not None
     assert model.replica.root == truth.root
     assert model.replica.rehash() == []
-    assert model._staged_bytes == 0
+    assert model._scratch.nbytes == 0
 
 
 def test_a_block_read_during_a_commit_has_the_hash_of_its_label(store: Store) -> None:
@@ -218,7 +218,7 @@ def test_an_anchor_gives_way_to_a_version_that_has_waited_long(store: Store, mon
         writer.join(0.2)
         bits(layout.tensors[1].name)
 
-    monkeypatch.setattr("swarm.shell.model.write_checkpoint", slow_disk)
+    monkeypatch.setattr("swarm.shell.keep.write_checkpoint", slow_disk)
     assert model.write_anchor() is None
     writer.join(10)
     assert not writer.is_alive()
