@@ -43,7 +43,8 @@ class Bench:
     pid: int
     lost: list[str] = field(default_factory=list)
     version: int = 0
-    _flights: int = 0
+    flights: int = 0
+    """Generations begun so far: the number of the last one."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def advance(self, staged: Sequence[Staged]) -> int:
@@ -76,8 +77,8 @@ class Bench:
                 future.set_result(outcome)
 
         with self._lock:
-            self._flights += 1
-            flight = self._flights
+            self.flights += 1
+            flight = self.flights
         self.engine.begin(flight, prompts, sampling, done)
         return future
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from codec import Replica
 from codec.staging import Staged, StagedBlock, block_hash
 
-__all__ = ["make_experts", "make_qwen3", "make_wide_norms", "step_of"]
+__all__ = ["make_experts", "make_qwen3", "make_tokenizer", "make_wide_norms", "step_of"]
 
 
-def _tokenizer(folder: Path, vocabulary: int) -> None:
+def make_tokenizer(folder: Path, vocabulary: int) -> None:
     """Bytes and three markers: enough for an endpoint to read and write text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -45,7 +45,7 @@ def _save(model: Any, folder: Path, vocabulary: int, seed: int) -> Path:
                 spread = 0.5 if "embed" in name else 1.3 / parameter.shape[-1] ** 0.5
                 parameter.normal_(0, spread, generator=generator)
     model.to(torch.bfloat16).save_pretrained(folder)
-    _tokenizer(folder, vocabulary)
+    make_tokenizer(folder, vocabulary)
     return folder
 
 

@@ -19,7 +19,7 @@ from node.engines.base import SamplingParams, Version
 from node.ledger.messages import Rollout, unpack_floats
 from node.ledger.settings import Settings
 
-__all__ = ["Check", "Checks", "Ruling", "distance"]
+__all__ = ["Check", "Checks", "Ruling", "distance", "tolerated"]
 
 WORST: Final = 10.0
 """Nats that one token can count at most: an impossible token is 10 wrong, not infinitely."""
@@ -118,7 +118,8 @@ class Checks:
             del check.asked[node]  # it has moved on, or cannot: somebody else may
             return None
         check.found[node] = distance(check.claimed, logprobs)
-        verdicts = {other: found <= self.settings.check_tolerance for other, found in check.found.items()}
+        bound = tolerated(self.settings.check_tolerance, check.sampling)
+        verdicts = {other: found <= bound for other, found in check.found.items()}
         if len(verdicts) == 1 and not verdicts[node]:
             return None  # one word against another's
         del self.open[check_id]
@@ -145,6 +146,11 @@ class Checks:
             del self.open[check.id]
             self.given_up += 1
         return [check for check in over if check.found]
+
+
+def tolerated(tolerance: float, sampling: SamplingParams) -> float:
+    """How far off an honest node may be: a temperature below 1 magnifies what rounding does to the logits."""
+    return tolerance / sampling.temperature if 0.0 < sampling.temperature < 1.0 else tolerance
 
 
 def distance(claimed: Sequence[float], found: Sequence[float]) -> float:

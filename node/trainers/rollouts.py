@@ -63,7 +63,7 @@ class Check:
 
     score: Callable[[tuple[int, ...], Rollout], Sequence[float] | None]
     share: float = 0.02
-    tolerance: float = 0.05
+    tolerance: float = 0.1
 
     def lie(self, prompt: tuple[int, ...], rollout: Rollout) -> str | None:
         """What is wrong with a rollout, if it is looked at and something is."""

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from node.engines.base import SamplingParams
 from node.ledger.book import Book
+from node.ledger.checks import tolerated
 from node.ledger.conduct import BLAMED
 from node.ledger.facts import Quarantined, Released
 from node.ledger.messages import Reason, pack_floats, pack_tokens, work_hash
@@ -197,6 +198,11 @@ def check_of(ledger, node, now=1.0, version=3):
 
 
 HONEST, OTHER = (-0.5, -0.5, -0.5), (-0.5, -3.0, -0.5)
+
+
+@pytest.mark.parametrize(("temperature", "bound"), [(0.0, 0.1), (0.5, 0.2), (1.0, 0.1), (2.0, 0.1)])
+def test_what_is_drawn_cold_may_be_further_off(temperature, bound):
+    assert tolerated(0.1, SamplingParams(max_tokens=1, temperature=temperature)) == pytest.approx(bound)
 
 
 def test_a_second_node_confirms():
