@@ -28,7 +28,7 @@ def test_trl_trains_on_the_swarm(kit, tmp_path: Path) -> None:
     from node.trainers.grpo.tiny import tiny_folder
 
     base = tiny_folder(lambda line: None)
-    python = environment("trl", HERE / "trl.txt", inherit=True)
+    python = environment("trainers", HERE / "trainers.txt", inherit=True)
     port = kit.free_port()
     url = f"http://127.0.0.1:{port}"
     with kit.swarm_in(tmp_path) as swarm:
