@@ -18,7 +18,7 @@ STOP_S = 1.0
 """From here on it gives nothing: what is queued leaves yet. At most a fiftieth of the day's bytes. What it says of
 itself (some MB a day) comes out of this too."""
 AHEAD = 0.01
-"""The record goes ahead of what is sent by so much of the day's bytes."""
+"""The record goes ahead by so much of the day's bytes, and by what may leave until the next look."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,10 +59,10 @@ class Allowance:
             self.day, self.spent_bytes, self._written = day, 0, 0
         self.spent_bytes += sent_bytes - self._seen
         self._seen = sent_bytes
-        ahead = max(1, int(AHEAD * self.limit_bytes))
-        if self.spent_bytes + ahead // 2 <= self._written:
+        soon = int(self._reserve(STOP_S, 0.02))
+        if self.spent_bytes + soon <= self._written:
             return None
-        self._written = self.spent_bytes + ahead
+        self._written = self.spent_bytes + soon + max(1, int(AHEAD * self.limit_bytes))
         return Record(self.day, self._written)
 
     def close(self) -> Record:
