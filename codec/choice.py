@@ -14,13 +14,14 @@ _DECODE_BYTES_S: Final = {CODER_RICE: 4.5e9, CODER_PCO: 5.5e9}
 must hash every block; rice must also find the class of every old weight, pco must only copy it."""
 
 
-def arrival_mbit(seed_up_mbit: float, node_up_mbits: Sequence[float]) -> float:
-    """Mbit/s at which a version reaches all nodes at best: every uplink works, and the seed sends each chunk once.
+def arrival_mbit(seed_up_mbit: float, node_up_mbits: Sequence[float], node_down_mbits: Sequence[float] = ()) -> float:
+    """Mbit/s at which a version reaches all nodes at best: every uplink works, the seed sends each chunk once, and the
+    slowest downlink must take all of it. `node_down_mbits`: of those that decode (relays do not).
 
-    min(u_s, (u_s + sum of u_i) / N)
+        min(u_s, min d_i, (u_s + sum of u_i) / N)
     """
     together = seed_up_mbit + sum(node_up_mbits)
-    return min(seed_up_mbit, together / max(1, len(node_up_mbits)))
+    return min(seed_up_mbit, together / max(1, len(node_up_mbits)), *node_down_mbits)
 
 
 def choose_coder(full_bytes: int, changed: int, link_mbit: float, cores: int) -> int:

@@ -173,7 +173,7 @@ class SeedConfig(PeerConfig):
     """How patient the swarm is: heartbeats, leases, deadlines for such a network."""
     coder: CoderName = "auto"
     """How changes are coded: rice (the smallest), pco (decoded sooner by few cores behind fast links), or auto:
-    whichever lets the nodes finish sooner, by --up-mbit, the nodes' uplinks and --node-cores."""
+    whichever lets the nodes finish sooner, by --up-mbit, what the nodes say of their links, and --node-cores."""
     node_cores: int = 4
     """Cores that the slowest node can spend on decoding, for --coder auto."""
     check_share: float = 0.02

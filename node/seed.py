@@ -235,7 +235,7 @@ class _Seat:
         elements = sum(spec.elements for spec in self.replica.layout.tensors)
         changed = last.changed if last is not None and last.changed else round(elements * _USUAL_DENSITY)
         ups = [member.up_mbit for member in roster.members] if roster is not None else []
-        link_mbit = arrival_mbit(config.up_mbit, ups)
+        link_mbit = arrival_mbit(config.up_mbit, ups, self.core.down_mbits)
         return choose_coder(self.replica.layout.full_bytes, changed, link_mbit, config.node_cores)
 
     async def find(self, root: bytes | None, version: int | None) -> Seal:

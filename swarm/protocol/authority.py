@@ -180,6 +180,12 @@ class Authority:
         """Where the world finds us."""
         return self.scheme.addrs
 
+    @property
+    def down_mbits(self) -> tuple[float, ...]:
+        """What the members that apply versions said of their downlinks, by slot."""
+        joins = (self._enrolled[lease.grant.peer].join for _, lease in sorted(self.book.leases.items()))
+        return tuple(join.down_mbit for join in joins if not join.relay_only)
+
     def invite(self, capability: Capability) -> bytes:
         """A capability, signed: what a ticket carries."""
         return seal(capability, self.state.key)

@@ -32,5 +32,10 @@ def test_a_version_arrives_as_fast_as_all_uplinks_together_and_the_seeds_own_let
     assert arrival_mbit(1000, [100] * 9) == pytest.approx(1900 / 9)
 
 
+def test_the_slowest_downlink_must_take_all_of_it() -> None:
+    assert arrival_mbit(1000, [1000, 1000], [1000, 30, 500]) == 30
+    assert arrival_mbit(100, [1000, 1000], [1000, 300]) == 100
+
+
 def test_nothing_changed() -> None:
     assert choose_coder(FULL, 0, 1, 64) in (CODER_RICE, CODER_PCO)

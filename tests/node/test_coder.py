@@ -13,11 +13,11 @@ from node.seed import _Seat
 LAYOUT = Layout((TensorSpec("w", "BF16", (8_190_735_360,)),))
 
 
-def coder(config: SeedConfig, ups: list[float] | None, changed: int | None) -> int:
+def coder(config: SeedConfig, ups: list[float] | None, changed: int | None, downs: tuple[float, ...] = ()) -> int:
     """What the seat of a seed with these nodes and this last version would choose."""
     roster = None if ups is None else SimpleNamespace(members=[SimpleNamespace(up_mbit=up) for up in ups])
     manifest = None if changed is None else SimpleNamespace(changed=changed)
-    core = SimpleNamespace(state=SimpleNamespace(roster=roster, manifest=manifest))
+    core = SimpleNamespace(state=SimpleNamespace(roster=roster, manifest=manifest), down_mbits=downs)
     return _Seat.coder(SimpleNamespace(_config=config, core=core, replica=SimpleNamespace(layout=LAYOUT)))
 
 
@@ -37,6 +37,12 @@ def coder(config: SeedConfig, ups: list[float] | None, changed: int | None) -> i
 def test_by_itself(tmp_path: Path, up_mbit, cores, ups, changed, chosen) -> None:
     config = SeedConfig(base=tmp_path, coder="auto", up_mbit=up_mbit, node_cores=cores)
     assert coder(config, ups, changed) == chosen
+
+
+def test_one_slow_downlink_is_what_a_version_waits_for(tmp_path: Path) -> None:
+    config = SeedConfig(base=tmp_path, coder="auto", up_mbit=1000, node_cores=1)
+    assert coder(config, [1000.0] * 4, 82_000_000, (1000.0, 1000.0, 1000.0, 1000.0)) == CODER_PCO
+    assert coder(config, [1000.0] * 4, 82_000_000, (1000.0, 50.0, 1000.0, 1000.0)) == CODER_RICE
 
 
 @pytest.mark.parametrize(("name", "chosen"), [("rice", CODER_RICE), ("pco", CODER_PCO)])

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from protocol_kit import (
     AUTHORITY,
@@ -481,3 +482,11 @@ def test_addresses_as_the_world_sees_them(
     addrs: tuple[str, ...], seen_at: str | None, expected: tuple[str, ...]
 ) -> None:
     assert observed_addresses(addrs, seen_at) == expected
+
+
+def test_downlinks_of_those_that_apply_versions() -> None:
+    core = an_authority()
+    for slot, (down_mbit, relay_only) in enumerate([(300.0, False), (20.0, True), (50.0, False)]):
+        said = msgspec.structs.replace(join_message(TICKET), down_mbit=down_mbit, relay_only=relay_only)
+        join(core, slot, 1.0 + slot, said)
+    assert core.down_mbits == (300.0, 50.0)
