@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kit import Swarm, check, checkpoint, holds, root_of, step, swarm_in, weights
+from kit import LOOPBACK, Swarm, check, checkpoint, holds, root_of, step, swarm_in, weights
 
 pytestmark = pytest.mark.slow
 
@@ -143,5 +143,25 @@ def test_a_seed_never_takes_damaged_bits_for_its_own(swarm: Swarm) -> None:
             assert "bug" not in last, (damage, last)
     shutil.rmtree(swarm.home("seed"))
     shutil.copytree(whole, swarm.home("seed"))
+    swarm.seed(swarm.folder / "base")
+    assert swarm.state("seed")["root"] == root_of(STEPS[2])
+
+
+def test_a_disk_that_lied_after_a_clean_end_is_found_out(swarm: Swarm) -> None:
+    """Nothing is hashed at such a start; so a node finds the damage while it takes part, and has the block fetched; a
+    seed, which believes nobody, stops, and makes its replica anew at the next start."""
+    swarm.until_there("box", "swarm-*/anchors/*/anchor.json")
+    ticket = swarm.ticket()
+    swarm.signal("box", signal.SIGTERM)
+    flip_anchor(swarm.home("box"))
+    swarm.node("box", ticket)
+    swarm.until_logged("box", "(?s)replica_damaged.*caught_up")
+    swarm.until("box", holds(root_of(STEPS[2])))
+
+    swarm.signal("seed")
+    flip_anchor(swarm.home("seed"))
+    swarm.start("seed", "seed", "--base", str(swarm.folder / "base"), *LOOPBACK, "--preset", "loopback")
+    assert swarm.ends("seed") == 1
+    assert "have changed on disk" in swarm.log("seed").strip().splitlines()[-1]
     swarm.seed(swarm.folder / "base")
     assert swarm.state("seed")["root"] == root_of(STEPS[2])

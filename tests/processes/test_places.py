@@ -29,10 +29,11 @@ def test_replicas_on_disk_and_nowhere_with_changes_coded_by_position(tmp_path: P
         swarm.until("disk", holds(root_of(VERSIONS[1])))
         swarm.until("seed", all_hold((0, 1), 2))
         assert swarm.state("none")["role"] == "relay"
-        assert any(swarm.home("disk").glob("swarm-*/replica"))
-        assert not any(swarm.home("none").glob("swarm-*/replica"))
+        swarm.until_there("disk", "swarm-*/anchors/0.*/anchor.json")
+        assert any(swarm.home("disk").glob("swarm-*/chunks/*"))
+        assert not any(swarm.home("none").glob("swarm-*/anchors/*"))
 
-        # A clean end: what the file holds is believed, and the next version found.
+        # A clean end: what the anchor holds is believed, and the next version found.
         assert swarm.signal("disk", signal.SIGINT) == 130
         swarm.publish(folders[2])
         swarm.node("disk", ticket, "--replica", "disk")
@@ -48,7 +49,6 @@ def test_replicas_on_disk_and_nowhere_with_changes_coded_by_position(tmp_path: P
         assert swarm.signal("disk", signal.SIGTERM) == 143
         swarm.node("disk", ticket, "--replica", "ram")
         swarm.until("disk", holds(root_of(VERSIONS[3])))
-        assert not any(swarm.home("disk").glob("swarm-*/replica"))
         assert swarm.signal("disk", signal.SIGTERM) == 143
 
         with open_store(swarm.home("disk"), Ticket.parse(ticket).authority) as store:
@@ -63,29 +63,32 @@ def test_an_engine_needs_a_replica(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_an_anchor(tmp_path: Path) -> None:
-    """Eight steps, so one anchor: what the node's process wrote to files (sockets are not counted, nor is memory)."""
+@pytest.mark.parametrize("place", ["ram", "disk"])
+def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_an_anchor(tmp_path: Path, place: str) -> None:
+    """Eight steps, so one anchor: what the node's process gave the disk to write, through maps too, and what it handed
+    to write() where the disk is memory."""
     states, steps, elements = [weights(8, 1 << 20)], 8, 8 << 20
     for number in range(steps + 1):
         states.append(step(states[-1], number, 0.01))
     with swarm_in(tmp_path) as swarm:
         swarm.seed(checkpoint(tmp_path / "base", states[0]))
-        swarm.node("a", swarm.ticket(), "--model", str(tmp_path / "base"))
+        swarm.node("a", swarm.ticket(), "--model", str(tmp_path / "base"), "--replica", place)
         # The first is not counted: where the kernels are not compiled yet, the node writes them, once a machine.
         swarm.publish(checkpoint(tmp_path / "step_1", states[1]), "--wait")
         swarm.until("a", holds(root_of(states[1])))
+        swarm.until_there("a", "swarm-*/anchors/0.*/anchor.json")
         delta_bytes, before = 0, written(swarm.running["a"].pid)
         for number, words in enumerate(states[2:], 2):
             delta_bytes += swarm.publish(checkpoint(tmp_path / f"step_{number}", words), "--wait")["delta_bytes"]
         swarm.until("a", holds(root_of(states[-1])))
-        swarm.until_there("a", "swarm-*/anchors/0.*")
-        spent = written(swarm.running["a"].pid) - before
+        swarm.until_there("a", "swarm-*/anchors/0.[89]/anchor.json")
+        spent = [now - then for now, then in zip(written(swarm.running["a"].pid), before, strict=True)]
     anchor_bytes, records_bytes = 2 * elements, 100_000
-    assert spent < 1.2 * delta_bytes + anchor_bytes + steps * records_bytes
+    assert max(spent) < 1.2 * delta_bytes + anchor_bytes + steps * records_bytes
     assert delta_bytes < 0.2 * anchor_bytes, "or the model itself could hide in what is allowed"
 
 
-def written(pid: int) -> int:
-    """Bytes that a process has handed to write()."""
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
+def written(pid: int) -> tuple[int, int]:
+    """Bytes that a process has handed to write(), and bytes of files' pages that it made dirty, by whatever way."""
+    lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(lines["wchar"]), int(lines["write_bytes"])
