@@ -28,7 +28,7 @@ from codec import write_checkpoint
 from codec.errors import SwarmError
 from node.engines.vllm.server import environment, installed
 from scenarios import engine_fresh
-from scenarios.engine_bench import SMALL, Bench, bench
+from scenarios.engine_bench import PROBE_ENV, SMALL, Bench, bench
 from scenarios.engine_cost import cost
 from scenarios.engine_models import make_experts, make_qwen3, step_of
 from scenarios.vllm_environment import vllm_python
@@ -71,7 +71,7 @@ def run_case(case: str, python: Path, updates: int) -> dict[str, Any]:
             more += ["--quantization", "fp8"]
         started = time.perf_counter()
         try:
-            with bench(folder, home / "node", python, ranks=ranks, more=(*more, *_probed()), env=_probe_env()) as live:
+            with bench(folder, home / "node", python, ranks=ranks, more=(*more, *_probed()), env=PROBE_ENV) as live:
                 row = {"case": case, "parameters": sum(t.elements for t in live.replica.layout.tensors)}
                 row["starts_s"] = round(time.perf_counter() - started, 1)
                 row["loaded"] = len(live.engine.classes.loaded)
@@ -89,10 +89,6 @@ def run_case(case: str, python: Path, updates: int) -> dict[str, Any]:
 
 def _probed() -> tuple[str, ...]:
     return ("--worker-extension-cls", "swarm_probe.Probe")
-
-
-def _probe_env() -> dict[str, str]:
-    return {"PYTHONPATH": str(Path(__file__).with_name("vllm_probe")), "VLLM_SERVER_DEV_MODE": "1"}
 
 
 def _follow(live: Bench, home: Path, updates: int) -> list[Any]:

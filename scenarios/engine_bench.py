@@ -18,10 +18,12 @@ from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.links import Listener
 from node.engines.vllm.server import Server, attach_to, installed
 
-__all__ = ["SMALL", "Bench", "bench", "free_port"]
+__all__ = ["PROBE_ENV", "SMALL", "Bench", "bench", "free_port"]
 
 SMALL: Final = ("--max-model-len", "512", "--max-num-seqs", "8")
 """vLLM's own flags for models that are there to be looked at."""
+PROBE_ENV: Final = {"PYTHONPATH": str(Path(__file__).with_name("vllm_probe")), "VLLM_SERVER_DEV_MODE": "1"}
+"""Lets vLLM's workers import what lies in `vllm_probe`, and be asked of it."""
 WITHIN_S: Final = 300.0
 
 

@@ -1,8 +1,8 @@
 """Run by vLLM's Python: what a fresh engine says of each checkpoint, with nothing of ours but the kernels' choice.
 
-    python engine_fresh.py QUESTIONS.json RANKS     {"prompts": [[...]], "tokens": 24, "folders": [...]}
+    python engine_fresh.py QUESTIONS.json RANKS     {"prompts": [[...]], "tokens": 24, "folders": [...], "more": {}}
 
-One JSON line a folder: [[tokens, log-probabilities], ...], one prompt after the other.
+`more`: of vLLM's own arguments. One JSON line a folder: [[tokens, log-probabilities], ...], one prompt after the other.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -26,7 +26,7 @@ def main() -> None:
         engine = LLM(
             model=folder, enforce_eager=True, max_model_len=512, max_num_seqs=8, tensor_parallel_size=ranks,
             weight_transfer_config={"backend": "swarm"}, logprobs_mode="processed_logprobs",
-            enable_prefix_caching=False,
+            enable_prefix_caching=False, **questions.get("more", {}),
         )  # fmt: skip
         answers = []
         for prompt in questions["prompts"]:

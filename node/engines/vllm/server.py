@@ -7,7 +7,6 @@ weights: these come from the replica.
 import http.client
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from codec.errors import UsageError
+from node.engines.vllm.causes import cause_of, last_error, quantization_of
 
 __all__ = ["Installed", "Server", "attach_to", "installed"]
 
@@ -30,6 +30,7 @@ SERVED_NAME: Final = "policy"
 ASK_WITHIN_S: Final = 30.0
 LOOK_EVERY_S: Final = 0.25
 STOP_WITHIN_S: Final = 3.0
+LOG_READ_BYTES: Final = 1 << 18
 
 _PROBE: Final = """
 import importlib.metadata as m, json
@@ -88,9 +89,10 @@ class Server:
         env: Mapping[str, str] | None = None,
     ) -> None:
         """`folder`: config and tokenizer. `port`: of its OpenAI endpoint, on loopback. `socket`: where it gets its
-        weights. `threads`: of its ranks together, on CPUs. `first_gpu`: where others take
-        the others. `more`: vLLM's own flags. `env`: more of its environment."""
+        weights. `threads`: of its ranks together, on CPUs. `first_gpu`: where others take the others. `more`: vLLM's
+        own flags. `env`: more of its environment."""
         self.port, self._log = port, log
+        self._quantization = quantization_of(more, _config_of(folder))
         command = [
             str(where.python),
             "-m",
@@ -98,6 +100,7 @@ class Server:
             *flags(folder, port, socket, ranks, where.cpu),
         ]
         with log.open("ab") as output:
+            self._began_at = output.tell()
             self._process = subprocess.Popen(
                 [*command, *more], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 env=environment(os.environ, ranks, where.cpu, threads, first_gpu) | dict(env or {}),
@@ -111,8 +114,17 @@ class Server:
         """Wait until it answers, however long it loads. Raises `UsageError` when it ends instead."""
         while not _answers(self.port):
             if (code := self._process.poll()) is not None:
-                raise UsageError(f"vLLM ended (code {code}) before it served: {_why(self._log)}")
+                raise UsageError(self._why(code))
             time.sleep(LOOK_EVERY_S)
+
+    def _why(self, code: int) -> str:
+        """A sentence on its end."""
+        with self._log.open("rb") as file:
+            file.seek(max(self._began_at, file.seek(0, os.SEEK_END) - LOG_READ_BYTES))
+            log = file.read().decode(errors="replace")
+        if (cause := cause_of(log, quantization=self._quantization)) is not None:
+            return f"vLLM ended before it served: {cause}."
+        return f"vLLM ended (code {code}) before it served: {last_error(log, self._log)}"
 
     def stop(self) -> None:
         """End it and what it started."""
@@ -139,11 +151,15 @@ def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool) -> list[
 
 def _has_experts(folder: Path) -> bool:
     """Only one of vLLM's kernels for experts leaves their weights as the checkpoint has them."""
+    return any("num_experts" in name or "num_local_experts" in name for name in _config_of(folder))
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
     try:
         config = msgspec.json.decode((folder / "config.json").read_bytes())
     except (OSError, msgspec.DecodeError):
-        return False  # vLLM will say what it thinks of that
-    return isinstance(config, dict) and any("num_experts" in name or "num_local_experts" in name for name in config)
+        return {}  # vLLM will say what it thinks of that
+    return config if isinstance(config, dict) else {}
 
 
 def environment(
@@ -205,11 +221,3 @@ def attach_to(url: str, socket: Path) -> None:
         except (ValueError, KeyError, TypeError):
             why = f"it answers with {response.status}"
         raise UsageError(f"The vLLM at {url} does not attach: {why}")
-
-
-def _why(log: Path) -> str:
-    """The line of vLLM's log that names the first cause, for whoever must find out."""
-    lines = [line.strip() for line in log.read_bytes()[-262144:].decode(errors="replace").splitlines()]
-    said = [line for line in lines if re.search(r"\w(Error|Exception): ", line) and "initialization failed" not in line]
-    said = said or [line for line in lines if line]
-    return f"{said[-1][-300:]} (all of it: {log})" if said else f"it said nothing; see {log}"

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from scenarios.engine_bench import PROBE_ENV
+
 Answers = list[tuple[list[int], list[float]]]
 
 
@@ -59,13 +61,13 @@ def fresh(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
     from node.engines.vllm.server import environment
     from scenarios import engine_fresh
 
-    def ask(folders: list[Path], prompts: list[list[int]], tokens: int, ranks: int = 1) -> list[Answers]:
+    def ask(folders: list[Path], prompts: list[list[int]], tokens: int, ranks: int = 1, **more: str) -> list[Answers]:
         file = tmp_path_factory.mktemp("fresh") / "questions.json"
-        file.write_text(json.dumps({"prompts": prompts, "tokens": tokens, "folders": [str(f) for f in folders]}))
-        done = subprocess.run(
-            [python, engine_fresh.__file__, str(file), str(ranks)],
-            capture_output=True, text=True, timeout=300, env=environment({"PATH": "/usr/bin:/bin"}, ranks, True, ranks),
-        )  # fmt: skip
+        asked = {"prompts": prompts, "tokens": tokens, "folders": [str(f) for f in folders], "more": more}
+        file.write_text(json.dumps(asked))
+        env = environment({"PATH": "/usr/bin:/bin"}, ranks, True, ranks) | PROBE_ENV
+        command = [python, engine_fresh.__file__, str(file), str(ranks)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
         lines = [line for line in done.stdout.splitlines() if line.startswith("FRESH ")]
         assert len(lines) == len(folders), done.stderr[-3000:]
         return [[(ids, logprobs) for ids, logprobs in json.loads(line[6:])] for line in lines]

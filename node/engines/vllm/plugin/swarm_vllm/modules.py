@@ -1,0 +1,72 @@
+"""Which modules a checkpoint tensor feeds, where tracing cannot tell: weights that vLLM holds in another form.
+
+A quantized weight has another shape, and its loader refuses a probe. vLLM's own reload starts by giving every layer the
+parameters back that it was made with (without memory), whose loaders it wraps to note what arrives where. That far we
+go with it, note which layers a probe reached, and put everything back as it was: nothing is filled, nothing processed.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# vLLM is in another environment.
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.reload import layerwise
+
+from .messages import Tensor
+from .sources import DTYPES
+
+__all__ = ["fed_modules"]
+
+Fed = tuple[set[str], list[str]]
+"""Module prefixes, and those of a tensor's names that the loader takes."""
+
+
+def fed_modules(model: Any, vllm_config: Any, tensors: Iterable[Tensor]) -> dict[str, Fed]:
+    """By a tensor's first name. Leaves every weight where and as it is."""
+    prefixes = {layer: prefix for prefix, layer in model.named_modules()}
+    process, quiet = layerwise._layerwise_process, logging.getLogger(layerwise.__name__)
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)  # it warns of each layer that gets no weights, which is what we want of all
+    layerwise._layerwise_process = _leave_it
+    try:
+        with set_current_vllm_config(vllm_config):
+            layerwise.initialize_layerwise_reload(model)
+            try:
+                return {tensor.names[0]: _reached(model, prefixes, tensor) for tensor in tensors}
+            finally:
+                _forget(prefixes)
+                layerwise.finalize_layerwise_reload(model, vllm_config.model_config)
+    finally:
+        layerwise._layerwise_process = process
+        quiet.setLevel(level)
+
+
+def _leave_it(layer: Any, info: Any) -> None:
+    """In place of filling and processing a layer that has all its weights."""
+
+
+def _reached(model: Any, prefixes: dict[Any, str], tensor: Tensor) -> Fed:
+    reached: set[str] = set()
+    accepted: list[str] = []
+    for name in tensor.names:
+        try:
+            model.load_weights([(name, torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype]))])
+        except Exception:  # whatever a loader raises for a name or shape that is not its own
+            _forget(prefixes)
+            continue
+        found = {prefix for layer, prefix in prefixes.items() if layerwise.get_layerwise_info(layer).loaded_weights}
+        _forget(prefixes)
+        reached |= found
+        accepted += [name] if found else []
+    return reached, accepted
+
+
+def _forget(prefixes: dict[Any, str]) -> None:
+    for layer in prefixes:
+        info = layerwise.get_layerwise_info(layer)
+        info.loaded_weights.clear()
+        info.load_numel = 0

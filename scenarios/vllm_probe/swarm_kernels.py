@@ -1,0 +1,60 @@
+"""Kernels that keep weights otherwise than checkpoints do, for an engine on CPUs (`--worker-extension-cls
+swarm_kernels.Kernels`): what quantized and repacked models of a GPU do, small enough to be looked at.
+
+By the layer of the model: 0 is held as int8 with a scale a row, 1 upside down in the same shape, 2 as it is, but
+computes with a copy that is derived from it. The others stay as they are.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+import re
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.utils import replace_parameter
+
+__all__ = ["Kernels"]
+
+_original = UnquantizedLinearMethod.process_weights_after_loading
+
+
+class Kernels:
+    """Mixed into vLLM's worker: nothing, but that this module is imported before the model is made."""
+
+
+def _process(method: Any, layer: Any) -> None:
+    _original(method, layer)
+    found = re.search(r"layers\.(\d+)\.", getattr(layer, "prefix", ""))
+    make = {"0": _quantize, "1": _repack, "2": _derive}.get(found[1] if found else "")
+    if make is not None:
+        layer.cpu_linear = make(layer)
+
+
+def _quantize(layer: Any) -> Any:
+    wide = layer.weight.float()
+    scale = wide.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
+    replace_parameter(layer, "weight", (wide / scale).round().to(torch.int8).t().contiguous())
+    layer.register_parameter("scale", torch.nn.Parameter(scale, requires_grad=False))
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+        return torch.nn.functional.linear(x, (weight.t().float() * layer.scale).to(x.dtype), bias)
+
+    return linear
+
+
+def _repack(layer: Any) -> Any:
+    layer.weight.data.copy_(layer.weight.data.flip(0).clone())
+    return lambda x, weight, bias: torch.nn.functional.linear(x, weight.flip(0), bias)
+
+
+def _derive(layer: Any) -> Any:
+    twin = layer.weight.data.t().contiguous()
+    if hasattr(layer, "twin"):
+        layer.twin.copy_(twin)
+    else:
+        layer.twin = twin
+    return lambda x, weight, bias: x @ layer.twin
+
+
+UnquantizedLinearMethod.process_weights_after_loading = _process
