@@ -33,7 +33,7 @@ travels alone: 2 to 3 times as much at MTU 9000, more at 1500. Starting takes ha
 it compiles).
 
 **What differs from a real one.** MTU 9000 as a rule (`mtu=1500` for the headers that real links add: 3 % more bytes).
-IPv4, TCP and UDP only. Packets come up to a fifth of a millisecond late. A `loss` set only later drops whole large
+IPv4, TCP and UDP only. Packets come up to half a millisecond late. A `loss` set only later drops whole large
 segments. Queues drop at the tail; there is no cross traffic but yours. Everybody shares this machine's cores: look at
 its idle time before you believe a number.
 """

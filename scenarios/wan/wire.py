@@ -28,8 +28,8 @@ _MAX_PACKETS: Final = 1 << 18
 _PACKET_BYTES: Final = 65_536 + HEAD_BYTES
 _READS: Final = 32
 """Packets taken from one host before the next one's turn."""
-_TICK_NS: Final = 200_000
-"""We sleep no shorter: packets come up to a fifth of a millisecond late, some at a time."""
+_TICK_NS: Final = 500_000
+"""We sleep no shorter: packets come up to half a millisecond late, some at a time."""
 _IDLE_NS: Final = 1_000_000_000
 _POLLIN: Final = 1 << 32  # in a struct pollfd read as one number
 _REVENTS: Final = 48

@@ -31,6 +31,10 @@ class ByteReader:
         self._at += size
         return data
 
+    def has(self, size: int) -> bool:
+        """Whether the next `size` bytes are here already, so that `exactly` will not wait."""
+        return len(self._buffer) - self._at >= size
+
     async def at_end(self) -> bool:
         """Wait for the next byte: False, or True when the stream has ended cleanly."""
         return len(self._buffer) == self._at and not await self._fill()

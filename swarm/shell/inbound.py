@@ -62,9 +62,7 @@ class Inbound:
         """Read frames until the stream ends. Raises `PeerError` at the first that does not verify."""
         reader = ByteReader(stream)
         while not await reader.at_end():
-            with trio.fail_after(self._limits.frame_deadline_s):
-                frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
-                body = await reader.exactly(frame.length)
+            frame, body = await self._frame(reader)
             stripe = None if frame.stripe == NO_STRIPE else frame.stripe
             if frame.kind == FrameKind.HEADER:
                 await self._take_header(peer, stripe, frame, body)
@@ -72,6 +70,18 @@ class Inbound:
                 await self._take_piece(peer, stripe, frame, body)
             else:
                 await self._part(peer, frame, body)
+
+    async def _frame(self, reader: ByteReader) -> tuple[Frame, bytes]:
+        """The next frame, of which something has come. Raises `PeerError`, `trio.TooSlowError`."""
+        if reader.has(FRAME_HEAD):  # a deadline costs more than most frames; one that is here needs none
+            frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
+            if reader.has(frame.length):
+                return frame, await reader.exactly(frame.length)
+            with trio.fail_after(self._limits.frame_deadline_s):
+                return frame, await reader.exactly(frame.length)
+        with trio.fail_after(self._limits.frame_deadline_s):
+            frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
+            return frame, await reader.exactly(frame.length)
 
     async def _take_header(self, peer: bytes, stripe: int | None, frame: Frame, body: bytes) -> None:
         if self._authority is None:

@@ -115,8 +115,9 @@ class Outbound:
         Raises `trio.TooSlowError` when the peer takes nothing, `trio.BrokenResourceError`.
         """
         while True:
-            with trio.move_on_after(idle_s):
-                await self.wait()
+            if not len(self):
+                with trio.move_on_after(idle_s):
+                    await self.wait()
             if not len(self):
                 return
             if not self.urgent and self._hold():

@@ -7,7 +7,7 @@ that is busy makes readers wait, and through them the peers.
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 import trio
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Core", "Face", "Shell"]
 
+_EVENTS_A_TURN: Final = 32
+"""Events applied before others get their turn: a few milliseconds at most."""
 _log = structlog.get_logger(__name__)
 
 
@@ -179,7 +181,12 @@ class Shell:
         """Give the core an event; waits while it has too many."""
         if isinstance(event, Heard) and isinstance(event.message, ManifestNews | Welcome) and event.message.manifest:
             self.manifests.note(event.message.manifest)
-        await self._posting.send((event, None))
+        try:
+            self._posting.send_nowait(
+                (event, None)
+            )  # a turn of the loop for each of thousands a second would cost more
+        except trio.WouldBlock:
+            await self._posting.send((event, None))
 
     async def apply(self, event: Event) -> None:
         """Give the core an event, and wait until its effects have been begun."""
@@ -256,10 +263,17 @@ class Shell:
                 await trio.lowlevel.checkpoint()
                 continue
             with trio.CancelScope(deadline=due_s):
-                event, done = await self._events.receive()
-                self.perform(self._core.apply(event, trio.current_time()))
-                if done is not None:
-                    done.set()
+                self._apply(*await self._events.receive())
+                for _ in range(_EVENTS_A_TURN):
+                    try:
+                        self._apply(*self._events.receive_nowait())
+                    except trio.WouldBlock:
+                        break
+
+    def _apply(self, event: Event, done: trio.Event | None) -> None:
+        self.perform(self._core.apply(event, trio.current_time()))
+        if done is not None:
+            done.set()
 
     def perform(self, effects: list[Effect]) -> None:
         """Begin these effects, in order. Nothing here waits."""

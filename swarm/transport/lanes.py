@@ -1,5 +1,6 @@
 """The two lanes: their protocol ids, their streams, and which connections of a peer they use."""
 
+import math
 from typing import Final
 
 import trio
@@ -120,8 +121,9 @@ class Edge:
 
     @property
     def round_trip_s(self) -> float:
-        """On the control lane, where no bulk stands before the ping; 0 while it is not known."""
-        return min((each.yamux.round_trip_s for each in self.live(Lane.CONTROL)), default=0.0)
+        """The shortest ever, of any connection that lives; 0 while it is not known."""
+        shortest_s = min((each.yamux.way_s for each in self.connections), default=math.inf)
+        return 0.0 if math.isinf(shortest_s) else shortest_s
 
     def idle(self, now_s: float, idle_s: float) -> list[MuxedConnection]:
         """Bulk connections that we dialed and nobody has used for `idle_s`, but for one that stays."""

@@ -6,6 +6,7 @@ of an inbound connection would outlive the connection.
 """
 
 import errno
+import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -217,9 +218,19 @@ class CountedSocket(ReadWriteCloser):
         self._traffic.sent += len(data)
         self._add(len(data), self._traffic.sent_to)
         try:
-            await self._stream.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            taken = self._offer(data)
+            if taken < len(data):
+                await self._stream.send_all(memoryview(data)[taken:])
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"the TCP connection broke: {error}") from error
+
+    def _offer(self, data: bytes) -> int:
+        """What the kernel takes at once, which is nearly always all: a turn of the loop would cost more than the call.
+        Raises `OSError`."""
+        try:
+            return os.write(self._stream.socket.fileno(), data)
+        except BlockingIOError:
+            return 0
 
     async def send_eof(self) -> None:
         """Nothing more comes from us; what the other end sends is still read."""

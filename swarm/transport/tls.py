@@ -245,7 +245,7 @@ class TlsSession(ISecureConn):
         if small:
             self._encrypt(small)
         try:
-            await self._raw.write(self._outgoing.read())
+            await (self._socket or self._raw).write(self._outgoing.read())
         except IOException as error:
             raise trio.BrokenResourceError(str(error)) from error
 

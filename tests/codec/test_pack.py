@@ -14,6 +14,7 @@ from codec.pack import MIN_CHUNK_BYTES, Packer, chunk_target, piece_target
         (0, 64 << 10, 16 << 10),
         (250_000, 64 << 10, 16 << 10),
         (30_000_000, 117_187, 16 << 10),
+        ((100 << 20) - 1, 409_599, 64 << 10),  # rounded, not cut: a byte less must not halve it
         (110_000_000, 429_687, 64 << 10),
         (10**10, 1 << 20, 128 << 10),
     ],

@@ -68,6 +68,8 @@ class Connection:
         self.reason = ""
         self.round_trip_s = 0.0
         """Smoothed, from pings; 0 until the first answer."""
+        self.way_s = math.inf
+        """The shortest answer of all: what queues and busy processors add is no distance."""
         self.used_at_s = trio.current_time()
         """When a stream last came or went."""
         self._link = link
@@ -290,6 +292,7 @@ class Connection:
         elif head.length == self._ping[0]:
             measured_s = trio.current_time() - self._ping[1]
             self.round_trip_s = 0.75 * self.round_trip_s + 0.25 * measured_s if self.round_trip_s else measured_s
+            self.way_s = min(self.way_s, measured_s)
 
     # Writing.
 
@@ -305,9 +308,6 @@ class Connection:
 
     async def _write_loop(self) -> None:
         while True:
-            if self._data and self._queued_bytes < _WRITE_BYTES:
-                # One turn for those who have more to send: a fuller write costs less than two.
-                await trio.lowlevel.checkpoint()
             parts: list[bytes | memoryview] = list(self._control)
             frames, length = len(parts), 0
             self._control.clear()
