@@ -14,7 +14,7 @@ from node.trainers.api import Swarm, SwarmDown
 from node.trainers.seedlink import ask_state
 from swarm.transport.base import Unreachable
 
-__all__ = ["Stamp", "publish_file", "publish_folder", "stamp"]
+__all__ = ["Stamp", "folder_tensors", "publish_file", "publish_folder", "stamp"]
 
 Stamp = tuple[tuple[str, int, int], ...]
 """What lies in a folder: (name, bytes, when it was written in ns) of each file, by name."""
@@ -39,14 +39,23 @@ def publish_folder(
     now, if not given. Raises `Unreachable` without a seed, `UsageError` when the checkpoint is of another model or is
     written to while it is read (then nothing was sent), and what the trainer's API raises.
     """
+    with _attached(home) as swarm:
+        return _publish(swarm, folder_tensors(folder, swarm.layout, as_it_was), step, everywhere)
+
+
+def folder_tensors(folder: Path, base: Layout, as_it_was: Stamp | None = None) -> Iterator[tuple[str, Bits]]:
+    """(checkpoint name, bits) of every tensor in `folder`, for `Swarm.publish`; see `publish_folder`.
+
+    Raises `UsageError`: at once when the checkpoint is of another model than `base`, at the end, when nothing has been
+    sent yet, if it was written to meanwhile.
+    """
     try:
         before = stamp(folder) if as_it_was is None else as_it_was
     except OSError:
         before = ()  # the next line says what is wrong with it
     checkpoint = Checkpoint.open(folder)
-    with _attached(home) as swarm:
-        _check_same_model(checkpoint, swarm.layout)
-        return _publish(swarm, _tensors(checkpoint, before), step, everywhere)
+    _check_same_model(checkpoint, base)
+    return _tensors(checkpoint, before)
 
 
 def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = False) -> dict[str, Any]:

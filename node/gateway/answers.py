@@ -55,6 +55,26 @@ class Answer:
             "usage": self._usage(),
         }
 
+    def tokens(self) -> dict[str, Any]:
+        """The body of an answer to `/inference/v1/generate`, in vLLM's words: no texts, and tokens by number."""
+        choices = [
+            {
+                "index": choice.index,
+                "token_ids": choice.token_ids,
+                "logprobs": {
+                    "content": [
+                        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+                        for token, logprob in zip(choice.token_ids, choice.logprobs, strict=True)
+                    ]
+                },
+                "finish_reason": choice.finish_reason,
+                "versions": choice.versions,
+            }
+            for choice in self._choices
+        ]
+        prompt = self._wanted.prompts[0]
+        return {"request_id": self._id, "choices": choices, "prompt_token_ids": prompt, "usage": self._usage()}
+
     def events(self) -> Iterator[bytes]:
         """The events of a stream, the last one included."""
         kind = "chat.completion.chunk" if self._chat else "text_completion"

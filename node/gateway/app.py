@@ -13,7 +13,16 @@ from node.gateway.answers import Answer, event
 from node.gateway.counter import Counter, Impossible, NoNodes, Overloaded
 from node.gateway.http import Request, Response, Say, Streaming, failure, json_response
 from node.gateway.text import BadText, Text
-from node.gateway.wanted import BadRequest, Chat, Completion, Wanted, want_chat, want_completion
+from node.gateway.wanted import (
+    BadRequest,
+    Chat,
+    Completion,
+    Generate,
+    Wanted,
+    want_chat,
+    want_completion,
+    want_tokens,
+)
 from node.ledger.state import Group
 
 __all__ = ["App"]
@@ -88,7 +97,11 @@ class App:
             case "POST", "/v1/chat/completions":
                 body = _decode(request, Chat)
                 return self._unknown_model(body.model) or await self._serve(request, body, want_chat, True)
-            case _, "/v1/models" | "/v1/completions" | "/v1/chat/completions" | "/health":
+            case "POST", "/inference/v1/generate":
+                body = _decode(request, Generate)
+                unknown = self._unknown_model(body.model)
+                return unknown or await self._serve(request, body, want_tokens, False, Answer.tokens)
+            case _, "/v1/models" | "/v1/completions" | "/v1/chat/completions" | "/inference/v1/generate" | "/health":
                 return failure(405, f"{request.method} is not for {path}.")
         return failure(404, f"There is no {path or '/'} here; /v1/models, /v1/completions, /v1/chat/completions.")
 
@@ -112,8 +125,14 @@ class App:
         return failure(404, f"There is no model {name[:64]!r} here, only {self._name!r}.", "model_not_found")
 
     async def _serve(
-        self, request: Request, body: Any, understand: Callable[[Any, Text, str], Wanted], chat: bool
+        self,
+        request: Request,
+        body: Any,
+        understand: Callable[[Any, Text, str], Wanted],
+        chat: bool,
+        word: Callable[[Answer], dict[str, Any]] = Answer.whole,
     ) -> Response:
+        """`understand`: what is asked for. `word`: how a whole answer is worded."""
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
         self._counter.check(0)  # before a tokenizer works for nothing
         wanted = await trio.to_thread.run_sync(understand, body, self._text, session, limiter=self._threads)
@@ -123,7 +142,7 @@ class App:
                 200, self._stream(wanted, chat), "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),)
             )
         answer = await self._answer(wanted, chat)
-        return json_response(await trio.to_thread.run_sync(answer.whole, limiter=self._threads))
+        return json_response(await trio.to_thread.run_sync(word, answer, limiter=self._threads))
 
     async def _answer(self, wanted: Wanted, chat: bool) -> Answer:
         groups: dict[int, Group] = {}

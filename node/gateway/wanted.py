@@ -15,7 +15,7 @@ from node.engines.base import SamplingParams
 from node.gateway.text import BadText, Text
 from node.ledger.messages import MAX_TOKENS
 
-__all__ = ["BadRequest", "Chat", "Completion", "Wanted", "want_chat", "want_completion"]
+__all__ = ["BadRequest", "Chat", "Completion", "Generate", "Wanted", "want_chat", "want_completion", "want_tokens"]
 
 MAX_PROMPTS: Final = 256
 MAX_SAMPLES: Final = 256
@@ -80,6 +80,16 @@ class Chat(_Body, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class Generate(msgspec.Struct, kw_only=True):
+    """`POST /inference/v1/generate`: vLLM's endpoint for clients that make their own tokens."""
+
+    token_ids: list[int]
+    sampling_params: _Body
+    model: str = ""
+    features: dict[str, Any] | None = None
+    content_parts: list[Any] | None = None
+
+
 class Wanted(msgspec.Struct, frozen=True):
     """One request, understood. Each of `prompts` is sampled `n` times. `stops`: texts to cut the answers at.
     `affinity`: of its session, or empty."""
@@ -128,6 +138,17 @@ def want_chat(body: Chat, text: Text, session: str = "") -> Wanted:
     prompts = [text.encode(rendered, special=False)]
     most = body.max_completion_tokens or body.max_tokens
     return _wanted(body, prompts, most, bool(body.logprobs), text, session)
+
+
+def want_tokens(body: Generate, text: Text, session: str = "") -> Wanted:
+    """Raises `BadRequest`. Without `max_tokens`: as many as the model reads."""
+    if body.features or body.content_parts:
+        raise BadRequest("features, content_parts: only tokens can be read.")
+    body.sampling_params.model, body.sampling_params.stream = body.model, False
+    if not body.token_ids:
+        raise BadRequest("token_ids: at least one.")
+    prompts = [tuple(body.token_ids)]
+    return _wanted(body.sampling_params, prompts, body.sampling_params.max_tokens, True, text, session)
 
 
 def _wanted(

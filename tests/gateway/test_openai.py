@@ -1,6 +1,7 @@
 """The unmodified OpenAI client against the gateway: what it sends is understood, what it gets it can read."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -40,6 +41,41 @@ async def test_completions_of_text_and_of_token_ids(tmp_path: Path):
             assert choice.logprobs.text_offset == [0, 1, 2, 3]
         assert [c.text for c in both.choices] == ["ba", "ba", "zyx", "zyx"]
         assert swarm.service.state()["groups_open"] == swarm.service.state()["groups_ready"] == 0
+
+
+async def test_tokens_in_and_tokens_out(tmp_path: Path):
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1)
+
+        async def use(client):
+            async def ask(**body):
+                where = url.removesuffix("/v1") + "/inference/v1/generate"
+                return await client.post(where, cast_to=dict[str, Any], body={"model": "policy"} | body)
+
+            drawn = await ask(
+                token_ids=IDS, sampling_params={"max_tokens": 9, "logprobs": 1, "top_k": -1}, cache_salt="1"
+            )
+            refused = []
+            for wrong in (
+                {"token_ids": [], "sampling_params": {}},
+                {"token_ids": IDS, "sampling_params": {"top_k": 3}},
+                {"token_ids": IDS, "sampling_params": {}, "features": {"mm_hashes": {}}},
+                {"token_ids": IDS},
+            ):
+                with pytest.raises(BadRequestError) as error:
+                    await ask(**wrong)
+                refused.append(str(error.value))
+            return drawn, refused
+
+        drawn, refused = await with_client(url, use)
+        (choice,) = drawn["choices"]
+        assert choice["token_ids"] == [*reversed(IDS), END]
+        assert [entry["token"] for entry in choice["logprobs"]["content"]] == [f"token_id:{i}" for i in (2, 1, 0, END)]
+        assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-0.25] * 4
+        assert (choice["finish_reason"], choice["versions"]) == ("stop", [[0, 0]] * 4)
+        assert drawn["prompt_token_ids"] == IDS
+        names = ("token_ids", "top_k", "features", "sampling_params")
+        assert all(name in why for name, why in zip(names, refused, strict=True))
 
 
 async def test_chat_by_the_bases_template(tmp_path: Path):
