@@ -48,6 +48,7 @@ from swarm.protocol.roster import AUTHORITY
 from swarm.protocol.scheme import Scheme
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
+from swarm.protocol.takers import Takers
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import (
     Attach,
@@ -108,6 +109,8 @@ class Authority:
         self.state.exchange.sheds = False
         self.egress = self.state.exchange.purse = egress or Egress()
         self._sizes = sizes
+        whole_copies = tuning.takers if egress is None or egress.copies is None else int(egress.copies)
+        self._takers = Takers(min(tuning.takers, whole_copies), tuning.request_deadline_s)
         self.boot = boot
         self._clock = clock
         # Serials of this boot lie above all that any earlier one can have given, released ones too.
@@ -228,6 +231,7 @@ class Authority:
     def _peer_down(self, event: PeerDown, now: float) -> None:
         self.state.sessions.down(event.peer, event.dial_failed, now)
         self.state.gifts.lost(event.peer)
+        self._takers.done(event.peer)
         self.state.exchange.detached(event.peer, None, self.state.effects)
 
     def _heard(self, event: Heard, now: float) -> None:
@@ -301,6 +305,8 @@ class Authority:
         if enrolment.saving != report.saving:
             enrolment.saving = report.saving
             self.scheme.stale = True
+        if report.catching_up >= 1:
+            self._takers.done(report.peer)
         if report.catching_up >= 1 and not enrolment.held_once:
             enrolment.held_once = True
             self.scheme.stale = True
@@ -368,7 +374,8 @@ class Authority:
 
     def _want(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
         """Of somebody who catches up and finds nobody else who has it."""
-        if not self.egress.take_of_model(self._sizes(want)):
+        turn = not isinstance(want, WantBlock) or self._takers.admits(session.peer, now)
+        if not turn or not self.egress.take_of_model(self._sizes(want)):
             self.state.send(session.peer, Lacks(want.request))
         elif isinstance(want, WantBlock):
             self.state.emit(SendBlock(session.peer, want.request, want.block))

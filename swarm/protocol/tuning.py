@@ -71,6 +71,9 @@ class Tuning:
     """Blocks asked for at a time while catching up (2 MiB each in bf16, so 32 MiB), over all sources."""
     requests_per_peer: int = 4
     """Of which from one peer."""
+    takers: int = 2
+    """Members that the trainer itself gives blocks of the model at a time, where nobody else has it. One would do; two,
+    so that one that is slow or dies does not hold up all."""
     retain_versions: int = 16
     """Sealed versions whose chunks are kept for others: a node asleep for fewer steps replays instead of refetching."""
 

@@ -42,7 +42,7 @@ def test_a_clean_end_counts_what_was_sent() -> None:
     up_mbit=st.floats(0.1, 10_000),
     lives=st.lists(st.lists(st.floats(0.0, 1.0), max_size=30), min_size=1, max_size=6),
 )
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_no_number_of_kills_lets_more_than_the_limit_out(limit: int, up_mbit: float, lives: list[list[float]]) -> None:
     """Each life looks five times a second and sends between looks what its uplink carries, as long as it may; then it
     is killed. What is on disk is never less than what has left."""

@@ -62,7 +62,7 @@ def test_less_than_one_copy_makes_no_sense() -> None:
         Egress(0.9, MODEL)
 
 
-@settings(max_examples=60, stateful_step_count=60)
+@settings(max_examples=30, stateful_step_count=50)
 class AnyOrder(RuleBasedStateMachine):
     """Chunks made, copies taken and given back in any order, versions and attempts in theirs."""
 

@@ -105,7 +105,7 @@ def says(core: Authority, slot: int, counter: int, saving: bool, now: float) -> 
 
 
 @given(words=st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=24))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_plan_has_one_that_saves_inside_a_tree(words: list[tuple[int, bool]]) -> None:
     core, now = an_authority(), 1.0
     for slot in range(6):

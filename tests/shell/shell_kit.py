@@ -4,6 +4,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from codec.chunk import CODER_RICE
 from codec.staging import block_hash, encode
 from swarm.protocol.authority import Authority
 from swarm.protocol.documents import AuthorityTime, Capability
+from swarm.protocol.egress import Egress
 from swarm.protocol.events import VersionId
 from swarm.protocol.peer import Peer
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Join
 from swarm.shell import Limits, Manifests, RunSync, Shell, here_and_now
-from swarm.shell.answers import Answers
+from swarm.shell.answers import Answers, cost_of, model_bytes
 from swarm.shell.jobs import Jobs
 from swarm.shell.model import Model
 from swarm.shell.seed import Seed, genesis
@@ -122,8 +124,9 @@ class Swarm:
         limits: Limits | None = None,
         run_sync: RunSync = here_and_now,
         via: tuple[str, ...] = (),
+        copies: float | None = None,
     ) -> None:
-        """`via`: the seed cannot be dialed, and keeps places at these relays."""
+        """`via`: the seed cannot be dialed, and keeps places at these relays. `copies`: the cap on what it sends."""
         self.folder = folder
         self.nursery = nursery
         self.network = MemoryNetwork()
@@ -131,6 +134,7 @@ class Swarm:
         self.limits = limits or Limits(anchor_every=4)
         self.run_sync = run_sync
         self.via = via
+        self.copies = copies
         if via:
             self.network.shield(AUTHORITY.public)
         self.seed_host: Host | None = None
@@ -157,6 +161,7 @@ class Swarm:
             AUTHORITY, addrs, self.tuning, random.Random(0),
             boot=self.boot, clock=lambda local: local, head=restored.manifest,
             grants=[record for record in store.records.all("grant/").values() if record], now=now,
+            egress=Egress(self.copies, model_bytes(layout())), sizes=partial(cost_of, layout()),
         )  # fmt: skip
         host = await self._start(core, transport, store, model)
         manifests = host.shell.manifests
