@@ -244,7 +244,7 @@ class JoinConfig(MemberConfig):
     model: Path | None = None
     """Folder of the base checkpoint, if this machine has it; what differs or lacks is fetched from peers."""
     replica: ReplicaPlace = "auto"
-    """Where this machine keeps its copy of the model: ram, disk (slower: nearly all of it is written each step), none
+    """Where this machine keeps its copy of the model: ram, disk (as much is written, but more is decoded), none
     (pass chunks on, as a relay does; an engine needs a copy), or auto: ram if the container has enough, else disk."""
     device: str = "auto"
     """Where the engine runs: auto, cpu, cuda or cuda:1."""

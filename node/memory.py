@@ -38,10 +38,11 @@ def disk_free_bytes(folder: Path) -> int:
 
 
 def keep_on_disk(place: ReplicaPlace, model_bytes: int, memory_bytes: int | None, disk_bytes: int) -> bool:
-    """Whether the replica is to be a file. What is asked for is done; "auto" takes memory where there is enough of it.
+    """Whether the replica is to be on disk. What is asked for is done; "auto" takes memory where there is enough of it.
 
-    In memory a version is written in milliseconds. A file is written anew nearly as a whole each step: at 1 % density
-    every page has a change. Raises `UsageError` when neither has room.
+    In memory a version is written in milliseconds and read for nothing. On disk (`codec.layered`) a version is not
+    written at all, and each block that is read is read from the disk and brought forward by up to eight versions.
+    Raises `UsageError` when neither has room.
     """
     if place != "auto":
         return place == "disk"
