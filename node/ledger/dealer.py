@@ -38,14 +38,26 @@ class Dealer:
 
         A node that holds the head gets its share. One that is late for it, or is known to get the next one so late that
         the head will be too old then, gets, of work that its version may still do, what it should finish before that
-        version is too old, and waits for the next if that is nothing.
+        version is too old, and waits for the next if that is nothing. Groups are not divided where that can be helped:
+        what is left of one whose other samples died with their node may be too old before these are drawn again.
         """
         if node.pulse.stalled:
             capacity = min(capacity, 1 - node.outstanding)
         count = min(capacity, self._share(node, head, lag, now))
+        whole = min(node.capacity, count + node.outstanding)
+        """Groups of so many will fit in, now or soon."""
         leases: list[Lease] = []
         why = Reason.NO_WORK
         limits: dict[int, int] = {}
+
+        def part(group: Group) -> int:
+            """How many of its free samples to take now."""
+            free, room = len(group.free), min(capacity, limits[group.max_lag])
+            if free <= room and (free <= count or 2 * count >= group.n or group.whole):
+                return free
+            if node.outstanding and (free <= whole or group.whole):
+                return 0
+            return free if group.whole else min(count, room)
 
         def fits(group: Group) -> bool:
             nonlocal why
@@ -58,15 +70,14 @@ class Dealer:
                     limits[group.max_lag] = self._limit(node, head, group, capacity, now)
                 if limits[group.max_lag] <= 0:
                     reason = Reason.LATE
-                elif group.whole and len(group.free) > capacity and node.outstanding:
-                    return False  # it is taken whole, or when there is nothing else
+                elif not part(group):
+                    return False
             why = reason or why
             return reason is None
 
         if count > 0:
             for group in self._pool.open_groups(fits):
-                most = len(group.free) if group.whole else min(count, limits[group.max_lag])
-                samples = tuple(sorted(group.free)[:most])
+                samples = tuple(sorted(group.free)[: part(group)])
                 count -= len(samples)
                 capacity -= len(samples)
                 for other in limits:

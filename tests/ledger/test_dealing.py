@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
+from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
 
 from node.ledger.messages import Reason
 from node.ledger.rate import Rate
@@ -26,9 +26,9 @@ def test_lag_is_each_groups_own():
     assert leases[0].minimum == (0, 0)
     assert [lease.group for lease in ledger.request_work(BOB, ask(2, version=2), 0.0)] == [group_id(1)]
     assert ledger.request_work(BOB, ask(64, version=2), 1.0) is Reason.TOO_OLD, "only synchronous work is left"
+    (sync,) = ledger.request_work(BOB, ask(64, version=3), 2.0)
+    assert (sync.group, sync.minimum, sync.samples) == (group_id(0), (0, 3), (0, 1))
     for sample, version, verdict in ((0, 3, None), (1, 2, Reason.TOO_OLD)):
-        (sync,) = ledger.request_work(BOB, ask(64, version=3), 2.0)
-        assert (sync.group, sync.minimum, sync.samples) == (group_id(0), (0, 3), (sample,))
         assert submit(ledger, sync, draw(sync, sample, version), 3.0) is verdict
     for sample in leases[0].samples:
         assert submit(ledger, leases[0], draw(leases[0], sample, 0), 3.0) is None
@@ -45,7 +45,7 @@ def seals(ledger, count, every_s):
 
 
 def test_who_is_late_for_a_version_gets_what_it_can_finish_before_the_next():
-    ledger = ledger_at(groups=20, n=4, version=1)
+    ledger = ledger_at(groups=40, n=2, version=1)
     seals(ledger, 3, 100.0)  # at 100, 200, 300; the head is 4 and the next is due at 400
     node = ledger.nodes[ALICE]
     node.rate.observe(4000, 1000.0)  # 4 tokens a second: a sample of 4 tokens in a second
@@ -76,7 +76,7 @@ def test_a_trainer_that_waits_for_rollouts_is_not_waited_for():
 def test_more_lag_is_more_time():
     ledger = ledger_at(groups=0, version=1)
     for i in range(20):
-        ledger.offer(group_id(i), "s", PROMPT, 4, SAMPLING, max_lag=2)
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, max_lag=2)
     seals(ledger, 3, 100.0)
     ledger.nodes[ALICE].rate.observe(400, 1000.0)  # ten seconds a sample
     assert samples(ledger.request_work(ALICE, ask(64, version=3), 390.0)) == 11, "110 s are left"
@@ -242,3 +242,25 @@ def test_a_whole_group_goes_to_one_node_or_waits():
     (again,) = ledger.request_work(ALICE, ask(1, holding=(leases[1].id,)), 2.0)
     assert (again.group, again.samples) == (group_id(0), (7,))
     places(ledger)
+
+
+def test_groups_stay_with_one_node_where_that_can_be_helped():
+    ledger = ledger_at(groups=12, n=8)
+    first = ledger.request_work(ALICE, ask(20), 0.0)
+    assert [len(lease.samples) for lease in first] == [8, 8], "four more would be half a group"
+    held = tuple(lease.id for lease in first)
+    assert ledger.request_work(ALICE, ask(4, holding=held), 1.0) is Reason.NO_WORK
+    for sample in range(4):
+        assert submit(ledger, first[0], draw(first[0], sample, token_ids=(9 + sample, 2)), 2.0) is None
+    assert [len(lease.samples) for lease in ledger.request_work(ALICE, ask(8, holding=held), 2.0)] == [8]
+    assert [len(lease.samples) for lease in ledger.request_work(BOB, ask(3), 2.0)] == [3], "or it could never work"
+    places(ledger)
+
+
+def test_few_large_groups_are_shared_all_the_same():
+    ledger = ledger_at(groups=1, n=64)
+    for node in (ALICE, BOB, CAROL, DAVE):
+        ledger.nodes[node].rate.observe(1000, 10.0)
+        ledger.request_work(node, ask(0), 0.0)
+    parts = [samples(ledger.request_work(node, ask(64), 1.0)) for node in (ALICE, BOB, CAROL, DAVE)]
+    assert parts == [16, 16, 16, 16]
