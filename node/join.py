@@ -259,7 +259,9 @@ class Member:
         _log.info(what, **info)
 
     def send_work(self, body: bytes) -> None:
-        """Hand a `Work` body to the authority; lost when there is no session."""
+        """Hand a `Work` body to the authority; lost when there is no session, which is then looked for at once."""
+        if self.endpoint.shell.peers.get(self.ticket.authority) is None:
+            self.core.membership.come_back()
         self.endpoint.send_work(self.ticket.authority, body)
 
     def _may_have_place(self, peer: bytes) -> bool:

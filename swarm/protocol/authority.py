@@ -42,7 +42,7 @@ from swarm.protocol.events import (
 )
 from swarm.protocol.greeting import give_roster, reach_out
 from swarm.protocol.lease import LeaseBook, Standing
-from swarm.protocol.peer import BAN_S, serve_chunk, serve_manifest
+from swarm.protocol.peer import BAN_S, key_of, serve_chunk, serve_manifest
 from swarm.protocol.reach import Place, Scope
 from swarm.protocol.roster import AUTHORITY
 from swarm.protocol.scheme import Scheme
@@ -67,6 +67,7 @@ from swarm.protocol.wire import (
     Reports,
     RosterNews,
     RosterStep,
+    Skip,
     WantBlob,
     WantBlock,
     WantChunk,
@@ -76,6 +77,9 @@ from swarm.protocol.wire import (
 )
 
 __all__ = ["Authority"]
+
+LOOKED_FOR = 4
+"""Members dialed by an authority that nobody comes to: one of them will do."""
 
 
 class Authority:
@@ -106,7 +110,6 @@ class Authority:
         cost. `region`: where the trainer stands, in the words of its members.
         """
         self.state = State.new(key, key.public, tuning, rng)
-        self.state.exchange.sheds = False
         self.egress = self.state.exchange.purse = egress or Egress()
         self._sizes = sizes
         whole_copies = tuning.takers if egress is None or egress.copies is None else int(egress.copies)
@@ -120,6 +123,8 @@ class Authority:
         self.scheme.addrs = addrs
         self.admission = Admission(self.state, self.book, self._enrolled, self.scheme, self._time, self._beat)
         self.admission.restore(grants or [], tickets or [], bars or [], now)
+        self._alone_since: float | None = now if self._enrolled else None
+        """Since our start nobody came of those who have leases."""
         self.dealer = Dealer(self.state.exchange, self.state.chunks, self.scheme.is_head)
         self._beat_serial = 0
         self._next_beat = now
@@ -152,6 +157,7 @@ class Authority:
             Attach: self._attach,
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
             Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
+            Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
             WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m, now),
             WantBlob: self._want,
             WantBlock: self._want,
@@ -345,6 +351,17 @@ class Authority:
             state.send(session.peer, Bye(b""))
             state.close(session.peer, "let go: little to say")
 
+    def _look_for_members(self, now: float) -> None:
+        """Started again, perhaps at another address: members look for us where we were, and so does whoever else has
+        our key. Where nobody comes, a few that can be dialed are."""
+        state = self.state
+        if self._alone_since is None or any(session.ready for session in state.sessions):
+            self._alone_since = None
+        elif now - self._alone_since > 3 * state.tuning.heartbeat_s:
+            known = [(peer, each.dialed) for peer, each in sorted(self._enrolled.items()) if each.dialed]
+            for peer, addrs in known[:LOOKED_FOR]:
+                state.sessions.reach(peer, addrs, now, state.effects)
+
     def _beat(self, now: float) -> None:
         """Speak: authority time, head, and who lives. Sent to the heads; they pass it on."""
         state = self.state
@@ -430,6 +447,7 @@ class Authority:
         self._plan_if_due(now)
         self._enrolled.probe_due(now)
         self._let_go(now)
+        self._look_for_members(now)
         reach_out(state, AUTHORITY, Place(self.scheme.addrs, Scope.HERE), now)
         if now >= self._next_beat:
             self._beat(now)

@@ -359,6 +359,10 @@ class Membership:
         rest_s = self._state.tuning.rest_beats * self._state.tuning.heartbeat_s
         self._rest_until = now + rest_s * self._state.rng.uniform(0.5, 1.5)
 
+    def come_back(self) -> None:
+        """There is something to say to the authority, who let us go: no more rest."""
+        self._rest_until = 0.0
+
     def _mind_own_lease(self, now: float) -> None:
         """Not fresh in the newest heartbeat: the reports do not arrive, so talk to the authority directly.
 

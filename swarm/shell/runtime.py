@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from codec import Manifest
-from codec.errors import SwarmError
+from codec.errors import SwarmError, UsageError
 from swarm.protocol.events import (
     Announce,
     Close,
@@ -129,6 +129,8 @@ class Shell:
         self._persisted = trio.Event()
         self._commits: deque[Commit] = deque()
         self._wake_persist, self._wake_commit, self._wake_upkeep = trio.Event(), trio.Event(), trio.Event()
+        self._failed: UsageError | None = None
+        self._failing = trio.Event()
         self._whole_since = False
         """Bits came other than by chunks since the last anchor."""
         self._is_authority = transport.key == authority
@@ -151,7 +153,7 @@ class Shell:
             Dial: lambda e: self._nursery.start_soon(self.peers.dial, e.peer, e.addrs),
             Probe: lambda e: self._nursery.start_soon(self.peers.probe, e.peer, e.addrs),
             Close: self._close,
-            Run: lambda e: self._nursery.start_soon(self._run_job, e.job),
+            Run: lambda e: self._nursery.start_soon(self._mind, self._run_job, e.job),
             Persist: self._persist,
             Drop: self._drop,
             Commit: self._commit,
@@ -165,17 +167,33 @@ class Shell:
     async def run(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started()` gives the addresses listened on.
 
-        Raises `UsageError` (in a group) for what the user can mend: a port in use, a full disk.
+        Raises `UsageError` (in a group) for what the user can mend: a port in use; a full disk, once a member has
+        released its lease.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             addrs = await nursery.start(self._transport.serve, self._accept)
-            nursery.start_soon(self._persist_all)
-            nursery.start_soon(self._settle_all)
-            nursery.start_soon(self._keep_up)
+            for work in (self._persist_all, self._settle_all, self._keep_up, self._apply_all):
+                nursery.start_soon(self._mind, work)
             self.perform(self._core.start(trio.current_time(), self._outward(addrs)))
             task_status.started(addrs)
-            await self._apply_all()
+            await self._failing.wait()
+            if not self._is_authority:
+                with trio.move_on_after(self._limits.flush_deadline_s):
+                    await self.leave()
+            assert self._failed is not None
+            raise self._failed
+
+    async def _mind(self, work: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Do it. What only a person can mend ends the shell, but not before it has said goodbye."""
+        try:
+            await work(*args)
+        except UsageError as error:
+            self._fail(error)
+
+    def _fail(self, why: UsageError) -> None:
+        self._failed = self._failed or why
+        self._failing.set()
 
     async def post(self, event: Event) -> None:
         """Give the core an event; waits while it has too many."""
@@ -380,10 +398,10 @@ class Shell:
             await self._run_sync(self._store.evict, self._settled, self._limits.retain_versions)
 
     def _whole(self, chunk: StoredChunk) -> None:
-        self._nursery.start_soon(self._run_sync, self._store.chunks.spill, chunk.key)
+        self._nursery.start_soon(self._mind, self._run_sync, self._store.chunks.spill, chunk.key)
 
     async def _relieve(self) -> None:
-        await self._run_sync(self._store.chunks.spill_all)
+        await self._mind(self._run_sync, self._store.chunks.spill_all)
 
     async def _find(self, effect: SendBlob | SendBlock) -> Blob | None:
         return None if self._answers is None else await self._answers.find(effect)
@@ -395,7 +413,11 @@ class Shell:
         answer = session.requests.part(frame, body)
         if answer is None or self._answers is None:
             return
-        event = await self._answers.take(peer, answer)
+        try:
+            event = await self._answers.take(peer, answer)
+        except UsageError as error:
+            self._fail(error)
+            return
         if event is None:
             self.counts.stray += len(answer.data)
         else:

@@ -23,12 +23,13 @@ from protocol_kit import (
 )  # fmt: skip
 
 from codec.errors import PeerError
-from swarm.protocol.authority import Authority
+from swarm.protocol.authority import LOOKED_FOR, Authority
 from swarm.protocol.documents import AuthorityTime, heartbeat_hash, open_grant, open_heartbeat, seal
 from swarm.protocol.enrolment import Enrolment, observed_addresses, open_record, record_of
 from swarm.protocol.events import (
     Announce,
     Close,
+    Dial,
     Effect,
     Heard,
     LocalChunk,
@@ -490,3 +491,24 @@ def test_downlinks_of_those_that_apply_versions() -> None:
         said = msgspec.structs.replace(join_message(TICKET), down_mbit=down_mbit, relay_only=relay_only)
         join(core, slot, 1.0 + slot, said)
     assert core.down_mbits == (300.0, 50.0)
+
+
+def test_one_that_starts_elsewhere_looks_for_its_members_when_nobody_comes() -> None:
+    disk: dict[str, bytes] = {}
+    core = an_authority()
+    for slot in range(6):
+        records(join(core, slot, 1.0 + slot), disk)
+    again = an_authority(boot=2, grants=[r for name, r in disk.items() if r and name.startswith("grant/")], now=100.0)
+    late = 100.0 + 3 * TUNING.heartbeat_s + 0.1
+    assert only(again.apply(Timer("tick"), late - 0.2), Dial) == []
+    dialed = only(again.apply(Timer("tick"), late), Dial)
+    assert len(dialed) == LOOKED_FOR
+    assert {dial.addrs for dial in dialed} == {("/sim/me",)}
+    # One of them follows another seed with our key, begun later than we: it shows us that one's heartbeat.
+    peer = dialed[0].peer
+    again.apply(PeerUp(peer, True, "/ip4/9.9.9.9/tcp/1"), late + 0.1)
+    hello = Hello(again.book.leases[again.book.slot_of[peer]].sealed, 0, 0, 0, 0)
+    assert sends(say(again, peer, hello, late + 0.1), Hello, to=peer) != []
+    assert only(again.apply(Timer("tick"), late + 0.5), Dial) == []
+    say(again, peer, HeartbeatNews(heartbeat(1, boot=3)), late + 0.6)
+    assert again.superseded

@@ -214,3 +214,14 @@ def test_those_of_whom_nothing_is_heard_do_not_come_together() -> None:
     spread_s = (TUNING.hard_ttl_s - TUNING.soft_ttl_s) / 3
     assert max(came) < 1.5 + spread_s
     assert max(came) - min(came) > spread_s / 2
+
+
+def test_one_that_was_let_go_and_has_something_to_say_comes_back_at_once() -> None:
+    peer = a_member()
+    meet(peer, 1)
+    peer.membership.renewals.account.engine = "numpy"
+    say(peer, SWARM, Bye(b""), 1.0)
+    peer.apply(PeerDown(SWARM), 1.1)
+    assert dialed(tick(peer, 1.2)) == set()
+    peer.membership.come_back()
+    assert SWARM in dialed(tick(peer, 1.3))

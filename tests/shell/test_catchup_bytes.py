@@ -1,16 +1,20 @@
 """What catching up costs, in bytes at the givers' shells: who differs in little fetches little, and from members."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import shell_kit
+import trio
 from shell_kit import CONFIG, Host, Swarm, new_replica, swarm, until
 
 from codec import write_checkpoint
+from codec.errors import UsageError
 from swarm.protocol.events import VersionId
 from swarm.protocol.tuning import Tuning
+from swarm.store import Disk
 from swarm.transport.memory import Link
 
 BLOCKS, ELEMENTS = 100, 3000
@@ -139,3 +143,30 @@ async def test_the_trainer_gives_at_most_its_copies_of_the_model_and_the_others_
         assert newest is not None
         sent = s.authority.shell.counts.pushed + s.authority.shell.counts.pulled
         assert newest.payload_bytes <= sent <= 1.2 * newest.payload_bytes
+
+
+class FullDisk:
+    """Refuses each write from a moment on."""
+
+    full = False
+
+    def __call__(self, step: str, path: Path) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_one_whose_disk_is_full_frees_its_slot_before_it_ends(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path, tuning=replace(Tuning.wan(), stripes=2)) as s:
+        disk = FullDisk()
+        with pytest.RaisesGroup(UsageError, allow_unwrapped=True, flatten_subgroups=True):
+            async with trio.open_nursery() as nursery:
+                s.nursery, mine = nursery, s.nursery
+                member = await s.start_member(1, disk=Disk(disk))
+                s.nursery = mine
+                await until(lambda: holds([member], 0))
+                disk.full = True
+                await s.publish(1)
+                await trio.sleep_forever()
+        await until(lambda: "member_left" in s.authority.log.names(), 5.0)
+        assert not s.authority.core.book.leases
+        assert "lease_expired" not in s.authority.log.names()
