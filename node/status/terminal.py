@@ -7,7 +7,8 @@
   `model_sent_bytes`, `model_left_bytes`, `refused`
 - `nodes`: list of `slot`, `name`, `peer` (PeerId), `held` and `engine` ([epoch, v] or None), `standing` ("fresh",
   "soft", "dead"), `lease_s`, `catching_up` (0..1), `sent_bytes`, `received_bytes`, `tokens_s`,
-  `reached` (how: direct, dialed us, punched, circuit), `saving` (what it may send today is used up)
+  `seconds` (by what its time went into), `reached` (how: direct, dialed us, punched, circuit),
+  `saving` (what it may send today is used up)
 - `seed_reached`: how a member reaches the seed; `places`, `circuits`, `relayed_bytes`: what a relay does
 - `relays`: by relay through which this machine is reached, why it is not so now (empty: it is)
 - `stripes`: list, one a stripe, of {child slot: parent slot or None for the trainer}
@@ -134,6 +135,25 @@ def _nodes(state: State) -> Table:
     return table
 
 
+def _hours(state: State) -> RenderableType | None:
+    """Where each node's time goes: shares of all of it."""
+    nodes = [node for node in state.get("nodes", ()) if sum((node.get("seconds") or {}).values())]
+    if not nodes:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("time of", "generating", "waits for work", "waits for version", "takes version"):
+        table.add_column(name, justify="left" if name == "time of" else "right", no_wrap=True)
+    for node in sorted(nodes, key=lambda node: node["slot"])[:NODES_SHOWN]:
+        seconds = node["seconds"]
+        shares = [
+            seconds.get(name, 0.0) / sum(seconds.values())
+            for name in ("generate", "wait_work", "wait_version", "commit")
+        ]
+        name = Text(_plain(node.get("name") or node.get("peer", "")[-8:]))
+        table.add_row(name, *(_number(share, ".1%") for share in shares))
+    return table
+
+
 def tree(parents: dict[Any, Any]) -> str:
     """One stripe's tree on one line: `T(2(0 3) 1)` is a trainer with children 2 and 1, and 2 has 0 and 3.
 
@@ -216,7 +236,7 @@ def view(state: State) -> RenderableType:
         parts.append(_nodes(state))
     else:
         parts.append(Text("no nodes yet: swarm-node invite prints a ticket, with which they join", style="dim"))
-    for part in (_aside(state), _stripes(state), _steps(state), _times(state)):
+    for part in (_aside(state), _hours(state), _stripes(state), _steps(state), _times(state)):
         if part is not None:
             parts += [Text(), part]
     if state.get("seed_reached"):

@@ -107,18 +107,20 @@ async def test_watch_shows_the_last_state(autojump_clock: trio.testing.MockClock
 
 def test_where_the_time_goes_and_who_is_aside() -> None:
     nodes = [
-        {"slot": 0, "name": "good", "tokens_s": 1234.0, "useful": 0.93},
+        {"slot": 0, "name": "good", "tokens_s": 1234.0, "useful": 0.93,
+         "seconds": {"generate": 93.0, "wait_work": 4.0, "wait_version": 1.0, "commit": 2.0}},
         {
             "slot": 1,
             "name": "bad",
             "tokens_s": 99.0,
             "quarantine": {"why": "two nodes computed\x1b others", "left_s": None},
         },
-    ]
+    ]  # fmt: skip
     step = {"version": [0, 3], "extract_s": 5.04, "first_chunk_s": 0.021, "publish_to_all_s": 12.34,
             "stage_s": 0.3, "pause_s": 0.0391, "resume_s": 0.0}  # fmt: skip
     text = shown({"nodes": nodes, "steps": [step], "work": {"useful": 0.871}})
     assert "generating 87 % of the nodes' time" in text
+    assert ["good", "93.0%", "4.0%", "1.0%", "2.0%"] in [line.split() for line in text.splitlines()]
     for found in ("1,234", "93%", "5.04 s", "21.0 ms", "12.3 s", "0.30 s", "39.1 ms", "0.0 ms", "aside"):
         assert found in text, found
     assert "bad is in quarantine: two nodes computed? others" in text
