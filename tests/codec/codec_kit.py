@@ -107,7 +107,9 @@ def block_of(bits: dict[str, Bits], layout: Layout, block: int) -> Bits:
     return bits[spec.name][spec.start : spec.start + spec.count]
 
 
-def publish(replica: Replica, after: dict[str, Bits], coder: int = 0, target_bytes: int = 4096) -> list[Chunk]:
+def publish(
+    replica: Replica, after: dict[str, Bits], coder: int = 0, target_bytes: int = 4096, version: int = 1
+) -> list[Chunk]:
     """What a trainer does: diff, pack, seal. The replica stays as it is."""
     chunks: list[Chunk] = []
     packer = Packer(target_bytes)
@@ -116,7 +118,7 @@ def publish(replica: Replica, after: dict[str, Bits], coder: int = 0, target_byt
         delta = replica.encode_block(block, block_of(after, replica.layout, block), coder)
         full += packer.add(delta) if delta else []
     for deltas in full + packer.flush():
-        key = ChunkKey(0, 1, 0, len(chunks))
+        key = ChunkKey(0, version, 0, len(chunks))
         chunks.append(seal_chunk(key, replica.root, replica.layout.hash, deltas, KEY))
     return chunks
 

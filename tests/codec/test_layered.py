@@ -1,0 +1,192 @@
+"""A replica that is a checkpoint and the chunks since: at every version the bits of one that is written in place."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from codec_kit import LAYOUT, opened, publish, replica_of, stepped, weights
+
+from codec.checkpoint import Checkpoint, write_checkpoint
+from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE, BlockEntry, Chunk, ChunkKey
+from codec.errors import PeerError
+from codec.layered import Layered
+from codec.layout import Layout, TensorSpec
+from codec.replica import Replica
+from codec.staging import Torn
+
+OLD = weights()
+
+
+class Swarm:
+    """The trainer's replica, and the chunks that it published."""
+
+    def __init__(self) -> None:
+        self.truth = replica_of(OLD)
+        self.bits = OLD
+        self.kept: dict[ChunkKey, Chunk] = {}
+        self.steps = 0
+
+    def step(self, coder: int = CODER_RICE) -> list[Chunk]:
+        self.steps += 1
+        self.bits = stepped(self.bits, 0.01, seed=self.steps)
+        chunks = publish(self.truth, self.bits, coder=coder, version=self.steps)
+        self.kept |= {opened(chunk).key: chunk for chunk in chunks}
+        self.truth.scatter([self.truth.stage(opened(chunk), chunk.body) for chunk in chunks])
+        return chunks
+
+    def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
+        chunk = self.kept.get(key)
+        if chunk is None:
+            return None
+        header = opened(chunk)
+        found = zip(header.blocks, header.payloads(chunk.body), strict=True)
+        return next((entry, bytes(payload)) for entry, payload in found if entry.block == block)
+
+
+@pytest.fixture
+def swarm() -> Swarm:
+    return Swarm()
+
+
+def layered_of(swarm: Swarm, folder: Path) -> Layered:
+    """Resting on a checkpoint of the truth as it is."""
+    write_checkpoint(folder, LAYOUT, swarm.truth.bits, {})
+    return Layered(LAYOUT, Checkpoint.open(folder), swarm.truth.hashes.copy(), swarm.payload)
+
+
+def apply(replica: Layered | Replica, chunks: list[Chunk]) -> None:
+    replica.scatter([replica.stage(opened(chunk), chunk.body) for chunk in chunks])
+
+
+def assert_same(layered: Layered, truth: Replica) -> None:
+    assert layered.root == truth.root
+    for block in range(LAYOUT.n_blocks):
+        assert layered.read(block) == truth.read(block)
+        assert np.array_equal(layered.block(block), truth.block(block))
+    for tensor in LAYOUT.tensors:
+        assert np.array_equal(layered.bits(tensor.name), truth.bits(tensor.name))
+
+
+def test_at_every_version_by_every_coder(swarm: Swarm, tmp_path: Path) -> None:
+    layered = layered_of(swarm, tmp_path / "v0")
+    for coder in (CODER_RICE, CODER_PCO, CODER_RAW, CODER_RICE):
+        chunks = swarm.step(coder)
+        apply(layered, chunks)
+        apply(layered, chunks)  # again: nothing
+        assert_same(layered, swarm.truth)
+
+
+def test_chunks_can_be_followed_without_a_look_at_any_bits(swarm: Swarm, tmp_path: Path) -> None:
+    layered = layered_of(swarm, tmp_path / "v0")
+    for _ in range(3):
+        layered.follow([opened(chunk) for chunk in swarm.step()])
+    assert_same(layered, swarm.truth)
+
+
+def test_a_checkpoint_of_a_version_takes_the_place_of_what_led_there(swarm: Swarm, tmp_path: Path) -> None:
+    layered = layered_of(swarm, tmp_path / "v0")
+    apply(layered, swarm.step())
+    frozen, root = layered.frozen(), swarm.truth.root
+    needless = set(swarm.kept)
+    apply(layered, swarm.step())
+    assert frozen.root == root
+    write_checkpoint(tmp_path / "v1", LAYOUT, frozen.parts, {})
+    layered.rebase(Checkpoint.open(tmp_path / "v1"), frozen)
+    for key in needless:
+        del swarm.kept[key]
+    apply(layered, swarm.step())
+    assert_same(layered, swarm.truth)
+
+
+def test_a_replica_in_memory_becomes_what_it_is(swarm: Swarm, tmp_path: Path) -> None:
+    layered = layered_of(swarm, tmp_path / "v0")
+    for believed in (False, True):
+        apply(layered, swarm.step())
+        for replica in (Replica.create(LAYOUT), replica_of(OLD)):
+            assert replica.take_from(layered, believed=believed) == ()
+            assert replica.root == layered.root
+            assert replica.rehash() == []
+
+
+def damaged(path: Path, how: str) -> None:
+    size = path.stat().st_size
+    if how == "cut off":
+        os.truncate(path, size - 1)
+    else:
+        with path.open("r+b") as file:
+            file.seek(size - 1)
+            byte = file.read(1)
+            file.seek(size - 1)
+            file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize("how", ["another bit", "cut off"])
+def test_what_a_disk_does_is_torn(swarm: Swarm, tmp_path: Path, how: str) -> None:
+    layered = layered_of(swarm, tmp_path / "v0")
+    apply(layered, swarm.step())
+    damaged(tmp_path / "v0" / "model.safetensors", how)
+    bad = [block for block in range(LAYOUT.n_blocks) if layered.wrong(block)]
+    assert len(bad) == 1
+    for read in (layered.read, layered.read_block):
+        with pytest.raises(Torn) as error:
+            read(bad[0])
+        assert error.value.blocks == tuple(bad)
+    with pytest.raises(Torn):
+        layered.bits(LAYOUT.block(bad[0]).name)
+    replica = Replica.create(LAYOUT)
+    assert replica.take_from(layered) == tuple(bad)
+    assert replica.hashes[bad[0]].tobytes() != layered.hashes[bad[0]].tobytes()
+    staged = [opened(chunk) for chunk in swarm.step()]
+    last = next(header for header in staged if bad[0] in [entry.block for entry in header.blocks])
+    with pytest.raises(Torn):
+        layered.stage(last, swarm.kept[last.key].body)
+
+
+def test_a_chunk_that_is_gone_is_torn(swarm: Swarm, tmp_path: Path) -> None:
+    layered = layered_of(swarm, tmp_path / "v0")
+    apply(layered, swarm.step())
+    swarm.kept.clear()
+    with pytest.raises(Torn):
+        layered.read(0)
+
+
+def test_a_checkpoint_of_something_else(swarm: Swarm, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m", LAYOUT, OLD.__getitem__, {})
+    checkpoint, hashes = Checkpoint.open(tmp_path / "m"), np.zeros((1, 32), np.uint8)
+    with pytest.raises(PeerError, match=r"a\.bias"):
+        Layered(Layout((TensorSpec("a.bias", "F32", (36,)),)), checkpoint, hashes, swarm.payload)
+    with pytest.raises(KeyError):
+        Layered(Layout((TensorSpec("z", "F32", (37,)),)), checkpoint, hashes, swarm.payload)
+
+
+def test_a_reader_never_gets_a_mix(swarm: Swarm, tmp_path: Path) -> None:
+    """While versions come and checkpoints change places, every block read is of one version, whole."""
+    layered = layered_of(swarm, tmp_path / "v0")
+    block = LAYOUT.blocks_of("b.weight")[0]
+    allowed, over, failed = {layered.read(block)}, threading.Event(), list[object]()
+    reads: list[tuple[bytes, bytes]] = []
+
+    def read() -> None:
+        try:
+            reads.append(layered.read(block))
+            while not over.is_set():
+                reads.append(layered.read(block))
+        except BaseException as error:
+            failed.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for version in range(1, 5):
+        apply(layered, swarm.step())
+        allowed.add(swarm.truth.read(block))
+        if version % 2 == 0:
+            frozen = layered.frozen()
+            write_checkpoint(tmp_path / f"v{version}", LAYOUT, frozen.parts, {})
+            layered.rebase(Checkpoint.open(tmp_path / f"v{version}"), frozen)
+            swarm.kept.clear()
+    over.set()
+    reader.join()
+    assert not failed
+    assert set(reads) <= allowed
