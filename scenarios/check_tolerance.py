@@ -29,6 +29,7 @@ from codec import Checkpoint
 from node.engines.base import Completion, Prompt, SamplingParams
 from node.engines.transformers import Arithmetic, TransformersEngine
 from node.ledger.checks import distance
+from node.logs import configure
 from scenarios.engine_bench import Bench, bench
 from scenarios.engine_models import make_tokenizer, step_of
 from scenarios.vllm_environment import vllm_python
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--vllm", action="store_true", help="with a vLLM for CPUs, which is installed if need be")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    configure("warning")
     torch.set_num_threads(1)
     sampling = SamplingParams(given.tokens, given.temperature, given.top_p, seed=3)
     rows = measure(given.changed, sampling, given.vllm)

@@ -1,15 +1,18 @@
 """What an update costs a running vLLM, and whether what it holds afterwards is exact.
 
-    python -m scenarios.engine [--json] [--case NAME]... [--updates 20] [--short]
+    python -m scenarios.engine [--json] [--case NAME]... [--part exact|cost] [--updates 20] [--short]
 
-Each case starts a vLLM under the driver that a node uses, and moves its policy on, 1 % of the elements a version:
+Each case starts a vLLM under the driver that a node uses, and moves its policy on, 1 % of the elements a version.
+Exact: after every update, all live bits are the replica's, and greedy tokens and log-probabilities those of a fresh
+engine on that checkpoint. Cost: pause, gaps between tokens, speed while staging, against a bare scatter, vLLM's own
+sparse loader and its full reload in the same process.
 
-    tiny-untied, tiny-tied, tiny-tp2   after every update: all live bits, and greedy tokens and log-probabilities of a
-                                       fresh engine on that checkpoint
-    qwen3-364m, qwen3-364m-tied        what an update costs: pause, gaps between tokens, speed while staging, against a
-                                       bare scatter, vLLM's own sparse loader and its full reload in the same process
-    smollm2                            the same and a fresh engine's words, on real weights (needs the smollm2 extra)
+    tiny-untied, tiny-tied             a Qwen3 of 3.4 million parameters: exact
+    tiny-tp2, tiny-tp2-untied          the same on two ranks
+    qwen3-364m, qwen3-364m-tied        Qwen3's shape, 364 million parameters untied: exact, and cost
+    smollm2                            real weights, 135 million (needs the smollm2 extra): exact, and cost
     experts, fp8                       a mixture of experts, and weights quantized at load: exact, or refused
+    forms                              layers quantized, repacked and copied by kernels of our own (CPUs only): exact
 
 The first run installs a vLLM for CPUs into the user's cache. VLLM_PYTHON names another, with or without a GPU.
 """
@@ -17,16 +20,21 @@ The first run installs a vLLM for CPUs into the user's cache. VLLM_PYTHON names 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from codec import write_checkpoint
 from codec.errors import SwarmError
 from node.engines.vllm.server import environment, installed
+from node.logs import configure
 from scenarios import engine_fresh
 from scenarios.engine_bench import PROBE_ENV, SMALL, Bench, bench
 from scenarios.engine_cost import cost
@@ -37,99 +45,134 @@ __all__ = ["main"]
 
 PROMPTS: Final = [list(range(3 + i, 40 + i)) for i in range(3)]
 TOKENS: Final = 16
+PARTS: Final = ("exact", "cost")
+SHORT: Final = ("forms",)
 LARGE: Final = {"hidden": 1024, "layers": 25, "wide": 3072, "vocabulary": 33792}
 """364 million parameters untied."""
 CASES: Final = (
-    "tiny-untied", "tiny-tied", "tiny-tp2", "qwen3-364m", "qwen3-364m-tied", "smollm2", "experts", "fp8",
+    "tiny-untied", "tiny-tied", "tiny-tp2", "tiny-tp2-untied", "qwen3-364m", "qwen3-364m-tied", "smollm2", "experts",
+    "fp8", "forms",
 )  # fmt: skip
-SHORT: Final = ("tiny-untied",)
+COSTED: Final = ("qwen3-364m", "qwen3-364m-tied", "smollm2")
+PROBE: Final = "swarm_probe.Probe"
+KERNELS: Final = "swarm_kernels.Kernels"
 
 
-def _model(case: str, home: Path) -> Path:
-    if case == "smollm2":
-        from node.trainers.grpo.smollm2 import smollm2_folder
+@dataclass(frozen=True)
+class _Case:
+    """`folder`: the model. `flags`: vLLM's, beside the usual; `more`: the same, as arguments of a fresh engine."""
 
-        return smollm2_folder(_say)
-    if case == "experts":
-        return make_experts(home / "model")
-    size: dict[str, Any] = dict(LARGE) if "364m" in case else {}
-    return make_qwen3(home / "model", tied=case.endswith(("tied", "tp2")) and "untied" not in case, **size)
+    name: str
+    folder: Path
+    ranks: int
+    flags: tuple[str, ...]
+    more: dict[str, Any]
+
+
+def _case(name: str, home: Path, cpu: bool) -> _Case:
+    ranks = 2 if "tp2" in name else 1
+    flags: tuple[str, ...] = ("--worker-extension-cls", PROBE)
+    more: dict[str, Any] = {"enforce_eager": cpu}
+    match name:
+        case "smollm2":
+            from node.trainers.grpo.smollm2 import smollm2_folder
+
+            folder = smollm2_folder(_say)
+        case "experts":
+            folder = make_experts(home / "model")
+            more |= {} if cpu else {"moe_backend": "triton"}  # as our own flags have it
+        case _:
+            size: dict[str, Any] = dict(LARGE) if "364m" in name else {}
+            tied = name in ("tiny-tied", "tiny-tp2", "qwen3-364m-tied")
+            folder = make_qwen3(home / "model", tied=tied, **size)
+    if name == "fp8":
+        flags, more = (*flags, "--quantization", "fp8"), more | {"quantization": "fp8"}
+    if name == "forms":
+        flags, more = ("--worker-extension-cls", KERNELS), more | {"worker_extension_cls": KERNELS}
+    return _Case(name, folder, ranks, flags, more)
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def run_case(case: str, python: Path, updates: int) -> dict[str, Any]:
+def run_case(name: str, python: Path, updates: int, parts: Sequence[str] = PARTS) -> dict[str, Any]:
     """One case's row."""
-    with tempfile.TemporaryDirectory(prefix="swarm-engine-") as name:
-        home = Path(name)
-        folder = _model(case, home)
-        ranks = 2 if case.endswith("tp2") else 1
-        more = list(SMALL)
-        if case == "fp8":
-            more += ["--quantization", "fp8"]
+    with tempfile.TemporaryDirectory(prefix="swarm-engine-") as folder:
+        home = Path(folder)
         started = time.perf_counter()
+        case = _case(name, home, installed(python).cpu)
+        row: dict[str, Any] = {"case": name}
+        words = None
         try:
-            with bench(folder, home / "node", python, ranks=ranks, more=(*more, *_probed()), env=PROBE_ENV) as live:
-                row = {"case": case, "parameters": sum(t.elements for t in live.replica.layout.tensors)}
+            more = (*SMALL, *case.flags)
+            with bench(case.folder, home / "node", python, ranks=case.ranks, more=more, env=PROBE_ENV) as live:
+                row["parameters"] = sum(t.elements for t in live.replica.layout.tensors)
                 row["starts_s"] = round(time.perf_counter() - started, 1)
-                row["loaded"] = len(live.engine.classes.loaded)
-                words = None
-                if case.startswith(("tiny", "smollm2", "experts", "fp8")):
-                    words = _follow(live, home, updates if case.startswith("tiny") else min(updates, 3))
-                if not case.startswith(("tiny", "experts", "fp8")):
+                row["loaded"] = dict(Counter(live.engine.classes.loaded.values()))
+                if "exact" in parts:
+                    words = _follow(live, home, updates)
+                if "cost" in parts and name in COSTED:
                     row |= cost(live, updates, home)
         except SwarmError as error:
-            return {"case": case, "refused": str(error)}
+            return {"case": name, "refused": str(error)}
         if words is not None:
-            row |= _compare(words, home, python, ranks)
-        return row
+            row |= _compare(case, words, home, python)
+        return row | {"seconds": round(time.perf_counter() - started)}
 
 
-def _probed() -> tuple[str, ...]:
-    return ("--worker-extension-cls", "swarm_probe.Probe")
+@dataclass(frozen=True)
+class _Said:
+    """After an update: are all live bits the replica's, what did it pause, what does the engine say?"""
+
+    bits_equal: bool
+    pause_s: float
+    answers: list[tuple[list[int], list[float]]]
 
 
-def _follow(live: Bench, home: Path, updates: int) -> list[Any]:
-    """After each update, the live bits held against the replica's; (all equal, words) of each."""
+def _follow(live: Bench, home: Path, updates: int) -> list[_Said]:
     found = []
     for v in range(1, updates + 1):
-        live.update(step_of(live.replica, v))
+        pause_s = live.update(step_of(live.replica, v))
         equal = bool((live.engine.live_hashes() == live.replica.hashes).all())
         write_checkpoint(home / f"v{v}", live.replica.layout, live.replica.bits, live.checkpoint.files)
-        found.append((equal, live.greedy(PROMPTS, TOKENS)))
+        found.append(_Said(equal, pause_s, live.greedy(PROMPTS, TOKENS)))
         _say(f"version {v}: live bits {'equal' if equal else 'DIFFER'}")
     return found
 
 
-def _compare(found: list[Any], home: Path, python: Path, ranks: int) -> dict[str, Any]:
-    """The words against those of fresh engines on the checkpoints."""
-    folders = [str(home / f"v{v}") for v in range(1, len(found) + 1)]
+def _compare(case: _Case, said: list[_Said], home: Path, python: Path) -> dict[str, Any]:
+    """What was said against what fresh engines on the checkpoints say."""
+    folders = [str(home / f"v{v}") for v in range(1, len(said) + 1)]
+    # a process a checkpoint on a GPU, whose memory is not surely free until it ends
+    groups = [folders] if installed(python).cpu else [[folder] for folder in folders]
+    fresh = [answers for group in groups for answers in _ask_fresh(case, group, home, python)]
+    theirs = [[(ids, logprobs) for ids, logprobs in answers] for answers in fresh]
+    pairs = [list(zip(mine.answers, them, strict=True)) for mine, them in zip(said, theirs, strict=True)]
+    return {
+        "updates": len(said),
+        "exact_pause_ms": round(1e3 * statistics.median(each.pause_s for each in said), 2),
+        "bits_equal": sum(each.bits_equal for each in said),
+        "tokens_equal": sum(all(a[0] == b[0] for a, b in answers) for answers in pairs),
+        "logprobs_equal": sum(all(a[1] == b[1] for a, b in answers) for answers in pairs),
+    }
+
+
+def _ask_fresh(case: _Case, folders: list[str], home: Path, python: Path) -> list[Any]:
     questions = home / "questions.json"
-    questions.write_text(json.dumps({"prompts": PROMPTS, "tokens": TOKENS, "folders": folders}))
-    env = environment(os.environ, ranks, installed(python).cpu)
+    asked = {"prompts": PROMPTS, "tokens": TOKENS, "folders": folders, "more": case.more}
+    questions.write_text(json.dumps(asked))
     done = subprocess.run(
-        [python, engine_fresh.__file__, str(questions), str(ranks)],
+        [python, engine_fresh.__file__, str(questions), str(case.ranks)],
         capture_output=True,
         text=True,
-        env=env,
+        env=environment(os.environ, case.ranks, installed(python).cpu) | PROBE_ENV,
         check=False,
     )
     fresh = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FRESH ")]
-    if len(fresh) != len(found):
+    if len(fresh) != len(folders):
         raise RuntimeError(f"fresh engines failed: {done.stderr[-2000:]}")
-    words = [[ids for ids, _ in answers] for _, answers in found]
-    theirs = [[ids for ids, _ in answers] for answers in fresh]
-    probabilities = [[logprobs for _, logprobs in answers] for _, answers in found]
-    return {
-        "updates": len(found),
-        "bits_equal": sum(equal for equal, _ in found),
-        "tokens_equal": sum(a == b for a, b in zip(words, theirs, strict=True)),
-        "logprobs_equal": sum(
-            a == [logprobs for _, logprobs in answers] for a, answers in zip(probabilities, fresh, strict=True)
-        ),
-    }
+    return fresh
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -137,17 +180,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--case", action="append", choices=CASES, help="only these")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this of each case")
     parser.add_argument("--updates", type=int, default=20, help="versions that each case goes through")
-    parser.add_argument("--short", action="store_true", help="three updates of the first case, for CI")
+    parser.add_argument("--short", action="store_true", help="three updates of one case, for CI")
     given = parser.parse_args(arguments)
+    configure(None if given.json else "warning")
     cases = given.case or (SHORT if given.short else CASES)
     updates = min(given.updates, 3) if given.short else given.updates
     python = vllm_python()
     rows = []
     for case in cases:
-        rows.append(run_case(case, python, updates))
-        if not given.json:
-            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+        rows.append(run_case(case, python, updates, given.part or PARTS))
+        line = "  ".join(f"{name} {value}" for name, value in rows[-1].items())
+        print(line, file=sys.stderr if given.json else sys.stdout, flush=True)
     if given.json:
         print(json.dumps(rows, indent=2))
     return 0 if all(_exact(row) for row in rows) else 1

@@ -24,9 +24,9 @@ def main() -> None:
     sampling = SamplingParams(temperature=0, max_tokens=questions["tokens"], logprobs=0, ignore_eos=True)
     for folder in questions["folders"]:
         engine = LLM(
-            model=folder, enforce_eager=True, max_model_len=512, max_num_seqs=8, tensor_parallel_size=ranks,
+            model=folder, max_model_len=512, max_num_seqs=8, tensor_parallel_size=ranks,
             weight_transfer_config={"backend": "swarm"}, logprobs_mode="processed_logprobs",
-            enable_prefix_caching=False, **questions.get("more", {}),
+            enable_prefix_caching=False, **({"enforce_eager": True} | questions.get("more", {})),
         )  # fmt: skip
         answers = []
         for prompt in questions["prompts"]:

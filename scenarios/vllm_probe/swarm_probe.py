@@ -30,12 +30,12 @@ class Probe:
 
     def probe_bare(self) -> float:
         """Seconds of one `index_copy_` a storage, of what was kept: the commit's bits, where it puts them."""
+        _synchronize()
         started = time.perf_counter()
         with torch.no_grad():
             for flat, places, bits in self._probe_kept:
                 flat.index_copy_(0, places, bits)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        _synchronize()
         return time.perf_counter() - started
 
     def probe_sparse(self, file: str) -> float:
@@ -54,6 +54,7 @@ class Probe:
         started = time.perf_counter()
         with torch.no_grad(), set_current_vllm_config(self.vllm_config):
             sparse.load_checkpoint_weight_patches(self.model_runner.get_model(), patches)
+        _synchronize()
         return time.perf_counter() - started
 
     def probe_reload(self) -> float:
@@ -66,4 +67,11 @@ class Probe:
             pairs += [(accepted, weight) for accepted in weights._maps[name].accepted]
         started = time.perf_counter()
         self.reload_weights(weights_iterator=iter(pairs))
+        _synchronize()
         return time.perf_counter() - started
+
+
+def _synchronize() -> None:
+    """A GPU's work is done when it is done, not when it was asked for."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

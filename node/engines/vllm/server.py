@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import signal
+import socket as sockets
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ SERVED_NAME: Final = "policy"
 ASK_WITHIN_S: Final = 30.0
 LOOK_EVERY_S: Final = 0.25
 STOP_WITHIN_S: Final = 3.0
+PORT_FREE_WITHIN_S: Final = 10.0
+"""An engine of ours that was killed may still be taking its memory down."""
 LOG_READ_BYTES: Final = 1 << 18
 
 _PROBE: Final = """
@@ -93,6 +96,7 @@ class Server:
         own flags. `env`: more of its environment."""
         self.port, self._log = port, log
         self._quantization = quantization_of(more, _config_of(folder))
+        _wait_for(port)
         command = [
             str(where.python),
             "-m",
@@ -135,6 +139,24 @@ class Server:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+def _wait_for(port: int) -> None:
+    """Until nobody listens there: what answers at it later is to be ours. Raises `UsageError` when somebody stays."""
+    give_up_at = time.monotonic() + PORT_FREE_WITHIN_S
+    while True:
+        with sockets.socket() as sock:
+            sock.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", port))
+                return
+            except OSError as error:
+                if time.monotonic() > give_up_at:
+                    raise UsageError(
+                        f"Port {port} is taken ({error.strerror}), perhaps by another vLLM. Choose one for the "
+                        "engine's OpenAI endpoint: --engine-port, 0 for any that is free."
+                    ) from error
+        time.sleep(LOOK_EVERY_S)
 
 
 def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool) -> list[str]:

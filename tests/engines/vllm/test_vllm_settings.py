@@ -1,5 +1,6 @@
 """What a node starts vLLM with, and what it says when it cannot: no vLLM needed."""
 
+import socket
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from node.engines.vllm.engine import _check_files
 from node.engines.vllm.flights import _completion, _seed, _version
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
 from node.engines.vllm.seats import seats_of
-from node.engines.vllm.server import attach_to, environment, flags, installed
+from node.engines.vllm.server import Installed, Server, attach_to, environment, flags, installed
 from scenarios.engine_bench import free_port
 
 
@@ -109,6 +110,16 @@ def test_nobody_at_the_url_is_said(tmp_path: Path):
         attach_to(f"http://127.0.0.1:{free_port()}", tmp_path / "s")
     with pytest.raises(UsageError, match="no URL"):
         attach_to("127.0.0.1:8000", tmp_path / "s")
+
+
+def test_a_port_that_another_has_is_said_before_a_vllm_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("node.engines.vllm.server.PORT_FREE_WITHIN_S", 0.0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"Port {port} is taken.*--engine-port"):
+            Server(Installed(Path("/no/python"), "0.32", True), tmp_path, tmp_path / "log", port=port, socket=tmp_path)
 
 
 def test_files_must_be_the_swarms():
