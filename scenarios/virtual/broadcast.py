@@ -19,8 +19,8 @@ __all__ = ["Broadcast", "Star", "Swarm"]
 
 Arrived = Callable[[Node, VersionId], object]
 """This node holds that version."""
-FRAME_BYTES = 8 << 20
-"""What a star sends at a time: its streams have no windows, so only the last one's way matters."""
+FRAMES = 2048
+"""That a star sends a copy in: its streams have no windows, so only the last one's way matters."""
 
 
 class Broadcast(Protocol):
@@ -70,10 +70,11 @@ class Star:
         ]
 
     def publish(self, version: VersionId) -> float:
-        frames = -(-self._payload // FRAME_BYTES)
+        size = -(-self._payload // FRAMES)
+        frames = -(-self._payload // size)
         for flow, party in zip(self._flows, self._parties, strict=True):
             for i in range(frames):
-                body = min(FRAME_BYTES, self._payload - i * FRAME_BYTES)
+                body = min(size, self._payload - i * size)
                 whole = (party, version) if i == frames - 1 else ((), version)
                 self._world.uplinks.send(flow, Frame(wire_bytes(body), body, None, self._landed, whole), pull=False)
         return 0.0

@@ -1,0 +1,250 @@
+"""What a training run loses to the network: published models and step times, some rates and regions, virtual time.
+
+    python -m scenarios.rl_wan                                   all three models, 0.25 to 10 Gbit/s, 1 to 4 regions
+    python -m scenarios.rl_wan --size 8b --gbit 0.5 --regions 4  one case
+    python -m scenarios.rl_wan --size 4b --plot wan.png --json > wan.json
+    python -m scenarios.rl_wan --size 14b --no-full              without the full broadcasts beside it
+    python -m scenarios.rl_wan --payload swarm                   deltas as swarm-node codes them, not as published
+
+Asynchronous by one step. The product's protocol, ledger and workers run; engines, trainer and links are modelled, from
+`scenarios/compute/published.toml` (every number with its source; `--compute` takes another). `share` is of the tokens a
+second that the same code makes of a network without delay and limit. Beside it, in the same run, full weights: a copy
+to each region (as the published comparison has it), to each node, and one copy in all, which every node has when the
+trainer has sent it. Their links lose nothing, and of each the better counts: simulated synchronously, or one step ahead
+as well as anybody could, by arithmetic.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from codec.errors import UsageError
+from scenarios.virtual.compute import PUBLISHED, Compute, Run
+from scenarios.virtual.links import PACKET_OVERHEAD
+from scenarios.virtual.training import CARRIERS, Outcome, Wan, train
+
+__all__ = ["FULL", "common", "main", "say", "wan_of"]
+
+SIZES: Final = ("4b", "8b", "14b")
+GBITS: Final = (0.25, 0.5, 1.0, 2.5, 10.0)
+AT_GBIT: Final = 0.5
+"""The rate at which regions are added: the least of the published link."""
+NATIVE: Final = (0.5, 1.0)
+"""What that link gives, Gbit/s."""
+FULL: Final = CARRIERS[1:]
+HEAD: Final = (
+    "model", "Gbit/s", "regions", "tokens/s", "free", "share", "publ.", "transfer s", "copies", "waste",
+    "x regions", "x star", "x one copy",
+)  # fmt: skip
+
+
+def common(doc: str | None) -> argparse.ArgumentParser:
+    """The options that the simulated training runs share."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--compute", type=Path, default=PUBLISHED, help="what models compute (default: published.toml)")
+    made.add_argument("--congestion", choices=("reno", "bbr"), default="reno", help="what kernels do (default reno)")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    made.add_argument("--plot", type=Path, help="draw a PNG")
+    return made
+
+
+def wan_of(compute: Compute, gbit: float | None, regions: int, congestion: str) -> Wan:
+    """The input file's regions, at this rate (None: free)."""
+    figures = compute.wan
+    round_trips = tuple(ms / 1000 for ms in figures["round_trip_ms"][:regions])
+    if len(round_trips) < regions:
+        raise UsageError(f"{compute.path.name} has {len(round_trips)} regions, not {regions}.")
+    mbit = None if gbit is None else 1000 * gbit
+    return Wan(mbit, round_trips, figures["within_ms"] / 1000, figures["loss"], congestion)
+
+
+def say(line: str) -> None:
+    """Progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    compute = Compute(options.compute)
+    rows = list(_rows(options, compute))
+    for row in rows:
+        near = next((r for r in rows if (r["size"], r["gbit"], r["regions"]) == (row["size"], row["gbit"], 1)), None)
+        row["lost_to_regions"] = None if near is None else 1 - row["tokens_s"] / near["tokens_s"]
+    verdicts = _verdicts(rows, compute)
+    if options.json:
+        print(
+            json.dumps(
+                {"scenario": "rl_wan", "compute": options.compute.name, "rows": rows, "reach": verdicts}, indent=1
+            )
+        )
+    else:
+        _print(rows, verdicts)
+    if options.plot is not None:
+        _draw(rows, options.plot)
+    return 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    made = common(__doc__)
+    made.add_argument("--size", action="append", help="model of the input file (may be repeated; default 4b, 8b, 14b)")
+    made.add_argument("--gbit", type=float, action="append", help="of every link (may be repeated; default 0.25 to 10)")
+    made.add_argument("--regions", type=int, action="append", help="1 to 4 (may be repeated)")
+    made.add_argument("--steps", type=int, default=6, help="steps that count (default 6)")
+    made.add_argument("--warm", type=int, default=3, help="steps before those (default 3)")
+    made.add_argument("--payload", choices=("published", "swarm"), default="published", help="a delta's size")
+    made.add_argument("--no-full", dest="full", action="store_false", help="no full broadcasts beside it")
+    return made.parse_args(arguments)
+
+
+def _cases(options: argparse.Namespace) -> list[tuple[float, int]]:
+    if options.gbit is None and options.regions is None:
+        return [(gbit, 1) for gbit in GBITS] + [(AT_GBIT, regions) for regions in (2, 3, 4)]
+    return [(gbit, regions) for gbit in options.gbit or [AT_GBIT] for regions in options.regions or [1]]
+
+
+def _rows(options: argparse.Namespace, compute: Compute) -> Iterator[dict[str, Any]]:
+    @cache
+    def free(size: str, regions: int) -> Outcome:
+        say(f"{compute.names[size]}, free network")
+        run = compute.run(size, payload=options.payload)
+        wan = wan_of(compute, None, regions, options.congestion)
+        return train(run, wan, steps=options.steps, warm=options.warm, seed=options.seed)
+
+    for size in options.size or SIZES:
+        run = compute.run(size, payload=options.payload)
+        for gbit, regions in _cases(options):
+            baseline = free(size, regions)
+            say(f"{run.name}, {gbit:g} Gbit/s, {regions} region{'s'[: regions > 1]}")
+            wan = wan_of(compute, gbit, regions, options.congestion)
+            ours = train(run, wan, steps=options.steps, warm=options.warm, seed=options.seed)
+            full = (
+                {carrier: _full(run, wan, carrier, baseline, options.seed) for carrier in FULL} if options.full else {}
+            )
+            yield {
+                "size": size,
+                "model": run.name,
+                "gbit": gbit,
+                "regions": regions,
+                "tokens_s": ours.tokens_s,
+                "free_tokens_s": baseline.tokens_s,
+                "ideal_tokens_s": run.ideal_tokens_s,
+                "share": ours.tokens_s / baseline.tokens_s,
+                "published_share": _published_share(compute, size),
+                "full_tokens_s": full,
+                "gain": {carrier: ours.tokens_s / found for carrier, found in full.items()},
+                "swarm": asdict(ours),
+                "free": asdict(baseline),
+            }
+
+
+def _full(run: Run, wan: Wan, carrier: str, free: Outcome, seed: int) -> float:
+    """Tokens a second with full weights: synchronous, or one step ahead as well as anybody could: the trainer's link
+    never idle, nothing drawn in vain. Whichever is more."""
+    say(f"    full weights: {carrier}")
+    in_turn = train(run, wan, carrier, steps=1, warm=1, max_lag=0, seed=seed)
+    copies = {"relayed": 1, "regions": wan.regions, "star": run.nodes}[carrier]
+    assert wan.mbit is not None
+    sending_s = copies * run.full_bytes * 8e-6 * PACKET_OVERHEAD / wan.mbit
+    step_s = run.samples * run.tokens * run.grain / free.tokens_s
+    return max(in_turn.tokens_s, free.tokens_s * min(1.0, step_s / sending_s))
+
+
+def _published_share(compute: Compute, size: str) -> float | None:
+    figures = compute.models[size]
+    achieved = figures.get("published_tokens_s")
+    return None if achieved is None else achieved / figures["tokens_s"]
+
+
+# ---------------------------------------------------------------- what it comes to
+
+
+def _verdicts(rows: Sequence[dict[str, Any]], compute: Compute) -> list[dict[str, Any]]:
+    """Asked, measured, published: of what was run."""
+    found: list[dict[str, Any]] = []
+
+    def add(
+        what: str, reach: float, measured: list[float], worst: Callable[..., float], published: list[float]
+    ) -> None:
+        if measured:
+            value = worst(measured)
+            met = value >= reach if worst is min else value <= reach
+            found.append({"what": what, "reach": reach, "measured": value, "published": published, "met": met})
+
+    theirs, reach = compute.published["sparrowrl"], compute.reach
+    native = [row for row in rows if NATIVE[0] <= row["gbit"] <= NATIVE[1]]
+    shares = [theirs["share_least"], theirs["share_most"]]
+    gains = [theirs["gain_least"], theirs["gain_most"]]
+    add("share of a free network, 0.5 to 1 Gbit/s", reach["share"], [row["share"] for row in native], min, shares)
+    far = [row["lost_to_regions"] for row in rows if row["regions"] == 4 and row["lost_to_regions"] is not None]
+    add("lost from 1 to 4 regions", reach["lost_to_4_regions"], far, max, [theirs["lost_to_4_regions"]])
+    ones = [row["gain"]["regions"] for row in native if row["gain"]]
+    add("least gain over full broadcast, 0.5 to 1 Gbit/s", gains[0], ones, min, gains)
+    add("largest gain over full broadcast", -gains[1], [-max(ones)] if ones else [], max, gains)
+    for verdict in found:
+        if verdict["reach"] < 0:
+            verdict["reach"], verdict["measured"] = -verdict["reach"], -verdict["measured"]
+    return found
+
+
+def _print(rows: Sequence[dict[str, Any]], verdicts: Sequence[dict[str, Any]]) -> None:
+    table = [HEAD]
+    for row in rows:
+        published = row["published_share"]
+        gains = [f"{row['gain'][carrier]:.1f}" if row["gain"] else "-" for carrier in ("regions", "star", "relayed")]
+        swarm = row["swarm"]
+        table.append((
+            row["model"], f"{row['gbit']:g}", str(row["regions"]), f"{row['tokens_s']:,.0f}",
+            f"{row['free_tokens_s']:,.0f}", f"{row['share']:.2%}", f"{published:.1%}" if published else "-",
+            f"{swarm['transfer_s']:.1f}", f"{swarm['sent_copies']:.2f}", f"{swarm['wasted']:.1%}", *gains,
+        ))  # fmt: skip
+    widths = [max(len(line[i]) for line in table) for i in range(len(HEAD))]
+    for line in table:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    for verdict in verdicts:
+        published = " to ".join(f"{value:g}" for value in verdict["published"])
+        met = "" if verdict["met"] else "   MISSED"
+        print(f"{verdict['what']}: {verdict['measured']:.4g} (reach {verdict['reach']:g}, published {published}){met}")
+
+
+def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 3.8), sharey=True)
+    for size in dict.fromkeys(row["size"] for row in rows):
+        of = [row for row in rows if row["size"] == size]
+        near = sorted((row for row in of if row["regions"] == 1), key=lambda row: row["gbit"])
+        rate = max((row["gbit"] for row in of), key=lambda gbit: sum(row["gbit"] == gbit for row in of))
+        far = sorted((row for row in of if row["gbit"] == rate), key=lambda row: row["regions"])
+        for axes, chosen, key in ((left, near, "gbit"), (right, far, "regions")):
+            at = [row[key] for row in chosen]
+            (line,) = axes.plot(
+                at, [row["share"] for row in chosen], "o-", label=chosen[0]["model"] if chosen else size
+            )
+            if chosen and chosen[0]["gain"]:
+                full = [row["full_tokens_s"]["regions"] / row["free_tokens_s"] for row in chosen]
+                axes.plot(at, full, "s--", color=line.get_color(), alpha=0.6)
+    left.set_xscale("log")
+    left.set_xlabel("Gbit/s of every link, one region")
+    right.set_xlabel("regions")
+    left.set_ylabel("share of a free network's tokens/s")
+    left.set_ylim(0, 1.05)
+    left.legend(title="swarm; dashed: full copies to regions", fontsize=8, title_fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UsageError as error:
+        sys.exit(str(error))
