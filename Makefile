@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 600
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided simulate clean
+.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided simulate wan clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -51,6 +51,9 @@ fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (a
 
 simulate: install ## 10,000 simulated nodes, one step after another: an hour and some GB
 	$(BIN)/python -m scenarios.egress --simulate 10000 --json
+
+wan: install ## the product on emulated links, as root: what was to be reached, and what was; about ten minutes
+	$(BIN)/python -m scenarios.wan_table --plot wan.png
 
 clean: ## forget the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo-out

@@ -26,7 +26,7 @@ from scenarios.wan import Host, Network
 from scenarios.wan.network import Firewall
 from swarm.transport.base import Unreachable
 
-__all__ = ["Node", "Outcome", "RealSwarm", "bound_s", "distribute"]
+__all__ = ["QUEUE_MS", "Node", "Outcome", "RealSwarm", "bound_s", "distribute", "processor_s"]
 
 PORT: Final = 4001
 PATIENCE_S: Final = 90.0
@@ -73,7 +73,11 @@ class Outcome:
     control_bytes: int
     duplicates: float
     crossings: dict[str, float] = field(default_factory=dict)
-    """Copies of F that entered a region from others."""
+    """Copies of F that entered a region from others, headers and control included; only where there are regions."""
+    uplink_copies: float = 0.0
+    """Bytes past the trainer's emulated uplink over F: headers and control included."""
+    busy: float = 0.0
+    """Share of this machine's processors that was in use meanwhile: near 1, and it is they that are measured."""
 
     @property
     def to_all_s(self) -> float:
@@ -91,9 +95,13 @@ class Outcome:
 class RealSwarm:
     """The processes. Make one with `RealSwarm.running`."""
 
-    def __init__(self, folder: Path, raw_mb: int, hosts: dict[str, Host], nodes: dict[str, Node]) -> None:
+    def __init__(
+        self, folder: Path, raw_mb: int, network: Network, hosts: dict[str, Host], nodes: dict[str, Node]
+    ) -> None:
         self.folder, self.hosts, self.nodes = folder, hosts, nodes
+        self._network = network
         self._raw_mb = raw_mb
+        self._content = b""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ticket = ""
         self._files = 0
@@ -112,7 +120,7 @@ class RealSwarm:
                 queue_ms=QUEUE_MS,
             )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="swarm-real-") as folder, network:
-            swarm = cls(Path(folder), raw_mb, hosts, {"seed": seed, **named})
+            swarm = cls(Path(folder), raw_mb, network, hosts, {"seed": seed, **named})
             swarm._start_seed()
             for name in list(named)[: len(named) - late]:
                 swarm.join(name)
@@ -126,17 +134,23 @@ class RealSwarm:
         self._start(name, "relay", self._ticket, *listen)
 
     def publish(self, payload_bytes: int, *, at_half: Callable[["RealSwarm"], None] | None = None) -> Outcome:
-        """Publish that many random bytes and wait until every node that lives has them. `at_half` is called when half
-        of the least possible time has passed. Raises `UsageError` when they do not come."""
+        """Publish that many new random bytes (the head of the last file, if that was longer) and wait until every node
+        that lives has them. `at_half` is called when half of the least possible time has passed.
+
+        Raises `UsageError` when they do not come.
+        """
         members = [name for name in self.processes if name != "seed"]
         duplicates = {name: self._state(name)["nodes"][0]["duplicate_bytes"] for name in members}
-        entered = self._entered()
         self._files += 1
         version = f"0.{self._files}"
         file = self.folder / "file"
-        file.write_bytes(secrets.token_bytes(payload_bytes - payload_bytes // 200))  # chunk headers are in F
+        fresh = secrets.token_bytes(payload_bytes - payload_bytes // 200)  # chunk headers are in F
+        self._content = fresh + self._content[len(fresh) :]
+        file.write_bytes(self._content)
         command = self._command("publish", str(file), "--raw", "--json")
         bound = bound_s(payload_bytes, self.nodes["seed"].up_mbit, [self.nodes[name] for name in members])
+        entered, spent = self._network.entered(), processor_s()
+        uplink = self.hosts["seed"].sums.sent_bytes
         with (self.folder / "publish.log").open("wb") as log:
             publishing = self.hosts["seed"].popen(command, env=self._environment("seed"), stdout=log, stderr=log)
         began = self._wait_for("seed", "publishing", version)
@@ -145,6 +159,8 @@ class RealSwarm:
             at_half(self)
         lived = [name for name in members if self.processes[name].poll() is None and name not in self._stopped]
         had = {name: self._wait_for(name, "complete", version) - began for name in lived}
+        uplinked = self.hosts["seed"].sums.sent_bytes - uplink
+        used, idle = (after - before for before, after in zip(spent, processor_s(), strict=True))
         if publishing.wait(PATIENCE_S) != 0:
             raise UsageError(f"publish failed: {(self.folder / 'publish.log').read_text()[-500:]}")
         step = self._step(version)
@@ -157,8 +173,12 @@ class RealSwarm:
             control_bytes=step["trainer_control_bytes"],
             duplicates=again / (step["delta_bytes"] * len(lived)),
             crossings={
-                region: (bytes_ - entered[region]) / step["delta_bytes"] for region, bytes_ in self._entered().items()
+                region: (now - entered[region]) / step["delta_bytes"]
+                for region, now in self._network.entered().items()
+                if len(entered) > 1
             },
+            uplink_copies=uplinked / step["delta_bytes"],
+            busy=used / (used + idle),
         )
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -273,8 +293,13 @@ class RealSwarm:
     def _last_words(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-800:]
 
-    def _entered(self) -> dict[str, int]:
-        return {}
+
+def processor_s() -> tuple[float, float]:
+    """What all processors of this machine have spent so far: (at work, idle), in seconds."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    hertz = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - idle) / hertz, idle / hertz
 
 
 def distribute(
@@ -282,6 +307,7 @@ def distribute(
     nodes: Sequence[Node],
     sizes: Sequence[int],
     *,
+    said: Callable[[Outcome], None] = lambda outcome: None,
     rtt_ms: float = 0.0,
     between_ms: float | None = None,
     late: int = 0,
@@ -290,7 +316,7 @@ def distribute(
 ) -> list[Outcome]:
     """Publish files of `sizes` bytes, one after the other; the first also warms the links up, and is not reported.
 
-    `at_half` is called in the last one.
+    `at_half` is called in the last one. `said` is told of each that counts as it ends.
     """
     network = Network(rtt_ms=rtt_ms, between_ms=between_ms)
     raw_mb = max(sizes) // 10**6 + 2
@@ -301,6 +327,8 @@ def distribute(
             time.sleep(rest_s)
             last = number == len(sizes)
             found.append(swarm.publish(size, at_half=at_half if last else None))
+            if number:
+                said(found[-1])
     return found[1:]
 
 

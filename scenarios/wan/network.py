@@ -192,6 +192,16 @@ class Network:
             way = self._rtt_ms
         return way + 2 * (one.delay_ms + other.delay_ms)
 
+    def entered(self) -> dict[str, int]:
+        """By region: bytes of IP packets bound for its hosts that have left those of other regions so far."""
+        assert self.shared is not None, "the network is not up"
+        found = {host.region: 0 for host in self.hosts}
+        for host in self.hosts:
+            for other in self.hosts:
+                if host.region != other.region:
+                    found[other.region] += int(self.shared.carried[host.index, other.index])
+        return found
+
     @property
     def wire_pid(self) -> int:
         """The process that is the network: its CPU time is what the emulation costs."""

@@ -49,7 +49,8 @@ class Shared:
     def __init__(self, hosts: int, fd: int | None = None) -> None:
         """`fd`: the memory that another process made, for as many hosts."""
         knobs, delays = hosts * KNOBS, hosts * hosts
-        size = 8 * (knobs + delays + hosts * COUNTERS)
+        counted = delays + hosts * COUNTERS
+        size = 8 * (knobs + delays + counted)
         self.fd = os.memfd_create("wan") if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, size)
@@ -57,4 +58,6 @@ class Shared:
         self.knobs = words[:knobs].view(np.float64).reshape(hosts, KNOBS)
         self.delays_ns = words[knobs : knobs + delays].reshape(hosts, hosts)
         """One way, from a row's host to a column's."""
-        self.counters = words[knobs + delays :].reshape(hosts, COUNTERS)
+        self.counters = words[knobs + delays : knobs + counted].reshape(hosts, COUNTERS)
+        self.carried = words[knobs + counted :].reshape(hosts, hosts)
+        """Bytes of IP packets past the uplink of a row's host, bound for a column's."""

@@ -101,7 +101,7 @@ def _through(free_ns, host, now, size, rate, queue_ns):
 
 
 @njit(cache=True)
-def _take(packet, length, host, there, now, up_free, table, last_port, public, knobs, delays, counters):
+def _take(packet, length, host, there, now, up_free, table, last_port, public, knobs, delays, counters, carried):
     """A packet leaves `host`: when it reaches the downlink of `there`, or -1 when it never does."""
     if there < 0 or knobs[host, shm.CUT] != 0 or knobs[there, shm.CUT] != 0 or delays[host, there] < 0:
         return np.int64(-1)
@@ -117,6 +117,7 @@ def _take(packet, length, host, there, now, up_free, table, last_port, public, k
     count, _ = segments(packet, length)
     counters[host, shm.SENT_BYTES] += size
     counters[host, shm.SENT_PACKETS] += count
+    carried[host, there] += size
     kept = (1.0 - knobs[host, shm.LOSS]) * (1.0 - knobs[there, shm.LOSS])
     if kept < 1.0 and np.random.random() >= kept**count:
         counters[host, shm.LOSSES] += 1
@@ -187,7 +188,7 @@ def _wait(fds, guard_fd, polls, timespec, wait_ns):
 
 
 @njit(cache=True)
-def _carry(fds, guard_fd, host_of, public, inside, forwards, knobs, delays, counters, seed):
+def _carry(fds, guard_fd, host_of, public, inside, forwards, knobs, delays, counters, carried, seed):
     """Carry packets until something is to be read from `guard_fd`, or it has ended.
 
     `host_of`, int64 [65536]: the host of an address by its last two bytes, or -1. `public`, `inside`: addresses.
@@ -221,7 +222,19 @@ def _carry(fds, guard_fd, host_of, public, inside, forwards, knobs, delays, coun
                 there = host_of[(np.int64(packet[HEAD_BYTES + 18]) << 8) | np.int64(packet[HEAD_BYTES + 19])]
                 now = _now(timespec)
                 due = _take(
-                    packet, length, host, there, now, up_free, table, last_port, public, knobs, delays, counters
+                    packet,
+                    length,
+                    host,
+                    there,
+                    now,
+                    up_free,
+                    table,
+                    last_port,
+                    public,
+                    knobs,
+                    delays,
+                    counters,
+                    carried,
                 )
                 if due >= 0 and count == _MAX_PACKETS:
                     counters[host, shm.QUEUE_DROPS] += 1
@@ -254,6 +267,7 @@ def main() -> None:
         shared.knobs,
         shared.delays_ns,
         shared.counters,
+        shared.carried,
     )
     _carry.compile(tuple(typeof(value) for value in (*arguments, 0)))
     print("ready", flush=True)

@@ -1,0 +1,29 @@
+"""The product's processes on emulated links, in short form; the numbers that count come from `scenarios.wan_table`."""
+
+from dataclasses import replace
+
+import pytest
+
+from scenarios.floor import pass_on
+from scenarios.real import Node
+from scenarios.wan_table import ROWS, measure, row_of
+
+pytestmark = pytest.mark.wan
+
+
+def test_a_file_reaches_two_regions_and_crosses_the_border_once() -> None:
+    nodes = (Node(100, region="eu"), Node(100, region="us"), Node(100, region="us", firewall="in"))
+    case = replace(ROWS["regions"], seed=Node(100, region="eu"), nodes=nodes, payload_bytes=4 << 20)
+    (outcome,) = measure(case, 1)
+    assert outcome.had_s.keys() == {"node0", "node1", "node2"}
+    assert outcome.payload_bytes == pytest.approx(4 << 20, rel=0.05)
+    assert 1.0 < outcome.copies < 3.0  # one, and three of a star; how near to one it comes is not for a busy machine
+    assert set(outcome.crossings) == {"eu", "us"}
+    assert outcome.crossings["us"] > 1.0  # all of it, with its headers
+    assert row_of("regions", case, [outcome])["nodes"] == 3
+
+
+def test_plain_sockets_along_the_same_trees() -> None:
+    floor = pass_on([200, 200], 200, 2 << 20)
+    assert floor.seconds > 0.9 * floor.bound_s
+    assert 1.0 < floor.copies < 1.1
