@@ -64,7 +64,7 @@ def gather(crowd: Crowd, seed: int, tuning: Tuning | None = None, settle_s: floa
     """A swarm of such nodes that hold version 0 and stand in their trees."""
     rng = random.Random(seed)
     trainer = Link(crowd.trainer_mbit, 0.0, max(crowd.down_mbit, crowd.trainer_mbit), 0, crowd.loss)
-    world = World(tuning or Tuning.wan(), seed=seed, authority_link=trainer, paths=crowd.paths())
+    world = World(tuning or Tuning.wan(), seed=seed, authority_link=trainer, home=REGIONS[0], paths=crowd.paths())
     for _ in range(crowd.nodes):
         link = draw(crowd, rng)
         known = link.up_mbit * rng.uniform(1 - crowd.error, 1 + crowd.error)

@@ -34,6 +34,7 @@ class World(VirtualNetwork):
         *,
         seed: int = 0,
         authority_link: Link | None = None,
+        home: str = "",
         blocks: int = 32,
         block_bytes: int = 1 << 16,
         job_s: float = 0.001,
@@ -41,8 +42,8 @@ class World(VirtualNetwork):
         costs: Costs | None = None,
         host: Cpu | None = None,
     ) -> None:
-        """`paths`: what lies between regions. `host`: the processor that all nodes share (None: each has its own, with
-        these `costs`)."""
+        """`home`: the trainer's region, as its members call it. `paths`: what lies between regions. `host`: the
+        processor that all nodes share (None: each has its own, with these `costs`)."""
         super().__init__(seed, paths=paths or Paths(), blocks=blocks, block_bytes=block_bytes, job_s=job_s)
         self.tuning = tuning
         self._costs, self._host = costs or Costs(), host
@@ -52,6 +53,7 @@ class World(VirtualNetwork):
         base = VersionId(0, 0)
         self.base = Manifest(key.public, 0, 0, 0, bytes(32), root_of(base), LAYOUT, (), 0, 0).seal(key)
         self._key = key
+        self._home = home
         self.authority = self._boot(key, 1, self.base, {}, authority_link or Link())
         self.capability = self._core.invite(
             Capability(key.public, self.rng.randbytes(16), self.clock(0.0) + 1e6, 1 << 20, 0)
@@ -78,7 +80,8 @@ class World(VirtualNetwork):
         core = Authority(
             key, ("/sim/0",), self.tuning, random.Random(self.rng.random()),
             boot=boot, clock=self.clock, head=head, grants=_records(disk, "grant/"),
-            tickets=_records(disk, "ticket/"), bars=_records(disk, "bar/"), now=self.now,
+            tickets=_records(disk, "ticket/"), bars=_records(disk, "bar/"), region=self._home,
+            now=self.now,
         )  # fmt: skip
         assert core.state.manifest is not None
         root = core.state.manifest.root

@@ -43,7 +43,7 @@ class Dealer:
     def deal(self, now: float, effects: list[Effect]) -> None:
         """Give out as many chunks as the heads' credit allows."""
         while self._queue:
-            stripe = self._hungriest()
+            stripe = self._next()
             if stripe is None:
                 return
             chunk = self._queue.popleft()
@@ -55,8 +55,8 @@ class Dealer:
             for index in range(len(chunk.sizes)):
                 self._exchange.push(chunk, index, None, now, effects)
 
-    def _hungriest(self) -> int | None:
-        """The stripe whose head has most spare credit; among equals the one that was dealt least."""
+    def _next(self) -> int | None:
+        """Of the stripes whose head would take something at once, the one that was dealt least."""
         heads: dict[int, int] = {}
         others: dict[int, int] = {}
         for stripe, edges in self._exchange.children.items():
@@ -64,5 +64,12 @@ class Dealer:
                 spare_of = heads if self._is_head(stripe, peer) else others
                 spare_of[stripe] = max(spare_of.get(stripe, 0), 0 if edge.lagging else edge.spare)
         spare_of = heads or others  # without any head (we have just started) anybody will do
-        hungry = [(spare, -self._dealt_bytes.get(k, 0), -k) for k, spare in spare_of.items() if spare > 0]
-        return -max(hungry)[2] if hungry else None
+        dealt = self._dealt_bytes
+        hungry = [(dealt.get(k, 0), k) for k, spare in spare_of.items() if spare > 0]
+        if not hungry:
+            return None
+        least, stripe = min(hungry)
+        for k, spare in spare_of.items():
+            if spare <= 0:  # what it could not take is not owed to it
+                dealt[k] = max(dealt.get(k, 0), least)
+        return stripe

@@ -9,8 +9,8 @@ others wait for.
 With its credit a child says how far *behind* its own children are. Nobody stops for that (what has come is kept and
 passed on when its turn comes), but the authority deals the next chunk to a stripe that is not behind.
 
-Where more waits for a child than its parent can soon send, the parent *sheds*: it names the newest chunk that waits,
-and the child gets it from whoever has uplink to spare (see `pull`). What nobody has to give comes back to the parent.
+Headers run ahead of pieces: a child knows at once what its parent is to bring, and gets what comes late from whoever
+has uplink to spare (see `relief`). It then tells the parent to *skip* the chunk.
 
 A child that takes nothing for `lag_after_s` while something waits for it is *lagging*: it counts no more among those
 that are behind, and it pulls what it lacks.
@@ -25,7 +25,7 @@ from swarm.protocol.chunks import Chunk, Chunks, mask_of
 from swarm.protocol.egress import Egress
 from swarm.protocol.events import Effect, Send, SendHeader, SendPiece, VersionId
 from swarm.protocol.tuning import Tuning
-from swarm.protocol.wire import Attach, Credit, Detach, Shed
+from swarm.protocol.wire import Attach, Credit, Detach
 
 __all__ = ["Exchange"]
 
@@ -33,7 +33,7 @@ HEADER = -1
 """The index under which a chunk's header queues."""
 MAX_AHEAD_BYTES = 1 << 20
 """No child is sent more than this ahead of what its socket took, whatever credit it gives: the shell's queue stays
-bounded, and what has not been handed over can still be shed."""
+bounded, and what has not been handed over can still be skipped."""
 CREDIT_STEP_BYTES = 128 << 10
 """Credit is given in steps of a quarter window or this, whichever is more: two pieces a message."""
 BEHIND_BYTES = 512 << 10
@@ -58,10 +58,8 @@ class ChildEdge:
     behind: int = 0
     """What waits at the child for its own children, each, as it says."""
     lagging: bool = False
-    shed: set[ChunkKey] = field(default_factory=set)
-    """Chunks that we told it to get elsewhere."""
-    kept: set[ChunkKey] = field(default_factory=set)
-    """Those that came back to us."""
+    skipped: set[ChunkKey] = field(default_factory=set)
+    """Chunks that it gets elsewhere."""
     unpaid: set[ChunkKey] = field(default_factory=set)
     """Chunks that there was no egress left for: it may pull them when there is."""
 
@@ -96,8 +94,6 @@ class Exchange:
         self._tuning = tuning
         self.children: dict[int, dict[bytes, ChildEdge]] = {}
         self.parents: dict[int, ParentEdge] = {}
-        self.sheds = True
-        """Whether we tell children that would get chunks late to look elsewhere; the authority does not."""
         self.purse: Egress | None = None
         """What pays for all that is given away; None: nothing needs to be paid for."""
         self.gives = True
@@ -123,6 +119,16 @@ class Exchange:
         tuning = self._tuning
         rtt_s = self._rtt_s(peer) or tuning.rtt_guess_s
         return min(tuning.window_bytes, tuning.window_least_bytes + int(tuning.stripe_bytes_s * (rtt_s + 0.02)))
+
+    def window(self, stripe: int) -> int:
+        """The credit of our parent in this stripe."""
+        edge = self.parents.get(stripe)
+        return 0 if edge is None else self._window(edge.peer)
+
+    def parent(self, stripe: int) -> bytes | None:
+        """Who pushes this stripe to us."""
+        edge = self.parents.get(stripe)
+        return None if edge is None else edge.peer
 
     def lost_parent(self, peer: bytes) -> list[int]:
         """The stripes that hung on `peer`, which is gone."""
@@ -177,7 +183,7 @@ class Exchange:
         old = self.children.setdefault(message.stripe, {}).get(peer)
         if old is not None:  # what is under way to it still is, however often it attaches
             edge.flying, edge.flying_bytes = old.flying, old.flying_bytes
-            self._unpay(old)
+            self._unpay(old.waiting)
         self.children[message.stripe][peer] = edge
         has = {ChunkKey(h.epoch, h.version, h.attempt, h.seq): h.pieces for h in message.have}
         for id_ in sorted(self._chunks.versions):
@@ -187,7 +193,7 @@ class Exchange:
                 if chunk.stripe != message.stripe:
                     continue
                 given = mask_of(has[chunk.key], chunk.full) if chunk.key in has else 0
-                if chunk.key not in has and not self._enqueue(edge, chunk, HEADER, now):
+                if chunk.key not in has and not self._lead(peer, message.stripe, edge, chunk, now, effects):
                     continue
                 for index in chunk.held():
                     if not given >> index & 1:
@@ -198,7 +204,7 @@ class Exchange:
         """A child left one stripe, or (None) all of them."""
         for k in [stripe] if stripe is not None else list(self.children):
             if (edge := self.children.get(k, {}).pop(peer, None)) is not None:
-                self._unpay(edge)
+                self._unpay(edge.waiting)
                 self._tell_behind(k, effects)
 
     def credited(self, peer: bytes, message: Credit, now: float, effects: list[Effect]) -> None:
@@ -218,11 +224,13 @@ class Exchange:
             return
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         for peer, edge in self.children.get(chunk.stripe, {}).items():
-            if peer != source and id_ > edge.after and chunk.key not in edge.shed and chunk.key not in edge.unpaid:
+            if peer == source or id_ <= edge.after or chunk.key in edge.skipped or chunk.key in edge.unpaid:
+                continue
+            if index == HEADER:
+                self._lead(peer, chunk.stripe, edge, chunk, now, effects)
+            else:
                 self._enqueue(edge, chunk, index, now)
                 self._pump(peer, chunk.stripe, edge, now, effects)
-                if edge.waiting_bytes > max(self._tuning.shed_bytes, 3 * sum(chunk.sizes)) and chunk.whole:
-                    self._shed(peer, chunk.stripe, edge, effects)
 
     def sent(self, peer: bytes, stripe: int, key: ChunkKey, index: int, now: float, effects: list[Effect]) -> None:
         """The socket to a child took this: it no longer counts as backlog."""
@@ -274,31 +282,33 @@ class Exchange:
                     edge.lagging = True
                     self._tell_behind(stripe, effects)
 
-    def _shed(self, peer: bytes, stripe: int, edge: ChildEdge, effects: list[Effect]) -> None:
-        """Too much waits for this child: let it get the newest chunk elsewhere. One that has begun to leave stays, and
-        so does one that came back."""
-        last = edge.waiting[-1][0]
-        if not self.sheds or edge.lagging or last.key in edge.kept:
+    def skip(self, peer: bytes, stripe: int, key: ChunkKey) -> None:
+        """A child gets this chunk elsewhere: what has not been handed over need not be."""
+        edge = self.children.get(stripe, {}).get(peer)
+        if edge is None:
             return
-        kept = deque(item for item in edge.waiting if item[0] is not last)
-        if len(edge.waiting) - len(kept) <= len(last.sizes):
-            return
-        edge.waiting = kept
-        edge.waiting_bytes -= last.header_bytes + sum(last.sizes)
-        edge.shed.add(last.key)
-        effects.append(Send(peer, Shed(stripe, *last.key)))
+        edge.skipped.add(key)
+        dropped = [item for item in edge.waiting if item[0].key == key and item[1] != HEADER]
+        edge.waiting = deque(item for item in edge.waiting if item not in dropped)
+        edge.waiting_bytes -= sum(size for _, _, size in dropped)
+        self._unpay(dropped)
 
-    def take_back(self, peer: bytes, chunk: Chunk, now: float, effects: list[Effect]) -> bool:
-        """If we shed this chunk: the child found nobody who could give it sooner, so it gets it from us in its turn."""
+    def take_back(self, peer: bytes, chunk: Chunk, pieces: int, now: float, effects: list[Effect]) -> bool:
+        """If it was skipped: the child did not get these pieces elsewhere after all, so they go in their turn."""
         edge = self.children.get(chunk.stripe, {}).get(peer) if chunk.stripe is not None else None
-        if edge is None or chunk.stripe is None or chunk.key not in edge.shed:
+        if edge is None or chunk.stripe is None or chunk.key not in edge.skipped:
             return False
-        edge.shed.discard(chunk.key)
-        edge.kept.add(chunk.key)
-        for index in (HEADER, *chunk.held()):
-            self._enqueue(edge, chunk, index, now)
+        edge.skipped.discard(chunk.key)
+        for index in chunk.held():
+            if pieces >> index & 1:
+                self._enqueue(edge, chunk, index, now)
         self._pump(peer, chunk.stripe, edge, now, effects)
         return True
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits for children's credit."""
+        return sum(edge.waiting_bytes for edges in self.children.values() for edge in edges.values())
 
     @property
     def backlog_bytes(self) -> int:
@@ -309,8 +319,7 @@ class Exchange:
         """A version was dropped: nothing of it needs sending any more."""
         for edges in self.children.values():
             for edge in edges.values():
-                edge.shed = {key for key in edge.shed if (key.epoch, key.version) != id_}
-                edge.kept = {key for key in edge.kept if (key.epoch, key.version) != id_}
+                edge.skipped = {key for key in edge.skipped if (key.epoch, key.version) != id_}
                 edge.unpaid = {key for key in edge.unpaid if (key.epoch, key.version) != id_}
                 kept = deque(item for item in edge.waiting if (item[0].key.epoch, item[0].key.version) != id_)
                 edge.waiting = kept
@@ -329,10 +338,21 @@ class Exchange:
         edge.waiting_bytes += size
         return True
 
-    def _unpay(self, edge: ChildEdge) -> None:
-        """What waits for it does not leave."""
+    def _lead(self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, now: float, effects: list[Effect]) -> bool:
+        """A chunk's header: at once, whatever else waits and whatever credit there is. A child that knows what is to
+        come can get it elsewhere. False when there is no egress left for it."""
+        if not self._enqueue(edge, chunk, HEADER, now):
+            return False
+        if self.gives and edge.flying_bytes < MAX_AHEAD_BYTES:
+            _, _, size = edge.waiting.pop()
+            edge.waiting_bytes -= size
+            self._hand_over(peer, stripe, edge, chunk, HEADER, effects)
+        return True
+
+    def _unpay(self, waiting: Iterable[tuple[Chunk, int, int]]) -> None:
+        """What waits does not leave."""
         if self.purse is not None:
-            for chunk, index, size in edge.waiting:
+            for chunk, index, size in waiting:
                 self.purse.back(chunk.key, index, size)
 
     def _pump(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
@@ -340,12 +360,18 @@ class Exchange:
             if edge.flying_bytes >= MAX_AHEAD_BYTES:
                 return
             chunk, index, size = edge.waiting.popleft()
-            key = chunk.key
-            edge.sent += size
             edge.waiting_bytes -= size
-            edge.flying_bytes += size - edge.flying.get((key, index), 0)
-            edge.flying[key, index] = size
-            effects.append(SendHeader(peer, stripe, key) if index == HEADER else SendPiece(peer, stripe, key, index))
+            self._hand_over(peer, stripe, edge, chunk, index, effects)
+
+    def _hand_over(
+        self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, index: int, effects: list[Effect]
+    ) -> None:
+        """To the shell."""
+        key, size = chunk.key, _size(chunk, index)
+        edge.sent += size
+        edge.flying_bytes += size - edge.flying.get((key, index), 0)
+        edge.flying[key, index] = size
+        effects.append(SendHeader(peer, stripe, key) if index == HEADER else SendPiece(peer, stripe, key, index))
 
 
 def _size(chunk: Chunk, index: int) -> int:

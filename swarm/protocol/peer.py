@@ -15,7 +15,7 @@ from codec import ChunkKey, Manifest, open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm.protocol.catchup import Catchup, Phase
-from swarm.protocol.chunks import mask_of
+from swarm.protocol.chunks import Chunk, mask_of
 from swarm.protocol.documents import open_report
 from swarm.protocol.events import (
     Damaged,
@@ -51,6 +51,7 @@ from swarm.protocol.links import Links
 from swarm.protocol.membership import Membership
 from swarm.protocol.progress import Progress
 from swarm.protocol.pull import Pulls
+from swarm.protocol.relief import Relief
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
 from swarm.protocol.tuning import Tuning
@@ -71,7 +72,7 @@ from swarm.protocol.wire import (
     Reports,
     RosterNews,
     RosterStep,
-    Shed,
+    Skip,
     WantBlob,
     WantBlock,
     WantChunk,
@@ -86,6 +87,8 @@ __all__ = ["BAN_S", "Peer", "serve_chunk", "serve_manifest"]
 _MOVES_NOTHING = (HeaderStored, PieceStored, SendDone)
 """The most frequent events. A piece that makes its chunk whole says so itself."""
 
+GIFTS_AT_ONCE = 1
+"""Of who has nothing better to do with its uplink: more would come late."""
 BAN_S = 600.0
 """How long a peer that sent false bytes is refused by whoever saw it."""
 
@@ -108,13 +111,13 @@ class Peer:
         """`held`: the sealed manifest of the version that our replica is proven to be (None: catch up from nothing)."""
         self.state = State.new(key, swarm, tuning, rng)
         self.pulls = Pulls(tuning)
+        exchange = self.state.exchange
+        self.relief = Relief(tuning, self._idle_sources, exchange.parent, exchange.window)
         self.membership = Membership(self.state, join, authority)
         self.catchup = Catchup(self.state, self._sources)
-        self.progress = Progress(self.state, self.pulls, relay_only=join.relay_only, repair=self._repair)
+        self.progress = Progress(self.state, self.pulls, self.relief, relay_only=join.relay_only, repair=self._repair)
         self._relay_only = join.relay_only
         self.links = Links(self.state)
-        self._asking = False
-        """The timer of what was shed runs."""
         if layout_hash is not None:
             self.catchup.has_layout(layout_hash)
         if held is not None:
@@ -151,7 +154,7 @@ class Peer:
             Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
             WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m, now),
             LacksChunk: self._lacks_chunk,
-            Shed: self._shed,
+            Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
             Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
             Pong: lambda s, m, now: self.state.sessions.pong(s, now),
             WantBlob: self._want_blob,
@@ -189,6 +192,7 @@ class Peer:
         if event.dial_failed and event.peer == self.state.swarm:
             self.state.notify("unreachable", why=event.why)
         self.pulls.lost(event.peer)
+        self.relief.lost(event.peer)
         self.state.gifts.lost(event.peer)
         self.membership.lost(event.peer, session, now)
         self.catchup.lost(event.peer, now)
@@ -326,35 +330,28 @@ class Peer:
         return sorted(sources, key=lambda p: (p == state.swarm, rank.get(p, last)))
 
     def _lacks_chunk(self, session: Session, message: LacksChunk, now: float) -> None:
-        key = ChunkKey(message.epoch, message.version, message.attempt, message.seq)
-        self.pulls.lacks(session.peer, key, self.state.chunks, self._idle_sources, now, self.state.effects)
+        self.pulls.lacks(session.peer, key_of(message))
+        self.relief.lacks(session.peer, key_of(message), now, self.state.effects)
 
-    def _shed(self, session: Session, message: Shed, now: float) -> None:
-        """A parent cannot keep up with what we would take."""
-        version = self.state.chunks.at(ChunkKey(message.epoch, message.version, message.attempt, message.seq))
-        if version is None or version.id <= self.state.floor:
-            return
-        if self.pulls.shed(session.peer, message.stripe, version, message.seq, now) and not self._asking:
-            self._asking = True
-            self.state.emit(SetTimer("shed", now + self.state.tuning.shed_wait_s))
+    def _relieved(self, chunk: Chunk) -> bool:
+        return chunk.key in self.relief
 
-    def _shed_due(self, now: float) -> None:
+    def _idle_sources(self, stripe: int, seq: int) -> list[bytes]:
+        """Whom to ask for what a parent owes us: neighbours that do not get it through us, those of our region first, a
+        different one for each chunk; never the authority."""
         state = self.state
-        self._asking = self.pulls.due(state.chunks, self._idle_sources, now, state.effects)
-        if self._asking:
-            state.emit(SetTimer("shed", now + state.tuning.shed_wait_s / 2))
-
-    def _idle_sources(self, stripe: int | None) -> list[bytes]:
-        """Whom to ask for what a parent shed: neighbours that do not get it through us, those of our region first;
-        never the authority."""
-        state = self.state
-        below = state.exchange.children.get(stripe, {}) if stripe is not None else {}
-        sources = [peer for peer in self._sources() if peer not in below and peer != state.swarm]
+        below = state.exchange.children.get(stripe, {})
         roster, grant = state.roster, state.grant
         me = roster.member(grant.slot) if roster is not None and grant is not None else None
         if roster is None or me is None:
-            return sources
-        return sorted(sources, key=lambda p: (m := roster.member_of(p)) is None or m.region != me.region)
+            return []
+        near: list[bytes] = []
+        far: list[bytes] = []
+        for session in state.sessions:
+            if session.ready and session.slot is not None and session.peer not in below:
+                member = roster.member(session.slot)
+                (near if member is not None and member.region == me.region else far).append(session.peer)
+        return [*turned(sorted(near), me.slot + seq), *turned(sorted(far), me.slot + seq)]
 
     def _want_blob(self, session: Session, message: WantBlob, now: float) -> None:
         if self.state.exchange.gives:
@@ -375,10 +372,10 @@ class Peer:
     # ------------------------------------------------------------ time
 
     def _tick(self, event: Timer, now: float) -> None:
-        if event.name == "shed":
-            self._shed_due(now)
-            return
         state = self.state
+        if event.name == "relief":
+            self.relief.due(now, state.effects)
+            return
         state.sessions.expire_mute(now, state.effects)
         state.exchange.tick(now, state.effects)
         self.membership.renewals.catching_up = self.caught_up
@@ -386,7 +383,7 @@ class Peer:
         if state.grant is not None:
             self._measure(now)
             waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]
-            self.pulls.tick(waiting, state.exchange.progress_at, self._pull_sources, now, state.effects)
+            self.pulls.tick(waiting, state.exchange.progress_at, self._pull_sources, now, state.effects, self._relieved)
             self.progress.fill_gaps(now, self._sources())
             self._leap(now)
             self.catchup.tick(now)
@@ -421,14 +418,25 @@ class Peer:
         return Standing.DEAD if grant is None else self.state.leases.standing(grant.slot, now)
 
 
+def key_of(message: Skip | LacksChunk | WantChunk) -> ChunkKey:
+    """The chunk that it names."""
+    return ChunkKey(message.epoch, message.version, message.attempt, message.seq)
+
+
+def turned(peers: list[bytes], by: int) -> list[bytes]:
+    """Beginning with another one each time."""
+    at = by % len(peers) if peers else 0
+    return peers[at:] + peers[:at]
+
+
 def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
     """Answer a pull with the header and whatever pieces asked for we hold; with silence while they are on their way."""
-    key = ChunkKey(want.epoch, want.version, want.attempt, want.seq)
+    key = key_of(want)
     chunk = state.chunks.find(key) if state.exchange.gives else None
     pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
     if state.gifts.busy(peer, key):
         return
-    if chunk is not None and not want.idle and state.exchange.take_back(peer, chunk, now, state.effects):
+    if chunk is not None and not want.idle and state.exchange.take_back(peer, chunk, pieces, now, state.effects):
         return
     busy = want.idle and not (chunk is not None and chunk.whole and _idle(state))
     if chunk is None or not pieces or state.gifts.full(peer) or busy:
@@ -447,7 +455,7 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
 
 def _idle(state: State) -> bool:
     """Our uplink has little to do."""
-    return state.exchange.backlog_bytes < state.tuning.idle_bytes and not state.gifts.count
+    return state.exchange.waiting_bytes < state.tuning.idle_bytes and state.gifts.count < GIFTS_AT_ONCE
 
 
 def serve_manifest(state: State, peer: bytes, want: WantManifest) -> None:

@@ -23,8 +23,9 @@ UNEVEN = 1.25
 """A node sheds children when its load is so many times the mean: below that, moving costs more than it brings."""
 GROW_ANEW = 4
 """When more than one in so many members came, went or turned, all trees are grown anew."""
-SMALL = 256
-"""Up to so many members the whole roster is small (30 KB), so that growing trees anew now and then costs nothing."""
+LOOK_ANEW = 32
+ASTRAY = 1.25
+"""It is looked at whenever one in so many did: when so many times as many edges cross borders as would then, too."""
 
 
 class Planner:
@@ -42,6 +43,8 @@ class Planner:
         """Moves that may still be made for balance in this update."""
         self._changes = 0
         """Members that came, went or turned since the trees were grown."""
+        self._looked_at = 0
+        """How many had, when it was last looked at whether growing anew would pay."""
         self._touched: set[int] = set()
         """Who was given children in this update."""
         self._seen: dict[int, tuple[Member, Spot]] = {}
@@ -66,13 +69,26 @@ class Planner:
         gives = {s for s, spot in who.items() if spot.uplink > 0}
         changed = len(gave.symmetric_difference(gives).union(gone, came))
         self._changes += changed
-        worn = idle and len(who) <= SMALL and GROW_ANEW * self._changes > len(who)
-        if not gave or not gives or worn or GROW_ANEW * changed > 3 + len(who):
-            self._grow(who)
+        if not gave or not gives or GROW_ANEW * changed > 3 + len(who):
+            self._who = who
+            self._take(grow(who, self.stripes, self._home))
         else:
             self._budget = EXTRA_MOVES * max(1, changed)
             self._adjust(who, gone, came)
+            if idle:
+                self._renew()
         return parents_of(self._parent, list(who))
+
+    def _renew(self) -> None:
+        """Nothing is on its way: grow anew where that pays. A whole roster each then costs no more than the changes did
+        that led here, or the regions hang together much better."""
+        if LOOK_ANEW * (self._changes - self._looked_at) <= len(self._who):
+            return
+        self._looked_at = self._changes
+        grown = grow(self._who, self.stripes, self._home)
+        astray = self._crossings(self._parent) > ASTRAY * self._crossings(grown) + self.stripes
+        if astray or GROW_ANEW * self._changes > len(self._who):
+            self._take(grown)
 
     def _look(self, members: Sequence[Member]) -> dict[int, Spot]:
         """The members as spots, in order of slots; whoever has not changed is not looked at again."""
@@ -86,12 +102,12 @@ class Planner:
 
     # ------------------------------------------------------------ from nothing
 
-    def _grow(self, who: dict[int, Spot]) -> None:
-        self._who = who
-        self._changes = 0
-        self._parent = grow(who, self.stripes, self._home)
+    def _take(self, trees: list[dict[int, int]]) -> None:
+        """These are the trees from now on."""
+        self._changes = self._looked_at = 0
+        self._parent = trees
         self._kids = [{} for _ in range(self.stripes)]
-        self._given = dict.fromkeys(who, 0)
+        self._given = dict.fromkeys(self._who, 0)
         for stripe, tree in enumerate(self._parent):
             for slot, parent in tree.items():
                 if parent != AUTHORITY:
@@ -99,8 +115,17 @@ class Planner:
                     self._given[parent] += 1
         self._only.clear()
         self._givers.clear()
-        for slot in who:
+        for slot in self._who:
             self._employ(slot)
+
+    def _crossings(self, trees: list[dict[int, int]]) -> int:
+        """Edges that cross a border."""
+        who = self._who
+        return sum(
+            parent != AUTHORITY and who[parent].region != who[slot].region
+            for tree in trees
+            for slot, parent in tree.items()
+        )
 
     def _employ(self, slot: int) -> None:
         """Say in which stripes it may give: where there are givers enough in its region, in one."""

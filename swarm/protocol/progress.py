@@ -22,6 +22,7 @@ from swarm.protocol.events import (
 )
 from swarm.protocol.exchange import HEADER
 from swarm.protocol.pull import Pulls
+from swarm.protocol.relief import Relief
 from swarm.protocol.state import State
 from swarm.protocol.wire import ManifestNews, WantManifest
 
@@ -31,9 +32,12 @@ __all__ = ["Progress"]
 class Progress:
     """Takes in headers, pieces and manifests; stages and commits."""
 
-    def __init__(self, state: State, pulls: Pulls, *, relay_only: bool, repair: Callable[[float], None]) -> None:
+    def __init__(
+        self, state: State, pulls: Pulls, relief: Relief, *, relay_only: bool, repair: Callable[[float], None]
+    ) -> None:
         self._state = state
         self._pulls = pulls
+        self._relief = relief
         self._relay_only = relay_only
         self._repair = repair
         self._running: set[Job] = set()
@@ -54,6 +58,7 @@ class Progress:
         taken = state.chunks.header(event, now, state.effects)
         if taken is not None and taken[1]:
             state.exchange.push(taken[0], HEADER, event.peer, now, state.effects)
+            self._relief.owes(taken[0], now, state.effects)
 
     def piece(self, event: PieceStored, now: float) -> None:
         state = self._state
@@ -63,6 +68,7 @@ class Progress:
             return
         state.exchange.push(taken[0], event.index, event.peer, now, state.effects)
         self._pulls.arrived(taken[0], now)
+        self._relief.arrived(taken[0], event.peer, now, state.effects)
         if taken[0].whole:
             self.advance(now)
 
@@ -202,5 +208,6 @@ class Progress:
         state = self._state
         assert version.manifest is not None
         state.settle(version.id, version.manifest, version.sealed_manifest)
+        self._relief.forget(state.floor)
         state.emit(Commit(version.id, version.manifest))
         self.advance(now)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from codec import ChunkKey
-from swarm.protocol.chunks import Chunk, Chunks, Version, bits_of
+from swarm.protocol.chunks import Chunk, Version, bits_of
 from swarm.protocol.events import Effect, Send, VersionId
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import WantChunk
@@ -23,10 +23,6 @@ Sources = Callable[[int | None], list[bytes]]
 
 PASSED_BY = 32
 """Four rounds of eight stripes: a stripe is never dealt so far ahead of its siblings."""
-ASKED = 6
-"""Sources asked in a round for a chunk that was shed."""
-ROUNDS = 1
-"""And rounds after the first."""
 
 
 @dataclass(slots=True)
@@ -36,11 +32,6 @@ class Pull:
     tried: list[bytes] = field(default_factory=list)
     source: bytes | None = None
     deadline: float = 0.0
-    parent: bytes | None = None
-    """Who told us to get it elsewhere: asked when nobody with uplink to spare has it."""
-    stripe: int | None = None
-    """Of what was shed."""
-    rounds: int = 0
 
 
 class Pulls:
@@ -51,8 +42,6 @@ class Pulls:
         self._pulls: dict[tuple[VersionId, int], Pull] = {}
         self._seen: dict[VersionId, deque[tuple[float, int]]] = {}
         """Of each version on its way, the newest chunk begun, at each tick of the last `pull_after_s`."""
-        self._lacked: dict[tuple[bytes, int | None], float] = {}
-        """Who lacked something of a stripe, or had no uplink to spare, and until when it is not asked for more."""
 
     def tick(
         self,
@@ -61,12 +50,12 @@ class Pulls:
         sources: Sources,
         now: float,
         effects: list[Effect],
+        relieved: Callable[[Chunk], bool] = lambda chunk: False,
     ) -> None:
         """Start a pull for what has stood still too long; move pulls whose deadline passed to their next source.
 
-        `versions`: those on their way in, oldest first.
+        `versions`: those on their way in, oldest first. `relieved`: whether a chunk is got from a neighbour already.
         """
-        shed = {name for name, pull in self._pulls.items() if pull.parent is not None}
         wanted: set[tuple[VersionId, int]] = set()
         last = max(progress_at.values(), default=0.0)
         versions = list(versions)
@@ -75,11 +64,11 @@ class Pulls:
             overtaken = any(later.chunks for later in versions[i + 1 :])
             passed = self._passed(version, now)
             for seq in version.missing():
-                if (version.id, seq) in shed:
-                    continue
                 if len(wanted) >= self._tuning.pulls_in_flight:
                     break
                 chunk = version.chunks.get(seq)
+                if chunk is not None and relieved(chunk):
+                    continue
                 stripe = chunk.stripe if chunk is not None else None
                 moved = progress_at.get(stripe, version.progress_at) if stripe is not None else last
                 if chunk is None and seq < passed:
@@ -95,7 +84,7 @@ class Pulls:
                 pull = self._pulls.setdefault((version.id, seq), Pull())
                 if now >= pull.deadline:
                     self._ask(version, seq, pull, sources(stripe), now, effects)
-        for name in [n for n in self._pulls if n not in wanted and n not in shed]:
+        for name in [n for n in self._pulls if n not in wanted]:
             del self._pulls[name]
 
     def _passed(self, version: Version, now: float) -> int:
@@ -110,56 +99,6 @@ class Pulls:
         since, newest = seen[0]
         return newest - PASSED_BY if now - since >= self._tuning.pull_after_s else 0
 
-    # ------------------------------------------------------------ what a parent shed
-
-    def shed(self, parent: bytes, stripe: int, version: Version, seq: int, now: float) -> bool:
-        """`parent` would push this chunk late. In `shed_wait_s`, when others can be expected to have it, those with
-        uplink to spare are asked (`due`). True when that is to be done."""
-        chunk = version.chunks.get(seq)
-        if (chunk is not None and chunk.whole) or (version.id, seq) in self._pulls:
-            return False
-        self._pulls[version.id, seq] = Pull(deadline=now + self._tuning.shed_wait_s, parent=parent, stripe=stripe)
-        return True
-
-    def due(self, chunks: Chunks, sources: Sources, now: float, effects: list[Effect]) -> bool:
-        """Ask for what was shed and is due; whether there is anything left to ask for."""
-        left = False
-        self._lacked = {name: until for name, until in self._lacked.items() if until > now}
-        for (id_, seq), pull in list(self._pulls.items()):
-            if pull.parent is None:
-                continue
-            version = chunks.version(id_)
-            if version is None:
-                del self._pulls[id_, seq]
-                continue
-            if now >= pull.deadline:
-                self._ask_idle(version, seq, pull, sources(pull.stripe), now, effects)
-            left = left or (id_, seq) in self._pulls
-        return left
-
-    def _ask_idle(
-        self, version: Version, seq: int, pull: Pull, sources: list[bytes], now: float, effects: list[Effect]
-    ) -> None:
-        """The next who may have it and nothing better to do; after two rounds the parent itself, which then pushes it
-        in its turn."""
-        assert pull.parent is not None
-        fresh = [
-            peer
-            for peer in sources
-            if peer not in pull.tried and peer != pull.parent and (peer, pull.stripe) not in self._lacked
-        ]
-        if fresh and len(pull.tried) < ASKED:
-            pull.source, pull.deadline = fresh[0], now + self._tuning.pull_deadline_s
-            pull.tried.append(fresh[0])
-            effects.append(Send(fresh[0], _want(version, seq, idle=True)))
-        elif pull.rounds < ROUNDS:
-            pull.rounds += 1
-            pull.tried.clear()
-            pull.source, pull.deadline = None, now + self._tuning.shed_wait_s
-        else:
-            effects.append(Send(pull.parent, _want(version, seq)))
-            del self._pulls[version.id, seq]
-
     def arrived(self, chunk: Chunk, now: float) -> None:
         """A piece of it came: its source is alive."""
         name = VersionId(chunk.key.epoch, chunk.key.version), chunk.key.seq
@@ -171,27 +110,17 @@ class Pulls:
         else:
             pull.deadline = now + self._tuning.pull_deadline_s
 
-    def lacks(
-        self, peer: bytes, key: ChunkKey, chunks: Chunks, sources: Sources, now: float, effects: list[Effect]
-    ) -> None:
-        """`peer` says it has none of it, or no uplink to spare: the next source's turn, at the next tick; of what was
-        shed at once."""
-        id_ = VersionId(key.epoch, key.version)
-        pull, version = self._pulls.get((id_, key.seq)), chunks.at(key)
-        if pull is None or pull.source != peer:
-            return
-        pull.deadline = 0.0
-        if pull.parent is not None and version is not None:
-            self._lacked[peer, pull.stripe] = now + self._tuning.shed_wait_s
-            self._ask_idle(version, key.seq, pull, sources(pull.stripe), now, effects)
+    def lacks(self, peer: bytes, key: ChunkKey) -> None:
+        """`peer` says it has none of it: the next source's turn, at the next tick."""
+        pull = self._pulls.get((VersionId(key.epoch, key.version), key.seq))
+        if pull is not None and pull.source == peer:
+            pull.deadline = 0.0
 
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone, and with it what it was to send."""
         for pull in self._pulls.values():
             if pull.source == peer:
                 pull.deadline = 0.0
-            if pull.parent == peer:
-                pull.parent = None
 
     def _ask(
         self,
@@ -214,11 +143,11 @@ class Pulls:
         effects.append(Send(fresh[0], _want(version, seq)))
 
 
-def _want(version: Version, seq: int, *, idle: bool = False) -> WantChunk:
+def _want(version: Version, seq: int) -> WantChunk:
     """Ask for what we lack of a chunk."""
     chunk = version.chunks.get(seq)
     pieces = bits_of(chunk.full & ~chunk.have, chunk.full) if chunk is not None else b""
-    return WantChunk(version.id.epoch, version.id.version, version.attempt, seq, pieces, idle)
+    return WantChunk(version.id.epoch, version.id.version, version.attempt, seq, pieces)
 
 
 class Gifts:

@@ -11,10 +11,24 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["DISJOINT_FROM", "SPILL", "RegionSeats", "Supply", "apportion", "region_seats", "standing_places"]
+__all__ = [
+    "BORDER_SEATS",
+    "DISJOINT_FROM",
+    "SPILL",
+    "RegionSeats",
+    "Supply",
+    "apportion",
+    "region_seats",
+    "standing_places",
+]
 
-SPILL = 1.5
+SPILL = 1.05
 """A region is asked for up to so many times its fair share of seats before borders are crossed more than once."""
+BORDER_SEATS = 2
+"""An edge into a region takes so many seats of its giver: a whole region waits for it, and over a long way a queue
+that is ever full leaves it less than its part."""
+LARGE_REGION = 8
+"""Where regions have so many members on average. In smaller ones half of all edges are of this kind."""
 DISJOINT_FROM = 4
 """With at least so many givers a stripe, nobody gives in more than one: a loss then costs one stripe. With fewer, whose
 uplinks would come out too unequal by stripe, a node may stand inside several trees."""
@@ -33,12 +47,14 @@ class Supply:
 
 @dataclass(slots=True)
 class RegionSeats:
-    """What one region offers, by stripe: inside itself, and across its border."""
+    """What one region offers, by stripe: children inside itself, and across its border."""
 
     local: list[int]
     cross: list[int]
+    entries: list[int]
+    """Of those across: the first into a region, on which all of it hangs. Counted in large regions only."""
     by_slot: list[dict[int, int]] = field(default_factory=list)
-    """By stripe: the seats of each giver; in all `local[k] + cross[k]`."""
+    """By stripe: the seats of each giver; in all `local[k] + cross[k]`, and `BORDER_SEATS - 1` more for each entry."""
 
 
 def apportion(seats: int, weights: Mapping[int, float]) -> dict[int, int]:
@@ -54,8 +70,9 @@ def apportion(seats: int, weights: Mapping[int, float]) -> dict[int, int]:
     return shares
 
 
-def region_seats(regions: Mapping[str, Supply], stripes: int) -> dict[str, RegionSeats]:
-    """What each region offers in each stripe. In every stripe all of it comes to N - 1 seats."""
+def region_seats(regions: Mapping[str, Supply], stripes: int, home: str = "") -> dict[str, RegionSeats]:
+    """What each region offers in each stripe. In every stripe all of it comes to N - 1 seats. `home`: where the trainer
+    stands; a way out of it is kept in each stripe, so that heads can stand near the trainer."""
     count = sum(supply.members for supply in regions.values())
     uplink = {name: sum(supply.uplinks.values()) for name, supply in regions.items()}
     whole = sum(uplink.values())
@@ -66,19 +83,32 @@ def region_seats(regions: Mapping[str, Supply], stripes: int) -> dict[str, Regio
         local[name] = need if len(regions) == 1 else min(need, int(SPILL * fair))
     givers = [name for name in regions if uplink[name] > 0]
     cross = _cross(stripes * (count - 1) - sum(local.values()), local, {g: uplink[g] for g in givers})
-    made = {name: RegionSeats(_even(local[name], stripes), [0] * stripes) for name in regions}
+    way_out = home in givers and 2 * stripes * whole <= stripes * (count - 1) * uplink[home]
+    made = {name: RegionSeats(_even(local[name], stripes), [0] * stripes, [0] * stripes) for name in regions}
     for stripe in range(stripes):
         lacking = count - 1 - sum(made[name].local[stripe] for name in regions)
+        entries = len(regions) - 1
+        weighed = BORDER_SEATS > 1 and count >= LARGE_REGION * len(regions)
+        if way_out and entries > 0:
+            made[home].cross[stripe] += 1
+            made[home].entries[stripe] += weighed
+            cross[home] -= 1
+            lacking -= 1
+            entries -= 1
         while lacking > 0:
             # All of a stripe's crossings from one region where that can be: its chunks make one long hop, not several.
             name = max(givers, key=lambda g: (cross[g], uplink[g], g))
             taken = max(1, min(lacking, cross[name]))
             made[name].cross[stripe] += taken
+            made[name].entries[stripe] += min(taken, entries) * weighed
+            entries -= min(taken, entries)
             cross[name] -= taken
             lacking -= taken
     for name, supply in regions.items():
         seats = made[name]
-        totals = [a + b for a, b in zip(seats.local, seats.cross, strict=True)]
+        totals = [
+            a + b + (BORDER_SEATS - 1) * c for a, b, c in zip(seats.local, seats.cross, seats.entries, strict=True)
+        ]
         seats.by_slot = standing_places(totals, supply)
     return made
 

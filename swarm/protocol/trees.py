@@ -7,10 +7,12 @@ from itertools import islice
 
 from swarm.protocol.reach import is_circuit, scope
 from swarm.protocol.roster import AUTHORITY, Member
-from swarm.protocol.seats import RegionSeats, Supply, region_seats
+from swarm.protocol.seats import BORDER_SEATS, RegionSeats, Supply, region_seats
 
 __all__ = ["Spot", "grow", "parents_of", "spot_of"]
 
+KEPT_SEATS = 2
+"""Who feeds across a border keeps so many seats for its own region: it comes first there."""
 LOOK_AHEAD = 64
 """How many givers are looked at for one that a node behind NAT can have an edge with."""
 
@@ -59,7 +61,7 @@ def grow(who: Mapping[int, Spot], stripes: int, home: str = "") -> list[dict[int
         )
         for name, inside in sorted(regions.items())
     }
-    seats = region_seats(supplies, stripes)
+    seats = region_seats(supplies, stripes, home)
     return [_Tree(who, seats, closed, stripe, home).grow() for stripe in range(stripes)]
 
 
@@ -81,6 +83,7 @@ class _Tree:
         self._room = {slot: n for region in seats.values() for slot, n in region.by_slot[stripe].items() if n > 0}
         self._inside = sorted(self._room, key=lambda s: (-self._room[s], s))
         self._cross = {name: region.cross[stripe] for name, region in seats.items()}
+        self._entries = {name: region.entries[stripe] > 0 for name, region in seats.items()}
         self._local = {name: region.local[stripe] for name, region in seats.items()}
         self._givers: dict[str, tuple[deque[int], deque[int]]] = {name: (deque(), deque()) for name in seats}
         """By region, in order of placing: those that everyone can dial, and the others."""
@@ -117,58 +120,72 @@ class _Tree:
         self.parent[slot] = parent
         self._order[slot] = len(self._order)
         region = self._who[slot].region
+        enters = region not in self._entered
         self._entered.add(region)
         if parent != AUTHORITY:
-            self._room[parent] -= 1
-            ledger = self._local if self._who[parent].region == region else self._cross
+            near = self._who[parent].region == region
+            heavy = enters and self._entries[self._who[parent].region]
+            self._room[parent] -= min(BORDER_SEATS, self._room[parent]) if heavy else 1
+            ledger = self._local if near else self._cross
             ledger[self._who[parent].region] -= 1
         if self._room.get(slot, 0) > 0:
             self._givers[region][slot in self._closed].append(slot)
 
     def _hang_inside(self, waiting: list[int]) -> list[int]:
-        """Hang the interior nodes: all that can be had inside the regions that were entered, then one more region. Who
-        could not be hung is returned."""
+        """Hang the interior nodes: enter every region that can be entered, hang all that can be had inside those, and
+        again. Who could not be hung is returned."""
         while waiting:
-            left = [slot for slot in waiting if not self._hang_near(slot)]
-            across = next((slot for slot in left if self._hang_across(slot)), None)
-            if len(left) == len(waiting) and across is None:
+            left = self._enter(waiting, BORDER_SEATS + KEPT_SEATS)
+            left = [slot for slot in left if not self._hang_near(slot)]
+            if len(left) == len(waiting):
+                left = self._enter(waiting, 1)
+            if len(left) == len(waiting):
                 break
-            waiting = [slot for slot in left if slot != across]
+            waiting = left
         return waiting
 
+    def _enter(self, waiting: list[int], seats: int) -> list[int]:
+        """Hang one of each region that is not entered yet across a border, under who has so many seats. Those that may
+        feed others first."""
+        left = list(waiting)
+        for slot in sorted(waiting, key=lambda s: self._cross[self._who[s].region] <= 0):
+            if self._who[slot].region not in self._entered and self._hang_across(slot, seats):
+                left.remove(slot)
+        return left
+
     def _hang(self, slot: int) -> bool:
-        return self._hang_near(slot) or self._hang_across(slot)
+        return self._hang_near(slot) or self._hang_across(slot, 1)
 
     def _hang_near(self, slot: int) -> bool:
         spot = self._who[slot]
         if spot.region not in self._entered or self._local[spot.region] <= 0:
             return False
-        giver = self._first(spot, spot.region)
+        giver = self._first(spot, spot.region, 1)
         if giver is not None:
             self._place(slot, giver)
         return giver is not None
 
-    def _hang_across(self, slot: int) -> bool:
+    def _hang_across(self, slot: int, seats: int) -> bool:
         """Under the highest giver of another region that may feed across; where a region was entered already, only once
         its own seats are used up."""
         spot = self._who[slot]
         if spot.region in self._entered and self._local[spot.region] > 0:
             return False
         found = [g for name in self._givers if self._cross[name] > 0 and name != spot.region
-                 if (g := self._first(spot, name)) is not None]  # fmt: skip
+                 if (g := self._first(spot, name, seats)) is not None]  # fmt: skip
         if found:
             self._place(slot, min(found, key=lambda g: self._order[g]))
         return bool(found)
 
-    def _first(self, spot: Spot, region: str) -> int | None:
-        """The first giver of a region with room that it can have an edge with. Who can be dialed takes the seats that
-        only such may have first."""
+    def _first(self, spot: Spot, region: str, seats: int) -> int | None:
+        """The first giver of a region with so much room that it can have an edge with. Who can be dialed takes the
+        seats that only such may have first."""
         open_, closed = self._givers[region]
         for givers in (open_, closed) if spot.slot in self._closed else (closed, open_):
             while givers and self._room[givers[0]] <= 0:
                 givers.popleft()
             for giver in islice(givers, LOOK_AHEAD):
-                if self._room[giver] > 0 and self._who[giver].joins(spot):
+                if self._room[giver] >= seats and self._who[giver].joins(spot):
                     return giver
         return None
 

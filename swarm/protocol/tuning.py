@@ -44,13 +44,17 @@ class Tuning:
     parent takes what its siblings wait for."""
     rtt_guess_s: float = 0.1
     """A round trip that is not measured yet."""
-    shed_bytes: int = 768 << 10
-    """What may wait for a child before it is told to get the newest of it elsewhere: a quarter of a second of a stripe.
-    Less, and a burst is taken for a parent that cannot keep up."""
-    shed_wait_s: float = 0.3
-    """What is shed is new: neighbours have it a little later. Asked at once, four of five lack it."""
+    relief_after_s: float = 0.25
+    """A chunk of which nothing has come so long after its header is late, unless it is about to come. Less, and a burst
+    is taken for a parent that cannot keep up."""
+    owed_bytes: int = 64 << 10
+    """What a parent owes beyond its window is not about to come."""
+    relief_deadline_s: float = 1.0
+    """A neighbour that said nothing and brought nothing for so long makes way for the next."""
+    relief_pause_s: float = 0.15
+    """Who lacked something, or was busy, is not asked again for so long."""
     idle_bytes: int = 384 << 10
-    """Whoever has less waiting for its children than this may be asked for what others shed: about 15 ms of 200
+    """Whoever has less waiting for its children than this may be asked for what others' parents owe: about 15 ms of 200
     Mbit/s."""
     stripes: int = 8
     """Trees. A hop's delay is stripes x piece / uplink, but fewer stripes leave uplinks idle; 8 is near the optimum."""

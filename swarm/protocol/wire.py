@@ -45,7 +45,7 @@ __all__ = [
     "Reports",
     "RosterNews",
     "RosterStep",
-    "Shed",
+    "Skip",
     "WantBlob",
     "WantBlock",
     "WantChunk",
@@ -283,8 +283,8 @@ class Pong(Message, frozen=True, tag=23):
     nonce: U32
 
 
-class Shed(Message, frozen=True, tag=24):
-    """From a parent: this chunk would come late from me. Get it elsewhere; I send it only if you ask for it."""
+class Skip(Message, frozen=True, tag=24):
+    """To a parent: this chunk comes from elsewhere. What of it you have not sent yet I take only if I ask for it."""
 
     stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
     epoch: U32
@@ -296,7 +296,7 @@ class Shed(Message, frozen=True, tag=24):
 _ALL = (
     Join | Welcome | Refused | Hello | RosterNews | HeartbeatNews | ManifestNews | Reports | Attach | Detach | Credit
     | WantChunk | LacksChunk | WantBlob | WantBlock | Lacks | WantManifest | Work | Bye
-    | RosterStep | WantRoster | Ping | Pong | Shed
+    | RosterStep | WantRoster | Ping | Pong | Skip
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)

@@ -11,7 +11,7 @@ from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, Chunks
 from swarm.protocol.events import Effect, Send, SendHeader, SendPiece
 from swarm.protocol.exchange import BEHIND_BYTES, HEADER, MAX_AHEAD_BYTES, Exchange
-from swarm.protocol.wire import Attach, Credit, Detach, Have, Shed
+from swarm.protocol.wire import Attach, Credit, Detach, Have
 
 PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
 MUCH = 1 << 40
@@ -143,7 +143,7 @@ def test_moving_to_another_parent_tells_the_old_one() -> None:
     st.integers(0, 3000),
     st.lists(st.integers(0, 8000), max_size=20),
 )
-def test_a_child_never_gets_more_than_its_credit(sizes: list[int], allowed: int, more: list[int]) -> None:
+def test_a_child_never_gets_more_pieces_than_its_credit(sizes: list[int], allowed: int, more: list[int]) -> None:
     """`more`: 0: the next piece comes in; else the child allows so much more."""
     book, (chunk,) = book_with([replace(header(1, 0), piece_bytes=tuple(sizes))], held=False)
     exchange, effects = Exchange(book, TUNING), []
@@ -155,7 +155,8 @@ def test_a_child_never_gets_more_than_its_credit(sizes: list[int], allowed: int,
             exchange.credited(ANNA, Credit(0, allowed), 0.0, effects)
         elif coming:
             exchange.push(chunk, coming.pop(0), PARENT, 0.0, effects)
-        assert sum(size_of(chunk, index) for _, index in sent_to(effects, ANNA)) <= allowed
+        pieces = [index for _, index in sent_to(effects, ANNA) if index != HEADER]
+        assert not pieces or sum(size_of(chunk, index) for index in [HEADER, *pieces]) <= allowed
     assert sent_to(effects, ANNA) == [(chunk.key, index) for index in (HEADER, *range(len(sizes)))]
 
 
@@ -273,68 +274,49 @@ def test_a_child_that_lags_counts_no_more_among_those_that_are_behind() -> None:
     assert exchange.children[0][ANNA].lagging is False
 
 
-# ---------------------------------------------------------------- shedding
-
-
-def sheds(effects: list[Effect]) -> list[tuple[bytes, int]]:
-    return [(e.peer, e.message.seq) for e in effects if isinstance(e, Send) and isinstance(e.message, Shed)]
+# ---------------------------------------------------------------- skipping
 
 
 def overloaded() -> tuple[Exchange, list[Chunk], list[Effect]]:
-    """ANNA takes what she gets, BEN has taken nothing of four chunks of 512 KiB."""
-    book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(8)])
+    """BEN, who gives no credit, has been sent nothing of four chunks of 512 KiB."""
+    book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(4)])
     exchange, effects = Exchange(book, TUNING), []
-    have = book.haves(version(0))
-    for peer, credit in ((ANNA, MUCH), (BEN, 0)):
-        exchange.attached(peer, attach(credit=credit, have=have), 0.0, effects)
-    for chunk in chunks:
-        for index in (HEADER, 0, 1, 2, 3):
-            exchange.push(chunk, index, PARENT, 0.0, effects)
-            exchange.sent(ANNA, 0, chunk.key, index, 0.0, effects)
-    return exchange, chunks, effects
-
-
-def test_what_waits_too_long_is_shed_newest_first_and_only_for_whom_it_waits() -> None:
-    exchange, chunks, effects = overloaded()
-    told = sheds(effects)
-    assert told
-    assert {peer for peer, _ in told} == {BEN}
-    assert [seq for _, seq in told] == [2, 3, 4, 5, 6, 7]
-    edge = exchange.children[0][BEN]
-    assert edge.waiting_bytes <= max(TUNING.shed_bytes, 3 * (512 << 10))
-    assert edge.waiting_bytes == sum(size for _, _, size in edge.waiting)
-    effects.clear()
-    exchange.credited(BEN, Credit(0, MUCH), 0.0, effects)
-    for chunk in chunks[:2]:
-        for index in (HEADER, 0, 1, 2, 3):
-            exchange.sent(BEN, 0, chunk.key, index, 0.0, effects)
-    assert {key.seq for key, _ in sent_to(effects, BEN)} == {0, 1}
-
-
-def test_what_nobody_else_could_give_comes_back_and_is_not_shed_again() -> None:
-    exchange, chunks, effects = overloaded()
-    effects.clear()
-    assert exchange.take_back(BEN, chunks[3], 0.0, effects)
-    assert not exchange.take_back(BEN, chunks[3], 0.0, effects)
-    assert not exchange.take_back(ANNA, chunks[4], 0.0, effects)
-    exchange.push(chunks[3], 3, PARENT, 0.0, effects)
-    assert sheds(effects) == []
-    exchange.credited(BEN, Credit(0, MUCH), 0.0, effects)
-    for chunk in chunks[:4]:
-        for index in (HEADER, 0, 1, 2, 3):
-            exchange.sent(BEN, 0, chunk.key, index, 0.0, effects)
-    assert (chunks[3].key, 2) in sent_to(effects, BEN)
-
-
-def test_the_authority_sheds_nothing() -> None:
-    book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(8)])
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.sheds = False
     exchange.attached(BEN, attach(credit=0, have=book.haves(version(0))), 0.0, effects)
     for chunk in chunks:
         for index in (HEADER, 0, 1, 2, 3):
-            exchange.push(chunk, index, None, 0.0, effects)
-    assert sheds(effects) == []
+            exchange.push(chunk, index, PARENT, 0.0, effects)
+    return exchange, chunks, effects
+
+
+def test_headers_go_ahead_of_all_that_waits() -> None:
+    _, chunks, effects = overloaded()
+    assert sent_to(effects, BEN) == [(chunk.key, HEADER) for chunk in chunks]
+
+
+def test_what_a_child_skips_is_not_sent_and_what_it_asks_for_again_is() -> None:
+    exchange, chunks, effects = overloaded()
+    effects.clear()
+    exchange.skip(BEN, 0, chunks[1].key)
+    exchange.skip(BEN, 0, chunks[2].key)
+    exchange.push(chunks[2], 3, PARENT, 0.0, effects)
+    assert not exchange.take_back(BEN, chunks[0], 0b1111, 0.0, effects)
+    assert exchange.take_back(BEN, chunks[2], 0b1010, 0.0, effects)
+    edge = exchange.children[0][BEN]
+    assert edge.waiting_bytes == sum(size for _, _, size in edge.waiting) == (4 + 4 + 2) * (128 << 10)
+    exchange.credited(BEN, Credit(0, MUCH), 0.0, effects)
+    for chunk in chunks:
+        for index in (HEADER, 0, 1, 2, 3):
+            exchange.sent(BEN, 0, chunk.key, index, 0.0, effects)
+    expected = {(chunk.key, index) for chunk in (chunks[0], chunks[3]) for index in range(4)}
+    assert set(sent_to(effects, BEN)) == expected | {(chunks[2].key, 1), (chunks[2].key, 3)}
+
+
+def test_skipping_for_whoever_does_not_hang_on_us() -> None:
+    exchange, chunks, effects = overloaded()
+    exchange.skip(ANNA, 0, chunks[0].key)
+    exchange.skip(BEN, 5, chunks[0].key)
+    assert not exchange.take_back(ANNA, chunks[0], 0b1111, 0.0, effects)
+    assert exchange.waiting_bytes == 16 * (128 << 10)
 
 
 def test_pieces_that_keep_coming_do_not_hide_that_a_child_lags() -> None:
@@ -366,7 +348,7 @@ def test_what_waits_of_a_dropped_version_is_not_sent() -> None:
     effects: list[Effect] = []
     exchange.credited(ANNA, Credit(0, MUCH), 0.0, effects)
     assert effects == []
-    assert exchange.children[0][ANNA].backlog == 0
+    assert exchange.children[0][ANNA].waiting_bytes == 0
 
 
 def test_sent_twice_or_never_sent_counts_once() -> None:

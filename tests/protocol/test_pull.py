@@ -5,7 +5,7 @@ from protocol_kit import TUNING, admit, book_with, header, key_of, manifest, mee
 
 from codec import open_manifest
 from swarm.protocol.chunks import Chunks, Version
-from swarm.protocol.events import Effect, HeaderStored, PeerDown, PieceStored, Send, SendDone, SendHeader, SendPiece
+from swarm.protocol.events import Effect, HeaderStored, PeerDown, PieceStored, SendDone, SendHeader, SendPiece
 from swarm.protocol.peer import Peer
 from swarm.protocol.pull import PASSED_BY, Gifts, Pulls
 from swarm.protocol.wire import LacksChunk, WantChunk
@@ -35,8 +35,8 @@ def asked(pulls: Pulls, versions: list[Version], now: float, **more) -> list[byt
     return [effect.peer for effect in effects]  # type: ignore[attr-defined]
 
 
-def lacks(pulls: Pulls, peer: bytes, book: Chunks) -> None:
-    pulls.lacks(peer, header(1, 0).key, book, lambda stripe: [ANNA, BEN, LAST], LATE, [])
+def lacks(pulls: Pulls, peer: bytes) -> None:
+    pulls.lacks(peer, header(1, 0).key)
 
 
 def test_nothing_is_pulled_while_it_may_still_come() -> None:
@@ -84,13 +84,13 @@ def test_one_source_at_a_time_the_last_one_last() -> None:
 
 
 def test_after_everyone_was_asked_there_is_a_pause() -> None:
-    book, made = sealed_version(1)
+    _, made = sealed_version(1)
     pulls = Pulls(TUNING)
     now, order = LATE, []
     for _ in range(100):
         order += asked(pulls, [made], now)
         for peer in (ANNA, BEN, LAST):
-            lacks(pulls, peer, book)
+            lacks(pulls, peer)
         now += 0.01
     assert order[:3] == [ANNA, BEN, LAST]
     assert len(order) <= 9
@@ -98,12 +98,12 @@ def test_after_everyone_was_asked_there_is_a_pause() -> None:
 
 
 def test_who_lacks_it_or_is_gone_makes_way_at_the_next_tick() -> None:
-    book, made = sealed_version(1)
+    _, made = sealed_version(1)
     pulls = Pulls(TUNING)
     assert asked(pulls, [made], LATE) == [ANNA]
-    lacks(pulls, BEN, book)  # not whom we asked: hearsay
+    lacks(pulls, BEN)  # not whom we asked: hearsay
     assert asked(pulls, [made], LATE + 0.1) == []
-    lacks(pulls, ANNA, book)
+    lacks(pulls, ANNA)
     assert asked(pulls, [made], LATE + 0.2) == [BEN]
     pulls.lost(BEN)
     assert asked(pulls, [made], LATE + 0.3) == [LAST]
@@ -123,60 +123,12 @@ def test_a_chunk_that_its_siblings_have_long_passed_is_pulled_though_they_still_
     assert TUNING.pull_after_s < asked_for[0][0] < 3 * TUNING.pull_after_s
 
 
-# ---------------------------------------------------------------- what a parent shed
-
-
-def due(
-    pulls: Pulls, book: Chunks, now: float, sources=(ANNA, BEN, LAST)
-) -> tuple[bool, list[tuple[bytes, WantChunk]]]:
-    effects: list[Effect] = []
-    left = pulls.due(book, lambda stripe: list(sources), now, effects)
-    return left, [(e.peer, e.message) for e in effects if isinstance(e, Send)]
-
-
-def test_what_was_shed_is_asked_of_the_idle_a_little_later_and_of_the_parent_in_the_end() -> None:
-    book, made = sealed_version(4)
-    pulls, wait = Pulls(TUNING), TUNING.shed_wait_s
-    key = header(1, 2).key
-    assert pulls.shed(LAST, 0, made, 2, 0.0)
-    assert not pulls.shed(LAST, 0, made, 2, 0.0)
-    assert due(pulls, book, wait / 2) == (True, [])
-    left, wants = due(pulls, book, wait)
-    assert left
-    assert [(peer, want.seq, want.idle) for peer, want in wants] == [(ANNA, 2, True)]
-    effects: list[Effect] = []
-    for peer in (ANNA, BEN):
-        pulls.lacks(peer, key, book, lambda stripe: [ANNA, BEN, LAST], wait, effects)
-    assert [e.peer for e in effects if isinstance(e, Send)] == [BEN]  # at once; then it waits for the next round
-    now, seen = wait, []
-    while not seen or seen[-1][0] != LAST:
-        now += wait
-        assert now < 10 * wait
-        seen += due(pulls, book, now)[1]
-        for peer, _ in list(seen):
-            pulls.lacks(peer, key, book, lambda stripe: [ANNA, BEN, LAST], now, effects)
-    assert seen[-1][1].idle is False
-    assert due(pulls, book, now + 1) == (False, [])
-
-
-def test_what_was_shed_and_came_is_not_asked_for() -> None:
+def test_what_a_neighbour_was_asked_for_already_is_not_pulled() -> None:
     book, (chunk,) = book_with([header(1, 0)], held=False)
-    made, pulls = book.versions[version(1)], Pulls(TUNING)
-    assert pulls.shed(LAST, 0, made, 0, 0.0)
-    for index in range(len(chunk.sizes)):
-        book.piece(chunk.key, index, 0.0)
-        pulls.arrived(chunk, 0.0)
-    assert due(pulls, book, 1.0) == (False, [])
-    assert not pulls.shed(LAST, 0, made, 0, 1.0)
-
-
-def test_when_the_parent_that_shed_it_is_gone_it_is_pulled_as_anything_else() -> None:
-    book, made = sealed_version(1)
-    pulls = Pulls(TUNING)
-    assert pulls.shed(LAST, 0, made, 0, 0.0)
-    pulls.lost(LAST)
-    assert due(pulls, book, 1.0) == (False, [])
-    assert [w.seq for w in tick(pulls, [made], LATE)] == [0]
+    effects: list[Effect] = []
+    made = [book.versions[version(1)]]
+    Pulls(TUNING).tick(made, {}, lambda stripe: [ANNA], LATE, effects, lambda other: other is chunk)
+    assert effects == []
 
 
 def test_a_source_that_brings_pieces_is_given_time() -> None:
