@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from node.engines.base import SamplingParams
-    from node.trainers.api import Swarm
+    from node.trainers.api import Check, Swarm
 
-__all__ = ["SamplingParams", "Swarm"]
+__all__ = ["Check", "SamplingParams", "Swarm"]
 
-_HOME_OF = {"SamplingParams": "node.engines.base", "Swarm": "node.trainers.api"}
+_HOME_OF = {"Check": "node.trainers.api", "SamplingParams": "node.engines.base", "Swarm": "node.trainers.api"}
 
 
 def __getattr__(name: str) -> Any:

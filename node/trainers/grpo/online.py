@@ -24,7 +24,7 @@ from node.engines.base import Completion
 from node.trainers.api import Publication, RolloutGroup, Swarm
 from node.trainers.grpo.trainer import Group, GrpoTrainer
 
-__all__ = ["policy_root", "train_online"]
+__all__ = ["policy_root", "session_name", "train_online"]
 
 QUORUM_WITHIN_S = 60.0
 """A step that not everybody holds by then is reported without it, and training goes on."""
@@ -37,17 +37,22 @@ def train_online(
     *,
     begins: Callable[[int], None] = lambda step: None,
     wait_for_all: bool = False,
+    key: str | None = None,
 ) -> Iterator[tuple[dict[str, Any], Publication]]:
     """Sample through the swarm, step, publish; `steps` times. Yields plain values about each step.
 
     A step's samples come from the version before, or with one step of lag from the one before that; the trainer's
     ratios use the log-probabilities that the nodes reported. `wait_for_all`: until every live node holds the version.
+    `key`: a name for this run. Then a step's samples have random numbers that follow from it, and each group is drawn
+    in one batch, so that (in synchronous training, on one thread each) the same run always has the same bits.
     """
     for _ in range(steps):
         step = trainer.step_done + 1
         begins(step)
         started = time.perf_counter()
-        asked = swarm.rollouts(trainer.prompts(step), trainer.config.samples, trainer.sampling(step))
+        name = None if key is None else session_name(key, step)
+        prompts, samples = trainer.prompts(step), trainer.config.samples
+        asked = swarm.rollouts(prompts, samples, trainer.sampling(step), key=name, whole=key is not None)
         groups = sorted(asked, key=lambda group: group.index)
         sampled = time.perf_counter()
         stats = trainer.step([_group(group) for group in groups])
@@ -76,6 +81,11 @@ def train_online(
             },
             publication,
         )
+
+
+def session_name(key: str, step: int) -> str:
+    """What the rollouts of a step of the run `key` are called; see `node.trainers.rollouts.group_id`."""
+    return f"{key}/{step}"
 
 
 def _group(group: RolloutGroup) -> Group:
