@@ -1,28 +1,32 @@
-"""The engine is lost at every point of an update, under the host that a node has: it comes back proven, or not."""
+"""Three engines of a node on one replica; each is lost at another point of an update, and the others go on."""
 
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import trio
 
 from codec import Checkpoint, Replica, write_patch
+from node.config import JoinConfig
 from node.engines.base import Prompt, SamplingParams
+from node.engines.group import EngineGroup
 from node.engines.host import EngineFailed, EngineHost, EngineLost, ReplicaRef
-from scenarios.engine_bench import SMALL, free_port
+from node.engines.vllm.seats import seats_of
+from scenarios.engine_bench import SMALL
 from scenarios.engine_models import step_of
 
 pytestmark = pytest.mark.vllm
 
 SAMPLING = SamplingParams(max_tokens=8)
-STARTS_WITHIN_S = 240.0
+WITHIN_S = 600.0
+"""For vLLMs to start, on however busy a machine."""
+LOST = (EngineLost, EngineFailed)
 
 
 class Node:
-    """A replica that moves on, and a host that fills its engine from it."""
+    """A replica that moves on, and the engines that are filled from it: two of one rank, and one of two."""
 
     def __init__(self, folder: Path, home: Path, python: Path) -> None:
         self.checkpoint = Checkpoint.open(folder)
@@ -32,30 +36,56 @@ class Node:
         self.files.mkdir(parents=True)
         for name, data in self.checkpoint.files.items():
             (self.files / name).write_bytes(data)
-        socket = home / "engine.sock"
-        command = [sys.executable, "-m", "node.engines.vllm.worker", "--socket", str(socket)]
-        command += ["--vllm-python", str(python), "--port", str(free_port()), "--log", str(home / "vllm.log")]
-        command += ["--threads", "1"]
-        self.host = EngineHost(socket, [*command, "--", *SMALL], home / "engine.log", self.source)
+        self.hosts = [
+            EngineHost(seat.socket, seat.command, seat.log, self.source)
+            for engines, tp in ((2, 1), (1, 2))
+            for seat in seats_of(self.settings(home / f"tp{tp}", python, engines, tp))
+        ]
+        self.group = EngineGroup(self.hosts)
+
+    def settings(self, home: Path, python: Path, engines: int, tp: int) -> JoinConfig:
+        home.mkdir()
+        return JoinConfig(
+            home=home,
+            engine="vllm",
+            engines=engines,
+            tp=tp,
+            threads=2,
+            vllm_python=python,
+            vllm_arg=SMALL,
+            engine_port=0,
+        )
 
     async def source(self) -> ReplicaRef:
         fd = self.replica.seal_for_readers()
         return ReplicaRef(self.replica.layout, fd, self.files, (0, self.version), self.replica.root)
 
-    def advance(self, seed: int) -> int:
-        staged = step_of(self.replica, seed)
+    def advance(self) -> int:
+        self.version += 1
+        staged = step_of(self.replica, self.version)
         fd, _ = write_patch(staged, self.replica.layout)
         self.replica.scatter(staged)
-        self.version += 1
         return fd
 
-    async def until_it_serves(self) -> None:
-        with trio.fail_after(STARTS_WITHIN_S):
-            while not (self.host.ready and self.host.version == (0, self.version)):  # noqa: ASYNC110 - as a node sees it
-                await trio.sleep(0.1)
-        assert await self.host.prove() == self.replica.root
-        completions, _ = await self.host.generate([Prompt((5, 6, 7))], SAMPLING)
-        assert completions[0].spans[0].version == (0, self.version)
+    async def stage(self) -> None:
+        fd = self.advance()
+        try:
+            await self.group.stage(fd, (0, self.version))
+        finally:
+            os.close(fd)
+
+    async def commit(self) -> None:
+        assert await self.group.commit((0, self.version), self.replica.root) is not None
+
+    async def until_served(self, hosts: list[EngineHost]) -> None:
+        """Until these are at the replica's version, proven, and generate."""
+        for host in hosts:
+            with trio.fail_after(WITHIN_S):
+                while not (host.ready and host.version == (0, self.version)):  # noqa: ASYNC110 - as a node sees it
+                    await trio.sleep(0.1)
+            assert await host.prove() == self.replica.root
+            completions, _ = await host.generate([Prompt((5, 6, 7))], SAMPLING)
+            assert completions[0].spans[0].version == (0, self.version)
 
 
 def workers(host: EngineHost, what: str) -> list[int]:
@@ -66,59 +96,71 @@ def workers(host: EngineHost, what: str) -> list[int]:
     return [int(line.split()[0]) for line in listed.splitlines() if what in line]
 
 
-async def test_a_worker_that_dies_in_an_update_is_replaced_by_a_proven_one(untied: Path, python: Path, tmp_path: Path):
+async def test_engines_of_one_replica_go_on_while_others_are_lost_in_an_update_and_come_back_proven(
+    untied: Path, python: Path, tmp_path: Path
+):
     node = Node(untied, tmp_path, python)
+    first, second, third = node.hosts
     async with trio.open_nursery() as nursery:
-        await nursery.start(node.host.run)
-        await node.until_it_serves()
+        await nursery.start(node.group.run)
+        await node.until_served(node.hosts)
+        assert [len(workers(host, "VLLM::Worker")) for host in node.hosts] == [1, 1, 2]
+        await node.stage()
+        await node.commit()
+        await node.until_served(node.hosts)
+        assert await node.group.prove() == node.replica.root
+        scores, version = await node.group.score((5, 6, 7), (8, 9), SAMPLING)
+        assert (len(scores), version) == (2, (0, 1))
 
-        # while it stages: the replica is past the engine, which comes back at the newer version
-        fd = node.advance(1)
-        (worker,) = workers(node.host, "VLLM::Worker")
-        os.kill(worker, signal.SIGSTOP)
-        nursery.start_soon(kill_soon, worker)
-        with pytest.raises((EngineLost, EngineFailed)):
-            await node.host.stage(fd, (0, 1))
-        os.close(fd)
-        await wait_lost(node.host)
-        await node.until_it_serves()
-        assert node.host.restarts == 1
+        # one is lost while it stages: the others commit without it
+        stop_and_kill_soon(first, nursery)
+        await node.stage()
+        await node.commit()
+        await wait_lost(first)
+        await node.until_served([second, third])
 
-        # in a commit that has begun: nothing is generated by what is left
-        fd = node.advance(2)
-        await node.host.stage(fd, (0, 2))
-        os.close(fd)
-        (worker,) = workers(node.host, "VLLM::Worker")
-        os.kill(worker, signal.SIGSTOP)
-        nursery.start_soon(kill_soon, worker)
-        with pytest.raises((EngineLost, EngineFailed)):
-            await node.host.commit((0, 2), node.replica.root)
-        with pytest.raises((EngineLost, EngineFailed)):
-            await node.host.generate([Prompt((5, 6, 7))], SAMPLING)
-        await wait_lost(node.host)
-        await node.until_it_serves()
-        assert node.host.restarts == 2
+        # another in a commit that has begun: nothing is generated by what is left of it
+        await node.stage()
+        stop_and_kill_soon(second, nursery)
+        await node.commit()
+        await wait_lost(second)
+        with pytest.raises(LOST):
+            await second.generate([Prompt((5, 6, 7))], SAMPLING)
+        await node.until_served([third])
 
-        # after a commit, with the engine core
-        fd = node.advance(3)
-        await node.host.stage(fd, (0, 3))
-        os.close(fd)
-        assert await node.host.commit((0, 3), node.replica.root) is not None
-        os.kill(workers(node.host, "VLLM::EngineCore")[0], signal.SIGKILL)
-        await wait_lost(node.host)
-        await node.until_it_serves()
+        # the last, of two ranks, after a commit, with its engine core
+        await node.stage()
+        await node.commit()
+        os.kill(workers(third, "VLLM::EngineCore")[0], signal.SIGKILL)
+        await wait_lost(third)
+
+        # each comes back by itself, proven, and follows
+        with trio.fail_after(WITHIN_S):
+            for host in node.hosts:
+                await host.wait_ready()
+        await node.stage()
+        await node.commit()
+        await node.until_served(node.hosts)
+        assert [host.restarts for host in node.hosts] == [1, 1, 1]
         nursery.cancel_scope.cancel()
-    with trio.fail_after(10.0):
-        while workers(node.host, "VLLM"):  # noqa: ASYNC110 - killed, and taking their memory down
+    with trio.fail_after(60.0):
+        while any(workers(host, "VLLM") for host in node.hosts):  # noqa: ASYNC110 - killed, and taking their memory down
             await trio.sleep(0.1)
 
 
-async def kill_soon(pid: int) -> None:
-    await trio.sleep(0.5)
-    os.kill(pid, signal.SIGKILL)
+def stop_and_kill_soon(host: EngineHost, nursery: trio.Nursery) -> None:
+    """Its worker takes nothing any more, and is gone a little later."""
+    (worker,) = workers(host, "VLLM::Worker")
+    os.kill(worker, signal.SIGSTOP)
+
+    async def kill() -> None:
+        await trio.sleep(0.5)
+        os.kill(worker, signal.SIGKILL)
+
+    nursery.start_soon(kill)
 
 
 async def wait_lost(host: EngineHost) -> None:
-    with trio.fail_after(60.0):
+    with trio.fail_after(WITHIN_S):
         while host.ready:  # noqa: ASYNC110 - as a node sees it
             await trio.sleep(0.05)
