@@ -190,7 +190,7 @@ class _Training:
             return Swarm(world, 1 << 16 if self.free else run.delta_bytes, run.extract_s, self._arrived)
         parties = {
             "relayed": [self.nodes],
-            "regions": [self.nodes[i::regions] for i in range(regions)],
+            "regions": [self.nodes[i::regions] for i in range(min(regions, run.nodes))],
             "star": [[node] for node in self.nodes],
         }
         return Star(world, run.full_bytes, parties[carrier], self._arrived)
