@@ -5,6 +5,7 @@ What comes out can be written at the seal in a moment (`codec.replica`), or sent
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Protocol
 
 import numpy as np
@@ -147,8 +148,7 @@ def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> t
                 if len(payload) != old.nbytes:
                     raise PeerError(f"raw.length: {len(payload)} bytes, not {old.nbytes}")
                 copy[:] = np.frombuffer(payload, dtype.bits)
-                positions = rice.changed_positions(old, copy, dtype)
-                bits = copy[positions]
+                positions, bits = _changes(old, copy, dtype)
             elif entry.coder == CODER_PCO:
                 positions, bits = pco.decode_block(payload, old, dtype)
                 copy[:] = old
@@ -158,6 +158,23 @@ def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> t
         except PeerError:
             return None
         return (positions, bits) if block_hash(copy) == entry.new_hash else None
+
+
+@cache
+def _everywhere() -> NDArray[np.uint32]:
+    """The position of every element of a block, for reading."""
+    positions = np.arange(BLOCK_ELEMENTS, dtype=np.uint32)
+    positions.flags.writeable = False
+    return positions
+
+
+def _changes(old: Bits, new: Bits, dtype: DType) -> tuple[NDArray[np.uint32], Bits]:
+    """Positions and bits that make `new` of `old`. Where most have changed it is all of them, whose list there is
+    already: four bytes of fresh memory for each element would take longer than the bits."""
+    if 2 * np.count_nonzero(old != new) > new.size:
+        return _everywhere()[: new.size], new.copy()
+    positions = rice.changed_positions(old, new, dtype)
+    return positions, new[positions]
 
 
 def forward(entry: BlockEntry, payload: bytes, bits: Bits, dtype: DType) -> None:

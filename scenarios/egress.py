@@ -3,6 +3,7 @@
     python -m scenarios.egress --simulate 1000 --json             the product's protocol under a virtual clock
     python -m scenarios.egress --simulate 64 --simulate 1000 --seeds 5 --plot egress.png
     python -m scenarios.egress --simulate 1000 --up-mbit 1000     a trainer with more uplink than its nodes
+    python -m scenarios.egress --real 4 --real 8                  processes on emulated links, as root, and their twins
 
 The bound B is max(F/u_s, F/d_min, N F/(u_s + sum u_i)), packet headers counted. Drawn beside the swarm: a star (the
 trainer sends to everybody itself) and an object store (the trainer sends once, then everybody fetches at once from a
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from scenarios.agreement import compare
 from scenarios.crowd import Crowd, Step, gather, step
 from scenarios.rows import crowd_of, parser, row_of, show
 
@@ -48,12 +50,18 @@ def store_s(step: Step, trainer_mbit: float, down_mbit: float) -> float:
 def main(arguments: list[str] | None = None) -> int:
     made = parser(__doc__)
     made.add_argument("--simulate", type=int, action="append", metavar="N", help="so many nodes (may be repeated)")
+    made.add_argument("--real", type=int, action="append", default=[], metavar="N", help="so many real nodes (as root)")
     made.add_argument("--regions", type=int, default=6, help="regions that the nodes are spread over (1 to 6)")
     made.add_argument("--hidden", type=float, default=0.0, help="share of nodes that cannot be dialed")
     made.add_argument("--plot", type=Path, help="draw a PNG")
     options = made.parse_args(arguments)
     rows: list[dict[str, Any]] = []
-    for nodes in options.simulate or [64]:
+    for nodes in options.real:
+        seeds = range(options.seed, options.seed + options.seeds)
+        rows += compare(nodes, options.up_mbit, int(options.mib * 2**20), seeds)
+        agreement = rows[-1]["agreement"]
+        print(f"N {nodes}: the simulated swarm takes {agreement:.2f} times as long as the real one", file=sys.stderr)
+    for nodes in options.simulate or ([] if options.real else [64]):
         crowd = crowd_of(options, nodes, regions=options.regions, hidden=options.hidden)
         counted: list[Step] = []
         digests: list[str] = []
