@@ -83,7 +83,7 @@ class Swarm:
         found = attach(model, folder, base if start else None)
         line = PublishLine(
             found.seat, found.link, found.copies, found.shares, threads or default_threads(found.seat.world),
-            lambda publication: held_share(folder, publication),
+            lambda publication, within_s: held_share(folder, publication, within_s),
         )  # fmt: skip
         return cls(folder, line, base, found.seed, max_lag)
 

@@ -4,11 +4,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from codec.errors import SwarmError
-from node.trainers.errors import SwarmTimeout
+from node.trainers.errors import SwarmDown, SwarmTimeout
 
 __all__ = ["Publication"]
+
+SEED_AWAY_S: Final = 60.0
+"""Whoever waits for nodes waits through a restart of the seed: as long as publishing does."""
 
 
 @dataclass(eq=False)
@@ -32,7 +36,7 @@ class Publication:
     error: SwarmError | None = None
     superseded: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
-    _holders: Callable[["Publication"], float] = lambda publication: 0.0
+    _holders: Callable[["Publication", float], float] = lambda publication, within_s: 0.0
 
     @property
     def sealed(self) -> bool:
@@ -42,15 +46,23 @@ class Publication:
     def wait(self, quorum: float = 0.0, timeout_s: float = 600.0) -> "Publication":
         """Wait until it is sealed and held, verified, by this share of the live nodes (0: sealed is enough).
 
-        Raises its `error`, or `SwarmTimeout`. A superseded one returns at once: the newer holds all it would have.
+        Raises its `error`, `SwarmTimeout`, or `SwarmDown` when the seed stays away for a minute. A superseded one
+        returns at once: the newer holds all it would have.
         """
         deadline = time.monotonic() + timeout_s
         if not self._done.wait(timeout_s):
             raise SwarmTimeout(f"Step {self.step} was not sealed within {timeout_s:.0f} s.")
         if self.error is not None:
             raise self.error
+        answered = time.monotonic()
         while quorum > 0.0 and not self.superseded:
-            held = self._holders(self)
+            try:
+                held = self._holders(self, max(0.1, deadline - time.monotonic()))
+                answered = time.monotonic()
+            except (SwarmDown, SwarmTimeout):
+                if time.monotonic() >= min(deadline, answered + SEED_AWAY_S):
+                    raise
+                held = 0.0
             if held >= quorum:
                 break
             if time.monotonic() >= deadline:

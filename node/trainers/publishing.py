@@ -96,9 +96,10 @@ class PublishLine:
         copies: Copies,
         shares: Shares,
         threads: int,
-        holders: Callable[[Publication], float],
+        holders: Callable[[Publication, float], float],
     ) -> None:
-        """`threads`: encoders of this rank. `holders`: the share of the nodes that hold a publication."""
+        """`threads`: encoders of this rank. `holders`: the share of the nodes that hold a publication, or an
+        error when the seed has not said it in so many seconds."""
         self.layout = link.replica.layout
         self._seat, self._link, self._copies = seat, link, copies
         self._heard: list[Any] = []

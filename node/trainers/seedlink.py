@@ -19,7 +19,7 @@ from node.local import Channel, ChannelClosed, ChannelTimeout, close_fds, connec
 from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import AskState, FromSeed, Refusal, State
 
-__all__ = ["SOCKET_NAME", "SeedProcess", "ask_state", "dial", "expect", "home_folder", "speaking"]
+__all__ = ["ANSWER_WITHIN_S", "SOCKET_NAME", "SeedProcess", "ask_state", "dial", "expect", "home_folder", "speaking"]
 
 SOCKET_NAME: Final = "trainer.sock"
 """In the seed's SWARM_HOME."""
@@ -101,15 +101,22 @@ class SeedProcess:
     """A seed that this trainer started: it stops with `stop`, at exit, and when the trainer is killed."""
 
     def __init__(self, home: Path, base: Path) -> None:
-        """Start `swarm-node seed --base BASE --home HOME`; its output goes to `HOME/seed.log`."""
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Start `swarm-node seed --base BASE --home HOME`; its output goes to `HOME/seed.log`.
+
+        Raises `UsageError` when HOME cannot be written to.
+        """
         self._home = home
         self._log = home / "seed.log"
         # A parent-death signal belongs to the thread that started the process, so only the main thread may ask for it.
         die_with_us = "yes" if threading.current_thread() is threading.main_thread() else "no"
         arguments = ["seed", "--base", str(base), "--home", str(home)]
         command = [sys.executable, "-c", _LAUNCH, str(os.getpid()), die_with_us, *arguments]
-        with open(self._log, "ab") as log:
+        try:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log = open(self._log, "ab")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise UsageError(f"{home} cannot be a seed's home ({error.strerror}): choose another folder.") from error
+        with log:
             self._log_start = log.tell()
             # Ctrl-C at the trainer must not take the seed away before the trainer has closed.
             self._process = subprocess.Popen(

@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from node.trainers.publication import Publication
-from node.trainers.seedlink import ask_state
+from node.trainers.seedlink import ANSWER_WITHIN_S, ask_state
 
 __all__ = ["held_share", "standing"]
 
 
-def held_share(home: Path, publication: Publication) -> float:
-    """The share of live nodes that hold `publication`, verified, or something newer. No nodes: nobody holds it."""
+def held_share(home: Path, publication: Publication, within_s: float) -> float:
+    """The share of live nodes that hold `publication`, verified, or something newer. No nodes: nobody holds it.
+
+    Raises `SwarmDown`, and `SwarmTimeout` when the seed does not say `within_s`.
+    """
     wanted = [publication.epoch, publication.version]
-    nodes = ask_state(home)["swarm"].get("nodes", [])
+    nodes = ask_state(home, min(within_s, ANSWER_WITHIN_S))["swarm"].get("nodes", [])
     held = [node["held"] for node in nodes if node.get("held") is not None]
     return sum(list(version) >= wanted for version in held) / len(nodes) if nodes else 0.0
 

@@ -50,6 +50,7 @@ def test_expected_arrival_follows_from_the_last_versions(steps: list[dict[str, A
 def test_the_rest() -> None:
     found = standing(said([step(1, 3.0, None)]))
     assert found["sealed"] == {"version": (0, 1), "root": "ab", "age_s": 3.0, "held": 1, "waiting": 1}
-    assert found["egress"] == {"sent_bytes": 9, "step_bytes": 1050, "budget_bytes": 1030 + (64 << 10)}
+    budget = {"step_bytes": 1050, "budget_bytes": 1030 + (64 << 10), "payload": {}}
+    assert found["egress"] == {"sent_bytes": 9} | budget
     assert (found["tokens_s"], found["refused"]) == (12.5, {"too_old": 3})
     assert standing(said([]))["egress"]["budget_bytes"] == 0
