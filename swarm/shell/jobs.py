@@ -92,7 +92,7 @@ class Jobs:
             or self._anchored.epoch != version.epoch
             or version.version - self._anchored.version >= self._limits.anchor_every
         )
-        if not due or self._anchored == version:
+        if not self.model.spoiled and (not due or self._anchored == version):
             return None
         self._anchored = await self._run_sync(self.model.write_anchor)
         return self._anchored

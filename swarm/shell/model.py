@@ -84,6 +84,7 @@ class Model:
         self.nearly: Seal | None = None
         """The version that we would be, but for `lost` blocks of the last start's, which the disk did not keep."""
         self.lost = 0
+        self.spoiled = False  # an anchor is due: the one on disk is not what it must be
         self.base = base
         self._bits = threading.Lock()
         """Held by whoever writes bits, and by whoever needs them to stand still for long."""
@@ -93,8 +94,7 @@ class Model:
         """Odd while bits or labels are being written: readers look before and after."""
         self._scratch = Scratch(stage_bytes)
         self._labels: dict[int, VersionId] = {}
-        self._started = False
-        """An earlier catch-up left blocks that we took up again."""
+        self._started = False  # an earlier catch-up left blocks that we took up again
         self.replica: Replica | Layered | None = None
         self.version: VersionId | None = None
         """The version that all the bits are, proven by its root."""
@@ -151,7 +151,7 @@ class Model:
         """Nothing is written any more: if all is proven, say so, and the next start need not hash it."""
         with self._bits:
             anchor = self._store.recover().anchor
-            if self.version is not None and anchor is not None and not self._unproven.any():
+            if self.version is not None and anchor is not None and not self.spoiled and not self._unproven.any():
                 self._store.clean.leave(anchor)
         self._keep.forget()
 
@@ -377,6 +377,7 @@ class Model:
             if replica is None or version is None:
                 return None
             self._keep.write_anchor(replica, version, self._patiently)
+            self.spoiled = False
             if isinstance(replica, Replica) and replica.path is not None:
                 self.replica = self._keep.go_on(version) or replica
             return version
@@ -394,6 +395,7 @@ class Model:
             return None
         with self._bits:
             self._keep.rebase(replica, frozen, version)
+        self.spoiled = False
         return version
 
     # ------------------------------------------------------------ within
@@ -449,6 +451,7 @@ class Model:
                     self.version, wrong = None, wrong + 1
                 self._unproven[block] = False
         if wrong:
+            self.spoiled = True
             self.on_damage(wrong)
 
     @contextlib.contextmanager

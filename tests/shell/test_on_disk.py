@@ -14,6 +14,8 @@ from test_model import version
 
 from codec import Layered, Manifest, Replica
 from swarm.protocol.events import VersionId
+from swarm.shell import Limits, Manifests, here_and_now
+from swarm.shell.jobs import Jobs
 from swarm.shell.model import Model
 from swarm.shell.seed import genesis
 from swarm.store import Store
@@ -215,6 +217,36 @@ def test_damage_is_mended_by_the_block_alone(store: Store, disk: bool) -> None:
         assert resumed.replay(*made) == ()
         assert resumed.version == VersionId(0, 1)
         assert bits_of(resumed) == bits(truth)
+        resumed.close()  # says nothing: the anchor is still the damaged one
+    assert resumed.write_anchor() == VersionId(0, 1)
+    resumed.close()
+    resumed = again(store, disk)
+    assert resumed.audit() > 0
+    assert resumed.version == VersionId(0, 1)
+    assert bits_of(resumed) == bits(truth)
+
+
+@PLACES
+async def test_an_anchor_that_was_damaged_is_written_anew(store: Store, disk: bool) -> None:
+    truth, model = begun(store, disk)
+    made = version(store, truth, 1)
+    commit(model, *made)
+    assert model.write_anchor() == VersionId(0, 1)
+    model.close()
+    lie(weights_of(store), 8)
+    resumed = again(store, disk)
+    jobs = Jobs(store, resumed, Manifests(AUTHORITY.public), Limits(), here_and_now)
+    while resumed.audit():
+        pass
+    assert await jobs.tend(whole=False) is None  # nothing that could be written before it is mended
+    resumed.open(truth.layout.hash)
+    for block in resumed.differing(truth.hashes):
+        resumed.write_block(block, truth.read_block(block), truth.hashes[block].tobytes(), VersionId(0, 1))
+    assert resumed.replay(*made) == ()
+    assert await jobs.tend(whole=False) == VersionId(0, 1)
+    assert await jobs.tend(whole=True) is None
+    assert isinstance(resumed.replica, Layered) is disk
+    assert bits_of(again(store, disk)) == bits(truth)
 
 
 def test_a_version_on_disk_writes_nothing(store: Store) -> None:
