@@ -31,6 +31,8 @@ SERVED_NAME: Final = "policy"
 ASK_WITHIN_S: Final = 30.0
 LOOK_EVERY_S: Final = 0.25
 STOP_WITHIN_S: Final = 3.0
+HUNG_UP_WITHIN_S: Final = 20.0
+"""That another is attached may be a node that hung up a moment ago: ours, before it was started anew."""
 PORT_FREE_WITHIN_S: Final = 10.0
 """An engine of ours that was killed may still be taking its memory down."""
 LOG_READ_BYTES: Final = 1 << 18
@@ -222,24 +224,33 @@ def attach_to(url: str, socket: Path) -> None:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         raise UsageError(f"{url} is no URL of a vLLM on this machine; write it like http://127.0.0.1:8000")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=ASK_WITHIN_S)
-    try:
-        connection.request("POST", "/swarm/attach", json.dumps({"socket": str(socket)}))
-        response = connection.getresponse()
-        answer: Any = response.read(65536)
-    except (OSError, http.client.HTTPException) as error:
-        raise UsageError(f"Nothing answers at {url} ({error}). Is vLLM running there?") from error
-    finally:
-        connection.close()
-    if response.status == 404:
+    give_up_at = time.monotonic() + HUNG_UP_WITHIN_S
+    while True:
+        status, answer = _ask_to_attach(url, parts.hostname, parts.port or 80, socket)
+        if status != 409 or time.monotonic() > give_up_at:
+            break
+        time.sleep(LOOK_EVERY_S)
+    if status == 404:
         raise UsageError(
             f"The vLLM at {url} runs without the plugin. Install it ({PLUGIN}) there and start vLLM with "
             """--middleware swarm_vllm.front.SwarmFront --weight-transfer-config '{"backend": "swarm"}' """
             "--logprobs-mode processed_logprobs"
         )
-    if response.status != 200:
+    if status != 200:
         try:
             why = json.loads(answer)["error"]["message"]
         except (ValueError, KeyError, TypeError):
-            why = f"it answers with {response.status}"
+            why = f"it answers with {status}"
         raise UsageError(f"The vLLM at {url} does not attach: {why}")
+
+
+def _ask_to_attach(url: str, host: str, port: int, socket: Path) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(host, port, timeout=ASK_WITHIN_S)
+    try:
+        connection.request("POST", "/swarm/attach", json.dumps({"socket": str(socket)}))
+        response = connection.getresponse()
+        return response.status, response.read(65536)
+    except (OSError, http.client.HTTPException) as error:
+        raise UsageError(f"Nothing answers at {url} ({error}). Is vLLM running there?") from error
+    finally:
+        connection.close()

@@ -1,7 +1,10 @@
 """What a node starts vLLM with, and what it says when it cannot: no vLLM needed."""
 
+import contextlib
 import socket
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -120,6 +123,34 @@ def test_a_port_that_another_has_is_said_before_a_vllm_starts(tmp_path: Path, mo
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=f"Port {port} is taken.*--engine-port"):
             Server(Installed(Path("/no/python"), "0.32", True), tmp_path, tmp_path / "log", port=port, socket=tmp_path)
+
+
+@pytest.mark.parametrize(("busy", "wrong"), [(2, None), (10**6, "another swarm-node")])
+def test_a_node_that_hung_up_a_moment_ago_is_in_nobodys_way(
+    busy, wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("node.engines.vllm.server.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("node.engines.vllm.server.HUNG_UP_WITHIN_S", 600.0 if wrong is None else 0.1)
+    asked = 0
+
+    class Front(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            nonlocal asked
+            asked += 1
+            self.send_response(409 if asked <= busy else 200)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "another swarm-node is attached to this engine"}}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Front) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with contextlib.nullcontext() if wrong is None else pytest.raises(UsageError, match=wrong):
+            attach_to(url, tmp_path / "s")
+        server.shutdown()
+    assert wrong is not None or asked == 3
 
 
 def test_files_must_be_the_swarms():
