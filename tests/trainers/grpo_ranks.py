@@ -1,5 +1,6 @@
 """GRPO under FSDP2 over a real swarm: what each rank of `test_end_to_end.py` runs."""
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from node.trainers.grpo.online import _group
 from node.trainers.grpo.task import SortLetters
 from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer
 
+WITHIN_S = 180.0
+"""For what takes a second; two cores may have other things to do."""
 CONFIG = GrpoConfig(lr=1e-3, prompts=4, samples=4, rows=64, lr_warmup_steps=1)
 
 
@@ -108,12 +111,14 @@ def train(
             step = trainer.step_done + 1
             box: list[Any] = [None]
             if rank == 0:
-                asked = swarm.rollouts(trainer.prompts(step), CONFIG.samples, trainer.sampling(step), timeout_s=60)
+                asked = swarm.rollouts(
+                    trainer.prompts(step), CONFIG.samples, trainer.sampling(step), timeout_s=WITHIN_S
+                )
                 box[0] = sorted(asked, key=lambda group: group.index)
             dist.broadcast_object_list(box)
             groups = box[0]
             trainer.step([_group(group) for group in groups[rank::world]])
-            publication = swarm.publish(trainer.model, step=step).wait(timeout_s=60)
+            publication = swarm.publish(trainer.model, step=step).wait(timeout_s=WITHIN_S)
             assert publication.root is not None
             row: dict[str, Any] = {"version": (publication.epoch, publication.version), "root": publication.root}
             row |= {
@@ -123,21 +128,38 @@ def train(
             row["drawn_from"] = sorted({v for g in groups for r in g.rollouts for v in r.versions})
             if rank == 0:
                 row["engines"] = engines_at(nodes, publication.root)
-                row["by"] = len({r.node for g in groups for r in g.rollouts})
             rows.append(row)
             trainer.keep(keep / f"step{step:04}.rank{rank}", publication.root)
             (keep / f"done{step:04}.rank{rank}").touch()
             dist.barrier()
-        publication.wait(quorum=1.0, timeout_s=30)
+        publication.wait(quorum=1.0, timeout_s=WITHIN_S)
+        accepted_of = nodes_at_work(swarm, trainer, len(nodes)) if rank == 0 else set()
         state = swarm.state if rank == 0 else {}
     if rank == 0:
-        rows.append({"state": {name: state.get(name) for name in ("sealed", "refused", "nodes", "egress", "error")}})
+        rows.append(
+            {
+                "accepted_of": len(accepted_of),
+                "state": {name: state.get(name) for name in ("sealed", "refused", "nodes", "egress", "error")},
+            }
+        )
     return rows
+
+
+def nodes_at_work(swarm: Swarm, trainer: ShardedTrainer, wanted: int) -> set[bytes]:
+    """Whose rollouts are accepted, when there is more to do than the quickest can hold: until so many are found."""
+    prompts = itertools.chain.from_iterable(trainer.prompts(step) for step in itertools.count(trainer.step_done + 1))
+    found: set[bytes] = set()
+    deadline = time.monotonic() + WITHIN_S
+    for group in swarm.rollouts(prompts, CONFIG.samples, trainer.sampling(trainer.step_done), timeout_s=WITHIN_S):
+        found |= {rollout.node for rollout in group.rollouts}
+        if len(found) == wanted or time.monotonic() > deadline:
+            break
+    return found
 
 
 def engines_at(nodes: list[str], root: bytes) -> list[str]:
     """The roots that every engine's live parameters add up to, once they are the one awaited (or it took too long)."""
-    deadline, found = time.monotonic() + 30.0, [""] * len(nodes)
+    deadline, found = time.monotonic() + WITHIN_S, [""] * len(nodes)
     while time.monotonic() < deadline and found != [root.hex()] * len(nodes):
         found = [ask(Path(home), prove=True)["nodes"][0]["live_root"] or "" for home in nodes]
     return found

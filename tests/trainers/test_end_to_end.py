@@ -1,5 +1,5 @@
-"""Two ranks of FSDP2 train by GRPO over a seed and three nodes: every engine has the trainer's bits at each step, also
-when the trainer is killed and resumed, and when it goes back."""
+"""Two ranks of FSDP2 train by GRPO over a seed and three nodes, one of them vLLM's: every engine has the trainer's bits
+at each step, also when the trainer is killed and resumed, and when it goes back."""
 
 import sys
 import time
@@ -27,36 +27,28 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "third",
-    [
-        pytest.param("transformers", marks=pytest.mark.slow),
-        pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.long]),
-    ],
-)
-def test_ten_steps_a_kill_and_a_way_back(tmp_path: Path, policy: Path, third: str):
+@pytest.mark.vllm
+def test_ten_steps_a_kill_and_a_way_back(tmp_path: Path, policy: Path):
+    from scenarios.vllm_environment import vllm_python
+
     keep, base = tmp_path / "keep", policy
     keep.mkdir()
-    more: tuple[str, ...] = ()
-    if third == "vllm":
-        from scenarios.vllm_environment import vllm_python
-
-        more = ("--engine", "vllm", "--vllm-python", str(vllm_python()))
+    vllm = ("--engine", "vllm", "--vllm-python", str(vllm_python()))
     with swarm_in(tmp_path) as swarm:
         swarm.seed(base)
         ticket = swarm.ticket("--nodes", "3")
         nodes = ["a", "b", "c"]
         for name in nodes:
             words = ("join", ticket, "--model", str(base), "--listen", "127.0.0.1:0", "--threads", "1")
-            swarm.start(name, *words, *(more if name == "c" else ()), OMP_NUM_THREADS="1")
+            swarm.start(name, *words, *(vllm if name == "c" else ()), OMP_NUM_THREADS="1")
         for name in nodes:
-            swarm.until(name, lambda state: state["nodes"][0].get("engine") == [0, 0], within_s=180.0)
+            swarm.until(name, lambda state: state["nodes"][0].get("engine") == [0, 0], within_s=300.0)
         homes = [str(swarm.home(name)) for name in nodes]
         args = ("grpo_ranks:train", str(swarm.home("seed")), str(base), str(keep), homes, STEPS)
 
         first = Running(2, *args)
         try:
-            deadline = time.monotonic() + 150.0
+            deadline = time.monotonic() + 400.0
             while len(list(keep.glob(f"done{KILLED_AFTER:04}.*"))) < 2:
                 assert time.monotonic() < deadline
                 if any(process.poll() is not None for process in first.processes):
@@ -67,13 +59,11 @@ def test_ten_steps_a_kill_and_a_way_back(tmp_path: Path, policy: Path, third: st
 
         second = Running(2, *args)
         try:
-            lead, follow = second.results(within_s=240.0)
+            lead, follow = second.results(within_s=600.0)
         finally:
             second.kill()
 
-    assert [{**row, "engines": None, "by": None} for row in lead[:-1]] == [
-        {**row, "engines": None, "by": None} for row in follow
-    ]
+    assert [{**row, "engines": None} for row in lead[:-1]] == [{**row, "engines": None} for row in follow]
     resumed, *rows, last = lead
     assert resumed["step"] >= KILLED_AFTER
     assert resumed["engines"] == [resumed["root"].hex()] * 3
@@ -93,8 +83,8 @@ def test_ten_steps_a_kill_and_a_way_back(tmp_path: Path, policy: Path, third: st
         epoch_now, version = row["version"]
         assert all(drawn in ((epoch_now, version - 1), (epoch_now, version - 2)) for drawn in row["drawn_from"])
     assert len({row["root"] for row in published}) == len(published) >= STEPS - KILLED_AFTER
-    assert max(row["by"] for row in published) >= 2, "several nodes' rollouts are taken"
     state = last["state"]
+    assert last["accepted_of"] == 3, "every node's rollouts are taken"
     assert state["error"] is None
     assert [node["version"] for node in state["nodes"]] == [(epoch + 1, STEPS)] * 3
     assert [node["lag_versions"] for node in state["nodes"]] == [0, 0, 0]
