@@ -162,16 +162,15 @@ def test_a_synchronous_step_is_drawing_training_extracting_and_the_way(small: Pa
     assert full.transfer_s == pytest.approx(8 * run.full_bytes / 10e6 * 1.048, rel=0.01)
 
 
-def test_one_step_ahead_hides_the_way_of_a_delta_and_not_that_of_the_weights(small: Path) -> None:
+def test_one_step_ahead_hides_the_way_of_a_delta(small: Path) -> None:
     compute = Compute(small)
     run = compute.run("tiny", grain=1)
-    free, ours = train(run, Wan(None)), train(run, Wan(2.0, (0.05, 0.1)))
+    free = train(run, Wan(None), steps=3, warm=2)
+    ours = train(run, Wan(2.0, (0.05, 0.1)), steps=3, warm=2)
     assert free.tokens_s == pytest.approx(run.ideal_tokens_s, rel=0.05)
     assert ours.tokens_s > 0.97 * free.tokens_s
     assert ours.sent_copies < 1.1
     assert ours.transfer_s > 1.0
-    full = train(run, Wan(2.0, (0.05, 0.1)), "relayed", steps=3)
-    assert full.tokens_s < 0.3 * free.tokens_s
 
 
 @pytest.mark.slow
