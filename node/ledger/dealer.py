@@ -41,8 +41,10 @@ class Dealer:
         version is too old, and waits for the next if that is nothing. Groups are not divided where that can be helped:
         what is left of one whose other samples died with their node may be too old before these are drawn again.
         """
-        if node.pulse.stalled:
-            capacity = min(capacity, 1 - node.outstanding)
+        trial = node.pulse.stalled
+        """It hangs, as far as is known: one group at a time, of which nobody else has drawn a part that could age."""
+        if trial and node.outstanding:
+            return [], Reason.NO_WORK
         count = min(capacity, self._share(node, head, lag, now))
         whole = min(node.capacity, count + node.outstanding)
         """Groups of so many will fit in, now or soon."""
@@ -53,7 +55,7 @@ class Dealer:
         def part(group: Group) -> int:
             """How many of its free samples to take now."""
             free, room = len(group.free), min(capacity, limits[group.max_lag])
-            if free <= room and (free <= count or 2 * count >= group.n or group.whole):
+            if free <= room and (free <= count or 2 * count >= group.n or group.whole or trial):
                 return free
             if node.outstanding and (free <= whole or group.whole):
                 return 0
@@ -62,6 +64,8 @@ class Dealer:
         def fits(group: Group) -> bool:
             nonlocal why
             if node.key in group.refusers or self._kept_for_another(group, node.key, now):
+                return False
+            if trial and (group.done or group.leased):
                 return False
             assert node.version is not None
             reason = lag_reason(node.version, head, group.max_lag)
@@ -83,7 +87,7 @@ class Dealer:
                 for other in limits:
                     limits[other] -= len(samples)
                 leases.append(self._lease(node, head, group, samples, now))
-                if count <= 0:
+                if count <= 0 or trial:
                     break
         for lease in leases:  # they are drawn side by side, so each takes as long as all
             lease.duration_s = duration_s(node, self._pool.groups[lease.group].sampling.max_tokens, self.settings)

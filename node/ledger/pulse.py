@@ -2,7 +2,7 @@
 
 A lease's deadline is as long as its node may need. Somebody who was killed, or whose engine hangs, is known much
 sooner: a node speaks at least every five seconds, and shows new tokens every three where its engine counts them. Who
-does neither for several times as long loses its work to others, and whoever only hangs gets one sample at a time until
+does neither for several times as long loses its work to others, and whoever only hangs gets one group at a time until
 its tokens flow again.
 """
 

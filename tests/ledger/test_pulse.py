@@ -52,7 +52,7 @@ def test_after_a_restart_nodes_have_time_to_come_back(tmp_path):
     assert again.leases
 
 
-def test_a_node_that_talks_and_shows_no_tokens_hangs_and_is_tried_with_one_sample():
+def test_a_node_that_talks_and_shows_no_tokens_hangs_and_is_tried_with_one_group():
     ledger = ledger_at(groups=20, n=1, silent_s=15.0, stall_s=20.0, doubt_s=2.0)
     leases = take(ledger, ALICE, 8, 0.0)
     for now in (3.0, 6.0):
