@@ -16,7 +16,7 @@ A child that takes nothing for `lag_after_s` while something waits for it is *la
 that are behind, and it pulls what it lacks.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -58,6 +58,8 @@ class ChildEdge:
     behind: int = 0
     """What waits at the child for its own children, each, as it says."""
     lagging: bool = False
+    current: ChunkKey | None = None
+    """The chunk whose pieces go now."""
     skipped: set[ChunkKey] = field(default_factory=set)
     """Chunks that it gets elsewhere."""
     unpaid: set[ChunkKey] = field(default_factory=set)
@@ -98,6 +100,8 @@ class Exchange:
         """What pays for all that is given away; None: nothing needs to be paid for."""
         self.gives = True
         """Whether this machine has uplink to give today; what waits meanwhile goes on waiting."""
+        self._copies: Counter[ChunkKey] = Counter()
+        """How many children were begun to be given each chunk."""
         self.progress_at: dict[int, float] = {}
         """Local time at which each stripe last brought something."""
 
@@ -317,6 +321,8 @@ class Exchange:
 
     def forget(self, id_: VersionId) -> None:
         """A version was dropped: nothing of it needs sending any more."""
+        for key in [key for key in self._copies if (key.epoch, key.version) == id_]:
+            del self._copies[key]
         for edges in self.children.values():
             for edge in edges.values():
                 edge.skipped = {key for key in edge.skipped if (key.epoch, key.version) != id_}
@@ -359,9 +365,23 @@ class Exchange:
         while self.gives and edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
             if edge.flying_bytes >= MAX_AHEAD_BYTES:
                 return
+            if edge.waiting[0][0].key != edge.current:
+                self._choose(edge)
             chunk, index, size = edge.waiting.popleft()
             edge.waiting_bytes -= size
             self._hand_over(peer, stripe, edge, chunk, index, effects)
+
+    def _choose(self, edge: ChildEdge) -> None:
+        """Which chunk it gets next: of those that wait whole, the one that fewest children were given. Where we cannot
+        keep up, each child then has what others lack, and they can help one another."""
+        waiting = dict.fromkeys(chunk.key for chunk, _, _ in edge.waiting if chunk.whole)
+        if len(waiting) > 1:
+            first = min(waiting, key=lambda key: self._copies[key])
+            if first != edge.waiting[0][0].key:
+                ours = [item for item in edge.waiting if item[0].key == first]
+                edge.waiting = deque([*ours, *(item for item in edge.waiting if item[0].key != first)])
+        edge.current = edge.waiting[0][0].key
+        self._copies[edge.current] += 1
 
     def _hand_over(
         self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, index: int, effects: list[Effect]

@@ -6,8 +6,9 @@ has less uplink than the plan thought, or itself waits for another, owes more an
 much more than the window and the chunk that is on its way.
 
 Chunks beyond that are asked of neighbours whose uplink has nothing better to do, the oldest first, one neighbour at a
-time; who lacks it, or is busy, says so at once. Only when its first piece is here is the parent told to skip the chunk,
-so that nothing is ever asked of nobody. What the giver then fails to bring is asked of the parent again.
+time; who lacks it, or is busy, says so at once. A parent that cannot keep up gives each child other chunks first (see
+`exchange`), so that its children have what their siblings lack. Only when its first piece is here is the parent told to
+skip the chunk, so that nothing is ever asked of nobody. What the giver then fails to bring is asked of the parent.
 """
 
 from collections.abc import Callable
@@ -137,22 +138,19 @@ class Relief:
         if parent is None:
             return
         margin = self._window(stripe) + self._tuning.owed_bytes
-        ahead = 0
-        for key, (chunk, late) in list(chunks.items()):
-            if chunk.whole:
-                del chunks[key]
-            elif key not in self._asked:
-                if (
-                    now >= late
-                    and ahead >= margin
-                    and not chunk.have
-                    and len(self._asked) < self._tuning.pulls_in_flight
-                ):
-                    asked = self._asked[key] = _Asked(stripe)
-                    if not self._next(key, asked, now, effects):
-                        return
-                else:
-                    ahead += (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
+        for key in [key for key, (chunk, _) in chunks.items() if chunk.whole]:
+            del chunks[key]
+        left = {key: (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
+                for key, (chunk, _) in chunks.items() if key not in self._asked}  # fmt: skip
+        owed = sum(left.values())
+        for key in left:
+            chunk, late = chunks[key]
+            asks = len(self._asked) < self._tuning.pulls_in_flight
+            if asks and now >= late and not chunk.have and owed - left[key] >= margin:
+                asked = self._asked[key] = _Asked(stripe)
+                if not self._next(key, asked, now, effects):
+                    return
+                owed -= left[key]
 
     def _next(self, key: ChunkKey, asked: _Asked, now: float, effects: list[Effect]) -> bool:
         """Ask somebody else; False when there is nobody: then it is the parent's again."""

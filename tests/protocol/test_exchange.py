@@ -311,6 +311,28 @@ def test_what_a_child_skips_is_not_sent_and_what_it_asks_for_again_is() -> None:
     assert set(sent_to(effects, BEN)) == expected | {(chunks[2].key, 1), (chunks[2].key, 3)}
 
 
+def test_children_that_cannot_be_given_all_are_given_different_chunks_first() -> None:
+    book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(3)])
+    exchange, effects = Exchange(book, TUNING), []
+    whole = 4 * (128 << 10)
+    for peer in (ANNA, BEN, PARENT):
+        exchange.attached(peer, attach(credit=0), 0.0, [])
+    for peer in (ANNA, BEN, PARENT):
+        exchange.credited(peer, Credit(0, whole + 3 * 100), 0.0, effects)
+    first = [[key.seq for key, _ in sent_to(effects, peer)] for peer in (ANNA, BEN, PARENT)]
+    assert first == [[0] * 4, [1] * 4, [2] * 4]
+    for peer in (ANNA, BEN, PARENT):
+        for seq in first.pop(0)[:1]:
+            for index in range(4):
+                exchange.sent(peer, 0, chunks[seq].key, index, 0.0, [])
+        effects.clear()
+        exchange.credited(peer, Credit(0, MUCH), 0.0, effects)
+        for chunk in chunks:
+            for index in range(4):
+                exchange.sent(peer, 0, chunk.key, index, 0.0, effects)
+        assert len(sent_to(effects, peer)) == 8
+
+
 def test_skipping_for_whoever_does_not_hang_on_us() -> None:
     exchange, chunks, effects = overloaded()
     exchange.skip(ANNA, 0, chunks[0].key)

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from codec.sign import Key
+from node import join, seed
 from scenarios.crowd import Crowd, bound_s, gather, step
+from scenarios.simulator import World
 from scenarios.virtual import Costs, Cpu, Link, Paths
 from scenarios.virtual.clock import Clock
 from scenarios.virtual.links import PACKET_OVERHEAD, Flow, Frame, Uplinks, wire_bytes
+from swarm.protocol.tuning import Tuning
 
 BODY = 64 << 10
 
@@ -121,3 +124,29 @@ def test_a_crowd_of_12_has_two_steps_near_the_bound_and_the_same_seed_tells_the_
 
     assert story(5) == story(5)
     assert story(5) != story(6)
+
+
+def test_what_is_simulated_is_what_nodes_and_seeds_run() -> None:
+    world = World(Tuning.loopback())
+    assert type(world.join().core) is join.Peer
+    assert type(world.authority.core) is seed.Authority
+
+
+@pytest.mark.slow
+def test_three_steps_of_64_nodes_cost_the_trainer_one_copy_each() -> None:
+    world = gather(Crowd(64), 0)
+    for _ in range(3):
+        went = step(world, 100 << 20)
+        assert went.missing == 0
+        assert went.copies < 1.03
+        assert went.duplicates <= 0.02
+        assert went.ratio < 1.4
+        world.run(world.now + 20.0)
+
+
+@pytest.mark.slow
+def test_a_trainer_with_more_uplink_than_its_nodes_costs_no_second_copy() -> None:
+    went = step(gather(Crowd(64, trainer_mbit=1000.0), 0), 100 << 20)
+    assert went.missing == 0
+    assert went.copies < 1.03
+    assert went.duplicates <= 0.02
