@@ -221,7 +221,8 @@ class VirtualNetwork(Clock):
             self.at(self.now, end, a, b)
         else:
             del a.sessions[b.key.public]
-        self.at(self.now + self.one_way(a, b), end, b, a)
+        # Not sooner than the last words: `_do_send` counts the time that the other end takes to read them.
+        self.at(self.now + b.cpu.costs.message_s + self.one_way(a, b), end, b, a)
 
     # ------------------------------------------------------------ bulk
 
