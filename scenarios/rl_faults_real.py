@@ -37,7 +37,7 @@ def real() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rl-faults-") as name:
         make_tiny(base := Path(name) / "base", recipe, lambda line: None)
         told = ("--check-share", str(CHECKED))
-        with swarm_on(Path(name) / "swarm", base, seed_words=told) as swarm:
+        with swarm_on(Path(name), base, seed_words=told) as swarm:
             module, rate = "scenarios.paced_node", {"SCENARIO_TOKENS_S": str(TOKENS_S)}
             swarm.nodes(HONEST, base, module=module, **rate)
             swarm.nodes([LIAR], base, module=module, SCENARIO_LIES="1", **rate)

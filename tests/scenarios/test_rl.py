@@ -1,0 +1,46 @@
+"""The RL scenarios in short form: what each of them claims, by its own rule of what meets the reach."""
+
+from pathlib import Path
+
+import pytest
+
+from scenarios import rl_faults, rl_hetero
+
+pytestmark = pytest.mark.slow
+
+
+def test_unequal_nodes_are_used_whole():
+    row = rl_hetero.virtual_row(4.0, nodes=2, steps=2)
+    assert rl_hetero.met(row), row
+    assert row["gain"] > 0.5, row
+
+
+def test_faults_cost_what_the_struck_were_drawing():
+    calm, rough = rl_faults.simulate([0.2], steps=3, nodes=8, groups=48, check=0.2, seed=1)
+    assert (calm["struck"], calm["lost"], calm["at_stake"]) == (0, 0, 0)
+    assert rough["struck"] == 5
+    assert rl_faults.met(rough), rough
+
+
+def test_training_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_path: Path):
+    """A node is killed on the way, and its groups are drawn again by the other."""
+    pytest.importorskip("torch")
+    from node.trainers.grpo.task import SortLetters
+    from node.trainers.grpo.tiny import TinyRecipe, make_tiny
+    from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer
+    from scenarios import rl_fidelity
+
+    class EarlyLetters(SortLetters):
+        """Something that also a policy that has learnt nothing does now and then, so that every step has a gradient."""
+
+        def score(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
+            return sum(letter < 13 for letter in answer) / len(answer)
+
+    recipe = TinyRecipe(letters=3, hidden=64, inner=64, layers=1, heads=2, kv_heads=1, steps=2, rows=4)
+    make_tiny(base := tmp_path / "base", recipe, lambda line: None)
+    config = GrpoConfig(prompts=4, samples=4, lr=1e-3, lr_warmup_steps=1)
+    trainers = [GrpoTrainer(base, EarlyLetters(3), config, device="cpu") for _ in range(2)]
+    result = rl_fidelity.compare(base, trainers, 3, nodes=2, kill=2)
+    assert rl_fidelity.identical(result), result
+    assert result["different_roots"] == 3, "every step moved bits"
+    assert result["rollouts"] == 3 * 4 * 4
