@@ -241,7 +241,10 @@ class Ledger:
         found.serial, found.asked = request.serial, received
         found.pulse.hear(received)
         found.rate.claimed = request.tokens_per_s
-        found.capacity = request.capacity + found.outstanding
+        unheard = [self.leases[lease] for lease in sorted(found.leases - set(request.holding))]
+        """On their way, or lost: what the node has room for, it has for these too."""
+        capacity = max(0, request.capacity - sum(len(lease.open) for lease in unheard))
+        found.capacity = capacity + found.outstanding
         version = (request.epoch, request.version)
         lag = max(self._longest_lag(), self.settings.max_lag)
         found.version = version
@@ -252,12 +255,7 @@ class Ledger:
         self.dealer.timetable.arrived(node, version, received)
         if now - received > self.settings.fresh_s:
             return Reason.NO_WORK
-        lost = [
-            self.leases[lease]
-            for lease in sorted(found.leases - set(request.holding))
-            if received - self.leases[lease].granted >= self.settings.resend_after_s
-        ]
-        capacity = request.capacity - sum(len(lease.open) for lease in lost)
+        lost = [lease for lease in unheard if received - lease.granted >= self.settings.resend_after_s]
         granted, why = self.dealer.deal(found, self.head, lag, capacity, now)
         self._facts.extend(Leased(lease) for lease in granted)
         return lost + granted or why

@@ -296,11 +296,12 @@ class LedgerService:
         self._out.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
         if (check := self._ledger.next_check(node, now)) is not None:
             self._out.append((node, _ask_message(check)))
-        left = request.capacity - sum(len(lease.open) for lease in leases)
+        holding = tuple(self._ledger.nodes[node].leases) if node in self._ledger.nodes else ()
+        unheard = set(holding).difference(request.holding)
+        left = request.capacity - sum(len(self._ledger.leases[lease].open) for lease in unheard)
         if isinstance(found, Reason) and found not in NOT_YET:
             self._out.append((node, Unfit(request.serial, found)))
         elif left > 0 and request.serial >= self._ledger.nodes[node].serial:
-            holding = tuple(self._ledger.nodes[node].leases)
             self._waiting[node] = (replace(request, capacity=left, holding=holding), received)
 
     def _withdraw(self, leases: list[Lease]) -> None:

@@ -218,6 +218,20 @@ def test_a_lease_lost_on_the_way_is_sent_again():
     assert len(ledger.leases) == 1
 
 
+def test_what_is_on_its_way_takes_room():
+    """A node asks again before it has heard of what its last request brought: it gets no more than it can hold."""
+    ledger = ledger_at(n=2, groups=8, resend_after_s=5.0)
+    granted = []
+    for now in (0.0, 0.1, 0.2):
+        found = ledger.request_work(ALICE, ask(4), now)
+        granted += found if isinstance(found, list) else []
+        places(ledger)
+    assert sum(len(lease.samples) for lease in granted) == 4
+    assert ledger.capacity == 4
+    more = ledger.request_work(ALICE, ask(2, holding=(granted[0].id,)), 0.3)
+    assert more is Reason.NO_WORK, "it has heard of one of two: there is room for the other"
+
+
 def test_an_overtaken_request_is_ignored():
     ledger = ledger_at(n=2)
     old = ask(4)
