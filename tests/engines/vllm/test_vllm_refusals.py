@@ -1,18 +1,24 @@
 """Engines that cannot be written in place: loaded by module, with the seconds said, or refused with a sentence."""
 
 import contextlib
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
-from codec import Checkpoint, write_checkpoint, write_patch
+from codec import Checkpoint, Replica, write_checkpoint, write_patch
 from codec.errors import UsageError
+from node.config import JoinConfig
 from node.engines.base import EngineError, Prompt, SamplingParams
+from node.engines.host import EngineHost, ReplicaRef
+from node.engines.vllm.seats import seats_of
 from node.engines.vllm.server import environment, installed
-from scenarios.engine_bench import PROBE_ENV, SMALL, Bench, bench, free_port
+from scenarios.engine_bench import SMALL, Bench, bench, free_port
 from scenarios.engine_models import make_experts, make_wide_norms, step_of
 
 pytestmark = pytest.mark.vllm
@@ -29,25 +35,20 @@ def test_experts_that_are_repacked_are_found_and_refused(python: Path, tmp_path:
         raise AssertionError("a mixture of experts on a CPU was let in")
 
 
-def test_weights_in_another_form_are_loaded_by_module(untied: Path, python: Path, fresh, tmp_path: Path, capfd):
-    """Quantized, repacked in the same shape, copied elsewhere: each found, followed, and what a fresh engine holds."""
-    extension = "swarm_kernels.Kernels"
-    more = (*SMALL, "--worker-extension-cls", extension)
-    with bench(untied, tmp_path / "home", python, more=more, env=PROBE_ENV, threads=1) as live:
-        why = live.engine.classes.loaded
-        layers = [f"model.layers.{i}.mlp.down_proj.weight" for i in range(4)]
-        assert "another form: quantized" in why[layers[0]]
-        assert "repacked" in why[layers[1]]
-        assert "twin is derived from it" in why[layers[2]]
-        assert layers[3] not in why
-        assert "model.norm.weight" not in why
-        for v in range(2):
-            live.update(step_of(live.replica, v, 0.2))
-            assert (live.engine.live_hashes() == live.replica.hashes).all()
-        assert "seconds=" in capfd.readouterr().out.rpartition("loaded ")[2], "it does not say what loading costs"
-        said = live.greedy(PROMPTS, 16)
-        write_checkpoint(tmp_path / "now", live.replica.layout, live.replica.bits, live.checkpoint.files)
-        assert fresh([tmp_path / "now"], PROMPTS, 16, worker_extension_cls=extension) == [said]
+def test_weights_in_another_form_are_loaded_by_module(python: Path):
+    """The scenario in short: quantized, repacked in the same shape, copied elsewhere. Each is found, loaded with the
+    seconds said, and what a fresh engine holds and says."""
+    command = [sys.executable, "-m", "scenarios.engine", "--short", "--json"]
+    env = os.environ | {"VLLM_PYTHON": str(python)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (row,) = json.loads(done.stdout)
+    assert row["updates"] == row["bits_equal"] == row["tokens_equal"] == row["logprobs_equal"] == 3
+    for form in ("in another form: quantized", "it is repacked", "mlp.down_proj.twin is derived from it"):
+        assert any(form in why for why in row["loaded"]), form
+    assert sum(row["loaded"].values()) < 40, "what is as it was must be scattered"
+    loads = [json.loads(line) for line in done.stderr.splitlines() if '"event": "loaded"' in line]
+    assert any(load.get("version") and load["seconds"] > 0 for load in loads), "it does not say what loading costs"
 
 
 def test_fp8_on_a_cpu_is_refused_in_a_sentence(untied: Path, python: Path, tmp_path: Path):
@@ -107,6 +108,9 @@ def test_a_users_vllm_is_attached_to_loaded_by_module_and_outlives_its_drivers(
             live.update(step_of(live.replica, 7))
             assert (live.engine.live_hashes() == live.replica.hashes).all()
 
+        # as a node does it: swarm-node join --engine-url
+        trio.run(_followed_by_a_node, url, folder, tmp_path)
+
         # another model's tokenizer means other tokens
         for path in folder.iterdir():
             if path.name == "tokenizer_config.json":
@@ -117,6 +121,25 @@ def test_a_users_vllm_is_attached_to_loaded_by_module_and_outlives_its_drivers(
             bench(other, tmp_path / "three", python, url=url),
         ):
             raise AssertionError("another tokenizer was let in")
+
+
+async def _followed_by_a_node(url: str, folder: Path, home: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+    replica = Replica.from_checkpoint(checkpoint)
+
+    async def source() -> ReplicaRef:
+        return ReplicaRef(replica.layout, replica.seal_for_readers(), folder, (0, 0), replica.root)
+
+    (seat,) = seats_of(JoinConfig(home=home, engine_url=(url,)))
+    host = EngineHost(seat.socket, seat.command, seat.log, source)
+    with trio.fail_after(300):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(host.run)
+            await host.wait_ready()
+            assert await host.prove() == replica.root
+            (made,), _ = await host.generate([Prompt((1, 2))], SamplingParams(max_tokens=2))
+            assert made.spans[0].version == (0, 0)
+            nursery.cancel_scope.cancel()
 
 
 def _too_late_for_its_modules(live: Bench) -> None:

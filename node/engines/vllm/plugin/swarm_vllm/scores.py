@@ -65,8 +65,10 @@ def install() -> None:
         return
     if not hasattr(PromptLogprobsWorker, "_swarm_add"):
         PromptLogprobsWorker._swarm_add = PromptLogprobsWorker.add_request
+        PromptLogprobsWorker._swarm_remove = PromptLogprobsWorker.remove_request
         PromptLogprobsWorker._swarm_compute = PromptLogprobsWorker.compute_prompt_logprobs
         PromptLogprobsWorker.add_request = _add_request
+        PromptLogprobsWorker.remove_request = _remove_request
         PromptLogprobsWorker.compute_prompt_logprobs = _compute
 
 
@@ -88,7 +90,36 @@ def _scores(logits: torch.Tensor, temperature: float, top_p: float, widest_top_p
 
 
 def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    return apply_top_k_top_p(logits.clone(), None, torch.full((len(logits),), top_p, device=logits.device))
+    wanted = torch.full((len(logits),), top_p, dtype=torch.float32, device=logits.device)
+    return apply_top_k_top_p(logits.clone(), None, wanted)
+
+
+def _fill(
+    told: torch.Tensor,
+    ids: torch.Tensor,
+    by: _By,
+    logits_fn: Callable[[torch.Tensor], torch.Tensor],
+    states: torch.Tensor,
+    first: int,
+    row: int,
+    count: int,
+) -> bool:
+    """Score what a step read: `count` tokens from `first` on, whose states begin at `row`. Is the text read to its end?
+
+    `told[i]`, float32: of token i + 1, given those before it.
+    """
+    end = min(first + count, len(ids) - 1)
+    for at in range(first, end, _ROWS):
+        to = min(at + _ROWS, end)
+        logits = logits_fn(states[row + at - first : row + to - first])
+        told[at:to] = _scores(logits, *by).gather(-1, ids[at + 1 : to + 1, None].to(logits.device))[:, 0]
+    return first + count >= len(ids)
+
+
+def _told(ids: torch.Tensor, scores: torch.Tensor) -> Any:
+    """As vLLM hands on a prompt's log-probabilities, with our mark for ranks."""
+    ranks = torch.zeros(len(scores), dtype=torch.int32, device=scores.device)
+    return LogprobsTensors(ids[1:, None].to(torch.int32), scores[:, None], ranks)
 
 
 # ---------------------------------------------------------------- the runner of CPUs, and of GPUs without Triton
@@ -99,34 +130,30 @@ def _prompt_logprobs(runner: Any, hidden_states: torch.Tensor, scheduled: dict[s
     kept = {name: runner.num_prompt_logprobs.pop(name) for name in ours}
     found = _original_v1(runner, hidden_states, scheduled)
     for name, by in ours.items():
-        runner.num_prompt_logprobs[name] = kept[name]
-        if name in scheduled and (done := _score(runner, hidden_states, name, scheduled[name], by)) is not None:
-            found[name] = done
-            del runner.num_prompt_logprobs[name]
+        request = runner.requests[name]
+        if name in scheduled and _score(runner, request, hidden_states, name, scheduled[name], by, found):
+            request.in_progress_prompt_logprobs_cpu = None
+        else:
+            runner.num_prompt_logprobs[name] = kept[name]
     return found
 
 
-def _score(runner: Any, hidden_states: torch.Tensor, name: str, count: int, by: _By) -> Any:
-    """Score what this step read of a request's text; all of it, once the last is read."""
-    request = runner.requests[name]
-    ids = torch.tensor(request.prompt_token_ids, dtype=torch.int64)
-    told = request.in_progress_prompt_logprobs_cpu
-    if told is None:
-        told = request.in_progress_prompt_logprobs_cpu = LogprobsTensors.empty_cpu(len(ids) - 1, 1)
-        told.logprob_token_ids[:, 0] = ids[1:]
-        told.selected_token_ranks.zero_()
-    first = request.num_computed_tokens
-    end = min(first + count, len(ids) - 1)
-    row = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[name]]) - first
-    for at in range(first, end, _ROWS):
-        to = min(at + _ROWS, end)
-        logits = runner.model.compute_logits(hidden_states[row + at : row + to])
-        scores = _scores(logits, *by).gather(-1, ids[at + 1 : to + 1, None].to(logits.device))
-        told.logprobs[at:to] = scores.cpu()
-    if first + count < len(ids):
-        return None
-    request.in_progress_prompt_logprobs_cpu = None
-    return told
+def _score(
+    runner: Any, request: Any, states: torch.Tensor, name: str, count: int, by: _By, found: dict[str, Any]
+) -> bool:
+    """Whether the request is done with; its scores are in `found` then, unless they could not be had."""
+    try:
+        ids = torch.tensor(request.prompt_token_ids, dtype=torch.int64, device="cpu")
+        if request.in_progress_prompt_logprobs_cpu is None:
+            request.in_progress_prompt_logprobs_cpu = torch.empty(len(ids) - 1, dtype=torch.float32, device="cpu")
+        told = request.in_progress_prompt_logprobs_cpu
+        row = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[name]])
+        if not _fill(told, ids, by, runner.model.compute_logits, states, request.num_computed_tokens, row, count):
+            return False
+        found[name] = _told(ids, told)
+    except Exception:  # no engine shall end because a check was asked of it
+        _log.exception("tokens could not be scored")
+    return True
 
 
 # ---------------------------------------------------------------- the newer runner of GPUs
@@ -135,38 +162,41 @@ def _score(runner: Any, hidden_states: torch.Tensor, name: str, count: int, by: 
 def _add_request(worker: Any, req_id: str, req_idx: int, sampling_params: Any) -> None:
     worker._swarm_add(req_id, req_idx, sampling_params)
     if (by := _asked(sampling_params)) is not None:
-        asked = worker.__dict__.setdefault("_swarm_asked", {})
-        for name in [name for name in asked if name not in worker.in_progress_prompt_logprobs]:
-            del asked[name]
-        asked[req_id] = by
+        worker.uses_prompt_logprobs[req_idx] = False  # the original has nothing to do with it
+        worker.__dict__.setdefault("_swarm_asked", {})[req_id] = [by, None]
+
+
+def _remove_request(worker: Any, req_id: str) -> None:
+    worker._swarm_remove(req_id)
+    worker.__dict__.get("_swarm_asked", {}).pop(req_id, None)
 
 
 def _compute(
-    worker: Any, logits_fn: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, batch: Any, *more: Any
+    worker: Any,
+    logits_fn: Callable[[torch.Tensor], torch.Tensor],
+    hidden_states: torch.Tensor,
+    input_batch: Any,
+    all_token_ids: torch.Tensor,
+    num_computed_tokens: torch.Tensor,
+    prompt_lens: Any,
 ) -> dict[str, Any]:
-    """Hand the original, which scores the whole batch in pieces, logits that are what our requests were drawn from."""
+    found = worker._swarm_compute(
+        logits_fn, hidden_states, input_batch, all_token_ids, num_computed_tokens, prompt_lens
+    )
     asked = worker.__dict__.get("_swarm_asked", {})
-    rows = [
-        (int(batch.query_start_loc_np[i]), int(batch.query_start_loc_np[i + 1]), asked[name])
-        for i, name in enumerate(batch.req_ids)
-        if name in asked
-    ]
-    if not rows:
-        return worker._swarm_compute(logits_fn, states, batch, *more)
-    at = 0
-
-    def processed(some: torch.Tensor) -> torch.Tensor:
-        nonlocal at
-        logits = logits_fn(some).to(torch.float32)
-        for first, end, by in rows:
-            lo, hi = max(first - at, 0), min(end - at, len(logits))
-            if lo < hi:
-                logits[lo:hi] = _scores(logits[lo:hi], *by)
-        at += len(logits)
-        return logits
-
-    found = worker._swarm_compute(processed, states, batch, *more)
-    for name in asked:
-        if name in found:
-            found[name].selected_token_ranks.zero_()
+    for i, name in enumerate(input_batch.req_ids):
+        if name not in asked:
+            continue
+        try:
+            slot, by = int(input_batch.idx_mapping_np[i]), asked[name][0]
+            ids = all_token_ids[slot, : int(prompt_lens[slot])].to(torch.int64)
+            if asked[name][1] is None:
+                asked[name][1] = torch.empty(len(ids) - 1, dtype=torch.float32, device=hidden_states.device)
+            first, row = int(input_batch.num_computed_prefill_tokens_np[i]), int(input_batch.query_start_loc_np[i])
+            count = int(input_batch.num_scheduled_tokens[i])
+            if _fill(asked[name][1], ids, by, logits_fn, hidden_states, first, row, count):
+                found[name] = _told(ids, asked.pop(name)[1])
+        except Exception:  # no engine shall end because a check was asked of it
+            _log.exception("tokens could not be scored")
+            asked.pop(name, None)
     return found

@@ -1,0 +1,147 @@
+"""Scores of a text that is read in pieces beside others, by both of vLLM's model runners: acted out, without a vLLM."""
+
+import importlib
+import sys
+from types import ModuleType
+from types import SimpleNamespace as Space
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+NAME = "node.engines.vllm.plugin.swarm_vllm.scores"
+VOCABULARY, LENGTH = 50, 30
+PIECES = [(0, 11), (11, 18), (29, 1)]
+"""(first token, count) of each step; the last of them has nothing to score."""
+BY = (0.5, 0.9, 0.95)
+
+
+class Told(NamedTuple):
+    ids: Any
+    logprobs: Any
+    ranks: Any
+
+
+class Runner:
+    def _get_prompt_logprobs_dict(self, states: Any, scheduled: Any) -> dict:
+        return {}
+
+
+def top_p(logits: Any, k: None, p: Any) -> Any:
+    """As vLLM's own: those are cut off whose likelier ones already reach p."""
+    ordered, order = logits.sort(-1)
+    cut = ordered.softmax(-1).cumsum(-1) <= 1 - p[:, None]
+    cut[:, -1] = False
+    return torch.empty_like(logits).scatter_(-1, order, ordered.masked_fill(cut, float("-inf")))
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def made(name: str, **content: Any) -> None:
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    for name in ("vllm", "vllm.v1", "vllm.v1.sample", "vllm.v1.sample.ops", "vllm.v1.worker"):
+        made(name)
+    made("vllm.sampling_params", RequestOutputKind=object, SamplingParams=object)
+    made("vllm.v1.outputs", LogprobsTensors=Told)
+    made("vllm.v1.sample.ops.topk_topp_sampler", apply_top_k_top_p=top_p)
+    made("vllm.v1.worker.gpu_model_runner", GPUModelRunner=Runner)
+    module = importlib.import_module(NAME)
+    monkeypatch.setattr(module, "_ROWS", 3)
+    yield module
+    del sys.modules[NAME]
+
+
+@pytest.fixture
+def text() -> Any:
+    """Logits, which stand in for hidden states, token ids, and what each token but the first should be told."""
+    chance = torch.Generator().manual_seed(0)
+    logits = torch.randn(LENGTH, VOCABULARY, generator=chance)
+    ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=chance)
+    likely = (logits[:-1] / BY[0]).softmax(-1)
+    wanted = []
+    for row, token in zip(likely, ids[1:], strict=True):
+        before = row[row > row[token]].sum()
+        ordered = row.sort(descending=True).values
+        mass = ordered[(ordered.cumsum(0) - ordered) < BY[1]].sum()
+        wanted.append((row[token] / mass).log() if before < BY[2] else torch.tensor(float("-inf")))
+    return Space(logits=logits, ids=ids, wanted=torch.stack(wanted))
+
+
+def same(states: Any) -> Any:
+    return states
+
+
+def test_the_newer_runner(scores, text):
+    class Worker:
+        uses_prompt_logprobs = np.zeros(9, bool)
+
+        def _swarm_add(self, name: str, slot: int, sampling: Any) -> None:
+            self.uses_prompt_logprobs[slot] = True
+
+        def _swarm_compute(self, *_: Any) -> dict:
+            return {}
+
+    worker = Worker()
+    scores._add_request(worker, "ours", 4, Space(extra_args={scores.ASK: list(BY)}))
+    scores._add_request(worker, "users", 1, Space(extra_args=None))
+    assert worker.uses_prompt_logprobs.nonzero()[0].tolist() == [1], "ours is not the original's to score"
+    all_ids = torch.zeros(9, 40, dtype=torch.int32)
+    all_ids[4, :LENGTH] = text.ids
+    for first, count in PIECES:
+        batch = Space(
+            req_ids=["users", "ours"],
+            idx_mapping_np=np.array([1, 4]),
+            num_computed_prefill_tokens_np=np.array([0, first]),
+            query_start_loc_np=np.array([0, 5, 5 + count]),
+            num_scheduled_tokens=np.array([5, count]),
+        )
+        states = torch.cat([torch.zeros(5, VOCABULARY), text.logits[first : first + count]])
+        found = scores._compute(worker, same, states, batch, all_ids, None, np.full(9, LENGTH))
+        assert (not found) == (first + count < LENGTH)
+    torch.testing.assert_close(found["ours"].logprobs[:, 0], text.wanted)
+    assert found["ours"].ranks.tolist() == [0] * (LENGTH - 1)
+    assert not worker._swarm_asked
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_older_runner(scores, text, broken: bool):
+    request = Space(
+        sampling_params=Space(extra_args={scores.ASK: list(BY)}),
+        prompt_token_ids=text.ids.tolist(),
+        in_progress_prompt_logprobs_cpu=None,
+        num_computed_tokens=0,
+    )
+    runner = Space(
+        num_prompt_logprobs={"ours": 0},
+        requests={"ours": request},
+        query_start_loc=Space(np=np.array([0, 5, 99])),
+        input_batch=Space(req_id_to_index={} if broken else {"ours": 1}),
+        model=Space(compute_logits=same),
+    )
+    for first, count in PIECES:
+        request.num_computed_tokens = first
+        states = torch.cat([torch.zeros(5, VOCABULARY), text.logits[first : first + count]])
+        found = scores._prompt_logprobs(runner, states, {"users": 5, "ours": count})
+        if broken:  # by a vLLM that is otherwise inside: nobody gets a score, and the engine goes on
+            assert found == {}
+        elif first + count < LENGTH:
+            assert found == {}
+            assert runner.num_prompt_logprobs == {"ours": 0}
+    assert runner.num_prompt_logprobs == {}
+    if not broken:
+        torch.testing.assert_close(found["ours"].logprobs[:, 0], text.wanted)
+
+
+def test_what_vllm_scored_by_itself_is_not_believed(scores):
+    def at(rank: int) -> dict:
+        return {7: Space(logprob=-1.5, rank=rank)}
+
+    assert scores.read([None, at(0)], (7,)) == (-1.5,)
+    for wrong in ([None, at(1)], [None, {8: Space(logprob=-1.0, rank=0)}], [None], None, []):
+        with pytest.raises(ValueError, match="vLLM"):
+            scores.read(wrong, (7,))
