@@ -124,11 +124,6 @@ class Exchange:
         rtt_s = self._rtt_s(peer) or tuning.rtt_guess_s
         return min(tuning.window_bytes, tuning.window_least_bytes + int(tuning.stripe_bytes_s * (rtt_s + 0.02)))
 
-    def window(self, stripe: int) -> int:
-        """The credit of our parent in this stripe."""
-        edge = self.parents.get(stripe)
-        return 0 if edge is None else self._window(edge.peer)
-
     def parent(self, stripe: int) -> bytes | None:
         """Who pushes this stripe to us."""
         edge = self.parents.get(stripe)

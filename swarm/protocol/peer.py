@@ -112,7 +112,7 @@ class Peer:
         self.state = State.new(key, swarm, tuning, rng)
         self.pulls = Pulls(tuning)
         exchange = self.state.exchange
-        self.relief = Relief(tuning, self._idle_sources, exchange.parent, exchange.window)
+        self.relief = Relief(tuning, self._idle_sources, exchange.parent)
         self.membership = Membership(self.state, join, authority)
         self.catchup = Catchup(self.state, self._sources)
         self.progress = Progress(self.state, self.pulls, self.relief, relay_only=join.relay_only, repair=self._repair)

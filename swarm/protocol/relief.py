@@ -3,7 +3,7 @@
 Headers run ahead of pieces, down all trees, so a child knows within a round trip what each stripe is to bring: it holds
 the header of every chunk that has been dealt. What of them is still missing is what its parent *owes*. A parent that
 has less uplink than the plan thought, or itself waits for another, owes more and more; one that keeps up never owes
-much more than the window and the chunk that is on its way.
+much more than the chunk that is on its way.
 
 Chunks beyond that are asked of neighbours whose uplink has nothing better to do, the oldest first, one neighbour at a
 time; who lacks it, or is busy, says so at once. A parent that cannot keep up gives each child other chunks first (see
@@ -40,19 +40,17 @@ class _Asked:
 
 class Relief:
     """Of one member. `sources(stripe)`: whom to ask for a chunk of it, best first; never the authority. `parent`: who
-    brings a stripe; `window(stripe)`: the credit that it has."""
+    brings a stripe."""
 
     def __init__(
         self,
         tuning: Tuning,
         sources: Callable[[int, int], list[bytes]],
         parent: Callable[[int], bytes | None],
-        window: Callable[[int], int],
     ) -> None:
         self._tuning = tuning
         self._sources = sources
         self._parent = parent
-        self._window = window
         self._owed: dict[int, dict[ChunkKey, tuple[Chunk, float]]] = {}
         """By stripe, in the order of their headers: chunks that are not whole yet, and from when on they are late."""
         self._due_at = float("inf")
@@ -137,7 +135,6 @@ class Relief:
         parent = self._parent(stripe)
         if parent is None:
             return
-        margin = self._window(stripe) + self._tuning.owed_bytes
         for key in [key for key, (chunk, _) in chunks.items() if chunk.whole]:
             del chunks[key]
         left = {key: (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
@@ -146,7 +143,7 @@ class Relief:
         for key in left:
             chunk, late = chunks[key]
             asks = len(self._asked) < self._tuning.pulls_in_flight
-            if asks and now >= late and not chunk.have and owed - left[key] >= margin:
+            if asks and now >= late and not chunk.have and owed - left[key] >= self._tuning.owed_bytes:
                 asked = self._asked[key] = _Asked(stripe)
                 if not self._next(key, asked, now, effects):
                     return

@@ -47,8 +47,9 @@ class Tuning:
     relief_after_s: float = 0.25
     """A chunk of which nothing has come so long after its header is late, unless it is about to come. Less, and a burst
     is taken for a parent that cannot keep up."""
-    owed_bytes: int = 64 << 10
-    """What a parent owes beyond its window is not about to come."""
+    owed_bytes: int = 304 << 10
+    """What a parent in time may owe: two pieces, and what a stripe brings in 40 ms. Headers and pieces come the same
+    way, so its length is of no account. A late chunk besides which more is owed is not about to come."""
     relief_deadline_s: float = 1.0
     """A neighbour that said nothing and brought nothing for so long makes way for the next."""
     relief_pause_s: float = 0.15
