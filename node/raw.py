@@ -1,4 +1,4 @@
-"""Any file through a swarm of its own: the file is the "model", one tensor of bytes and its length.
+"""Any file through a swarm of its own: the file is the "model", tensors of some of its bytes each, and its length.
 
     swarm-node seed --raw-mb 512               an empty file of at most 512 MB is version 0
     swarm-node publish --raw FILE              the file is the next version; what did not change is not sent again
@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,8 +22,15 @@ from codec.replica import Replica
 
 __all__ = ["check_raw", "raw_content", "raw_tensors", "write_raw", "write_raw_base"]
 
-CONTENT: Final = "file.bytes"
+PART: Final = "file.bytes.{:04}"
 LENGTH: Final = "file.length"
+LEAST_PART_BYTES: Final = 64 << 10
+PARTS: Final = 256
+"""What is new throughout travels as whole blocks, and chunks are made of blocks: a file in one tensor would have blocks
+of a megabyte, too few for the stripes. So the base is cut as `codec.chunk_target` cuts a version of its size."""
+BLOCK_BYTES: Final = 1 << 20
+MOST_PARTS: Final = 4096
+"""Larger files have larger parts, of several blocks: a layout names each."""
 
 
 def write_raw_base(folder: Path, capacity_bytes: int) -> Path:
@@ -32,10 +39,12 @@ def write_raw_base(folder: Path, capacity_bytes: int) -> Path:
     One that is there already is left as it is. Raises `UsageError` when it is of another size, or cannot be written.
     """
     path = folder / "model.safetensors"
-    table = {
-        LENGTH: {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
-        CONTENT: {"dtype": "U8", "shape": [capacity_bytes], "data_offsets": [8, 8 + capacity_bytes]},
-    }
+    table: dict[str, Any] = {LENGTH: {"dtype": "I64", "shape": [], "data_offsets": [0, 8]}}
+    usual_bytes = min(BLOCK_BYTES, -(-capacity_bytes // PARTS))
+    part_bytes = max(LEAST_PART_BYTES, usual_bytes, -(-capacity_bytes // MOST_PARTS))
+    for number, at in enumerate(range(0, capacity_bytes, part_bytes)):
+        size = min(part_bytes, capacity_bytes - at)
+        table[PART.format(number)] = {"dtype": "U8", "shape": [size], "data_offsets": [8 + at, 8 + at + size]}
     header = json.dumps(table, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     size = 8 + len(header) + 8 + capacity_bytes
@@ -57,10 +66,20 @@ def write_raw_base(folder: Path, capacity_bytes: int) -> Path:
 
 def check_raw(layout: Layout) -> int:
     """How many bytes a file may have in the swarm of this layout. Raises `UsageError` when it carries a policy."""
+    return sum(_parts(layout).values())
+
+
+def _parts(layout: Layout) -> dict[str, int]:
+    """The parts of the file in their order, and how many bytes each holds. Raises `UsageError`."""
     specs = {spec.name: spec for spec in layout.tensors}
-    if specs.keys() != {CONTENT, LENGTH} or specs[CONTENT].dtype != "U8" or specs[LENGTH].dtype != "I64":
+    names = [PART.format(number) for number in range(len(specs) - 1)]
+    if (
+        specs.keys() != {LENGTH, *names}
+        or specs[LENGTH].dtype != "I64"
+        or any(specs[name].dtype != "U8" for name in names)
+    ):
         raise UsageError("This swarm carries a policy, not files. For files, begin one: swarm-node seed --raw-mb 512")
-    return specs[CONTENT].elements
+    return {name: specs[name].elements for name in names}
 
 
 def raw_tensors(file: Path, layout: Layout) -> Iterator[tuple[str, Bits]]:
@@ -76,14 +95,23 @@ def raw_tensors(file: Path, layout: Layout) -> Iterator[tuple[str, Bits]]:
     except OSError as error:
         raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
     yield LENGTH, np.array(read, np.uint64)
-    yield CONTENT, content
+    at = 0
+    for name, size in _parts(layout).items():
+        yield name, content[at : at + size]
+        at += size
 
 
 def raw_content(replica: Replica) -> Bits:
     """A copy of the file that `replica` holds, uint8. Raises `UsageError` when it holds a policy."""
-    check_raw(replica.layout)
-    content = replica.bits(CONTENT)
-    return content[: min(int(replica.bits(LENGTH)[0]), len(content))].copy()
+    parts = _parts(replica.layout)
+    content = np.empty(min(int(replica.bits(LENGTH)[0]), sum(parts.values())), np.uint8)
+    at = 0
+    for name, size in parts.items():
+        if at >= len(content):
+            break
+        content[at : at + size] = replica.bits(name)[: len(content) - at]
+        at += size
+    return content
 
 
 def write_raw(content: Bits, out: Path) -> None:

@@ -1,6 +1,6 @@
 """The product's own processes on emulated links: what was to be reached, and what was. As root; see `scenarios.wan`.
 
-    python -m scenarios.wan_table                             every row, about ten minutes (`make wan`)
+    python -m scenarios.wan_table                             every row, about twelve minutes (`make wan`)
     python -m scenarios.wan_table --rows 4 8 --repeats 3      some of them, the median of three versions each
     python -m scenarios.wan_table --json --plot wan.png
 

@@ -7,7 +7,7 @@ from seed_kit import LAYOUT
 
 from codec import Checkpoint, Layout, Replica
 from codec.errors import UsageError
-from node.raw import raw_content, raw_tensors, write_raw, write_raw_base
+from node.raw import check_raw, raw_content, raw_tensors, write_raw, write_raw_base
 
 
 @pytest.fixture
@@ -37,6 +37,18 @@ def test_a_file_comes_out_as_it_went_in(tmp_path: Path, layout: Layout, size: in
     write_raw(raw_content(replica), out)
     assert out.read_bytes() == file.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "raw"]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "parts"),
+    [(1, 1), ((64 << 10) + 1, 2), (1 << 20, 16), (100 << 20, 256), (512 << 20, 512), (8 << 30, 4096)],
+)
+def test_a_small_file_is_many_blocks_and_a_large_one_no_endless_layout(
+    tmp_path: Path, capacity: int, parts: int
+) -> None:
+    layout = Checkpoint.open(write_raw_base(tmp_path / "other", capacity)).layout
+    assert check_raw(layout) == capacity
+    assert len(layout.tensors) == parts + 1
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, layout: Layout) -> None:
