@@ -309,11 +309,6 @@ class Exchange:
         """What waits for children's credit."""
         return sum(edge.waiting_bytes for edges in self.children.values() for edge in edges.values())
 
-    @property
-    def backlog_bytes(self) -> int:
-        """What waits for all children."""
-        return sum(edge.backlog for edges in self.children.values() for edge in edges.values())
-
     def forget(self, id_: VersionId) -> None:
         """A version was dropped: nothing of it needs sending any more."""
         for key in [key for key in self._copies if (key.epoch, key.version) == id_]:
