@@ -115,9 +115,7 @@ def _ticket_named(text: str, swarm: dict[str, Any]) -> bytes | None:
     try:
         capability = open_capability(ticket.capability, ticket.authority)
     except PeerError as error:
-        raise UsageError(
-            "This ticket was not signed by the swarm that it names: nobody comes in by it."
-        ) from error
+        raise UsageError("This ticket was not signed by the swarm that it names: nobody comes in by it.") from error
     if peer_id(ticket.authority) != swarm.get("swarm"):
         raise UsageError("This ticket is of another swarm than the seed of this home: give that seed's (--home).")
     return capability.id
