@@ -1,8 +1,10 @@
 """What all tests share: thread counts for two busy cores, hypothesis profiles, and `--no-skips`."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 # Before any test imports a library that reads them.
@@ -58,3 +60,10 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     for name in [name for name in os.environ if name.startswith("SWARM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SWARM_HOME", str(tmp_path_factory.getbasetemp() / "swarm-home"))
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """No test logs to where another one had the log captured, which is closed by then."""
+    yield
+    structlog.reset_defaults()

@@ -217,11 +217,15 @@ class Book:
             rows = self._db.execute(query, () if node is None else (node,)).fetchall()
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def recall(self, group: bytes) -> Group | None:
-        """A group that was taken and is wanted again: whole, and untaken from now on. None if it is not kept here."""
+    def was_taken(self, group: bytes) -> bool:
+        """Whether its trainer has it, as far as this is still known."""
         with self._lock:
             row = self._db.execute("select taken from groups where id = ?", (group,)).fetchone()
-        if row is None or not row[0]:
+        return row is not None and bool(row[0])
+
+    def recall(self, group: bytes) -> Group | None:
+        """A group that was taken and is wanted again: whole, and untaken from now on. None if it is not kept here."""
+        if not self.was_taken(group):
             return None
         with self._transaction():
             self._db.execute("update groups set taken = 0 where id = ?", (group,))

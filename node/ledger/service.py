@@ -191,8 +191,11 @@ class LedgerService:
             if self._ledger.just_taken(group):
                 self._offers.append(offer)
                 continue
-            if session.keep and group not in self._ledger.groups and (kept := self._book.recall(group)) is not None:
-                self._ledger.adopt(kept)
+            if group not in self._ledger.groups and self._book.was_taken(group):
+                if not session.keep:  # it was offered to a seed that had it done, and has come since
+                    continue
+                if (kept := self._book.recall(group)) is not None:
+                    self._ledger.adopt(kept)
             self._ledger.offer(
                 group,
                 session.name,

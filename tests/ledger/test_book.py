@@ -112,7 +112,9 @@ def test_a_taken_group_can_be_recalled(tmp_path: Path):
     assert book.recall(group_id(0)) is None
     group = ledger.hand_over("s")
     ledger.taken(group.id)
+    assert not book.was_taken(group.id), "not before it is written"
     book.write(ledger.take_facts())
+    assert book.was_taken(group.id)
     found = book.recall(group_id(0))
     assert found.done == group.done
     assert book.recall(group_id(0)) is None, "it is not taken any more"
