@@ -3,14 +3,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := codec swarm node scenarios
-HEAVY := slow or foreign or wan or vllm
+HEAVY := (slow or foreign or wan or vllm) and not long
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-heavy lint types fuzz fuzz-guided simulate wan clean
+.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided simulate wan clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -29,6 +29,9 @@ test: install ## the everyday tests, at most five minutes
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
 	$(BIN)/pytest -m '$(HEAVY)' --no-skips $(PYTEST_FLAGS)
+
+test-long: install ## those for which CI has no time
+	$(BIN)/pytest -m long --no-skips $(PYTEST_FLAGS)
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .

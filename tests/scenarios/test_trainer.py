@@ -20,6 +20,7 @@ def test_what_is_missed_is_said() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     from scenarios.trainer import main

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 
 def test_a_swarm_trains_on_what_vllms_generate(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
