@@ -35,10 +35,12 @@ def member_named(text: str, swarm: dict[str, Any], *, others: bool) -> bytes:
     if len(found) == 1:
         return peer_key(found.pop())
     if found:
-        raise UsageError(f"{len(found)} nodes are meant by {text!r}: give more of its PeerId, as in swarm-node status.")
+        raise UsageError(
+            f"{len(found)} nodes are meant by {text!r}: give the end of the PeerId that swarm-node status shows."
+        )
     if others:
         try:
             return peer_key(text)
         except PeerError:
             pass
-    raise UsageError(f"No node {text!r} is in the swarm. swarm-node status lists names and PeerIds.")
+    raise UsageError(f"No node {text!r} is in the swarm. swarm-node status lists them; --json with PeerIds.")

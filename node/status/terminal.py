@@ -17,6 +17,7 @@
 - `work`: of which `useful`, the swarm's share of useful time
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -61,6 +62,18 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+def _names(state: State) -> list[str]:
+    """What to call each node: its name, and the end of its PeerId where several have that name or it has none."""
+    nodes = state.get("nodes", ())
+    often = Counter(node.get("name") for node in nodes)
+
+    def called(node: dict[str, Any]) -> str:
+        name, end = node.get("name"), node.get("peer", "")[-8:]
+        return _plain(name if name and often[name] == 1 else f"{name} {end}" if name else end)
+
+    return [called(node) for node in nodes]
+
+
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
@@ -75,8 +88,8 @@ def _time(seconds: float | None) -> str:
 def _aside(state: State) -> RenderableType | None:
     """Who is in quarantine, and why."""
     lines = [
-        f"{_plain(node.get('name') or node.get('peer', '')[-8:])} is in quarantine: {_plain(node['quarantine']['why'])}"
-        for node in state.get("nodes", ())
+        f"{name} is in quarantine: {_plain(node['quarantine']['why'])}"
+        for name, node in zip(_names(state), state.get("nodes", ()), strict=True)
         if node.get("quarantine")
     ]
     return Text("\n".join(lines), style="red") if lines else None
@@ -104,13 +117,18 @@ def _heading(state: State) -> Text:
 _STANDING: Final = {"fresh": "green", "soft": "yellow", "dead": "red"}
 
 
+def _by_slot(state: State) -> list[tuple[str, dict[str, Any]]]:
+    """Each node behind what it is called."""
+    return sorted(zip(_names(state), state.get("nodes", ()), strict=True), key=lambda each: each[1]["slot"])
+
+
 def _nodes(state: State) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("slot", "node", "holds", "engine", "lease", "sent", "received", "tokens/s", "useful", "reached"):
         table.add_column(name, justify="left" if name == "node" else "right", no_wrap=True)
-    nodes = sorted(state.get("nodes", ()), key=lambda node: node["slot"])
+    nodes = _by_slot(state)
     head = state.get("head")
-    for node in nodes[:NODES_SHOWN]:
+    for called, node in nodes[:NODES_SHOWN]:
         held = node.get("held")
         lagging = head is not None and held is not None and list(held) < list(head)
         catching_up = node.get("catching_up", 1.0)
@@ -118,7 +136,7 @@ def _nodes(state: State) -> Table:
         lease_s = node.get("lease_s")
         table.add_row(
             str(node["slot"]),
-            Text(_plain(node.get("name") or node.get("peer", "")[-8:])),
+            Text(called),
             Text(holds, style="yellow" if lagging or catching_up < 1 else "green"),
             _version(node.get("engine")),
             Text(
@@ -137,20 +155,19 @@ def _nodes(state: State) -> Table:
 
 def _hours(state: State) -> RenderableType | None:
     """Where each node's time goes: shares of all of it."""
-    nodes = [node for node in state.get("nodes", ()) if sum((node.get("seconds") or {}).values())]
+    nodes = [(called, node) for called, node in _by_slot(state) if sum((node.get("seconds") or {}).values())]
     if not nodes:
         return None
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("time of", "generating", "waits for work", "waits for version", "takes version"):
         table.add_column(name, justify="left" if name == "time of" else "right", no_wrap=True)
-    for node in sorted(nodes, key=lambda node: node["slot"])[:NODES_SHOWN]:
+    for called, node in nodes[:NODES_SHOWN]:
         seconds = node["seconds"]
         shares = [
             seconds.get(name, 0.0) / sum(seconds.values())
             for name in ("generate", "wait_work", "wait_version", "commit")
         ]
-        name = Text(_plain(node.get("name") or node.get("peer", "")[-8:]))
-        table.add_row(name, *(_number(share, ".1%") for share in shares))
+        table.add_row(Text(called), *(_number(share, ".1%") for share in shares))
     return table
 
 

@@ -50,6 +50,18 @@ def test_what_a_person_sees() -> None:
     assert lines[-1] == "node box-b was killed"
 
 
+def test_nodes_of_one_name_are_told_apart() -> None:
+    peers = ["12D3KooWAAAAAAAAAAAAbbbbbbbb", "12D3KooWAAAAAAAAAAAAcccccccc", "12D3KooWAAAAAAAAAAAAdddddddd"]
+    nodes = [
+        {"slot": slot, "name": name, "peer": peer}
+        for slot, (name, peer) in enumerate(zip(["box", "box", "other"], peers, strict=True))
+    ]
+    lines = shown({"nodes": nodes})
+    assert "box bbbbbbbb" in lines
+    assert "box cccccccc" in lines
+    assert "dddddddd" not in lines
+
+
 @pytest.mark.parametrize("lacking", [*STATE, "everything"])
 def test_anything_may_be_missing(lacking: str) -> None:
     state = {} if lacking == "everything" else {key: value for key, value in STATE.items() if key != lacking}
