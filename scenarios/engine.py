@@ -96,8 +96,10 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def run_case(name: str, python: Path, updates: int, parts: Sequence[str] = PARTS) -> dict[str, Any]:
-    """One case's row."""
+def run_case(
+    name: str, python: Path, updates: int, parts: Sequence[str] = PARTS, threads: int | None = None
+) -> dict[str, Any]:
+    """One case's row. `threads`: of all ranks together, on CPUs; without it, vLLM takes all cores."""
     with tempfile.TemporaryDirectory(prefix="swarm-engine-") as folder:
         home = Path(folder)
         started = time.perf_counter()
@@ -106,7 +108,10 @@ def run_case(name: str, python: Path, updates: int, parts: Sequence[str] = PARTS
         words = None
         try:
             more = (*SMALL, *case.flags)
-            with bench(case.folder, home / "node", python, ranks=case.ranks, more=more, env=PROBE_ENV) as live:
+            running = bench(
+                case.folder, home / "node", python, ranks=case.ranks, more=more, env=PROBE_ENV, threads=threads
+            )
+            with running as live:
                 row["parameters"] = sum(t.elements for t in live.replica.layout.tensors)
                 row["starts_s"] = round(time.perf_counter() - started, 1)
                 row["loaded"] = dict(Counter(live.engine.classes.loaded.values()))
@@ -117,7 +122,7 @@ def run_case(name: str, python: Path, updates: int, parts: Sequence[str] = PARTS
         except SwarmError as error:
             return {"case": name, "refused": str(error)}
         if words is not None:
-            row |= _compare(case, words, home, python)
+            row |= _compare(case, words, home, python, threads)
         return row | {"seconds": round(time.perf_counter() - started)}
 
 
@@ -141,12 +146,12 @@ def _follow(live: Bench, home: Path, updates: int) -> list[_Said]:
     return found
 
 
-def _compare(case: _Case, said: list[_Said], home: Path, python: Path) -> dict[str, Any]:
+def _compare(case: _Case, said: list[_Said], home: Path, python: Path, threads: int | None) -> dict[str, Any]:
     """What was said against what fresh engines on the checkpoints say."""
     folders = [str(home / f"v{v}") for v in range(1, len(said) + 1)]
     # a process a checkpoint on a GPU, whose memory is not surely free until it ends
     groups = [folders] if installed(python).cpu else [[folder] for folder in folders]
-    fresh = [answers for group in groups for answers in _ask_fresh(case, group, home, python)]
+    fresh = [answers for group in groups for answers in _ask_fresh(case, group, home, python, threads)]
     theirs = [[(ids, logprobs) for ids, logprobs in answers] for answers in fresh]
     pairs = [list(zip(mine.answers, them, strict=True)) for mine, them in zip(said, theirs, strict=True)]
     return {
@@ -158,20 +163,27 @@ def _compare(case: _Case, said: list[_Said], home: Path, python: Path) -> dict[s
     }
 
 
-def _ask_fresh(case: _Case, folders: list[str], home: Path, python: Path) -> list[Any]:
-    questions = home / "questions.json"
+def _ask_fresh(case: _Case, folders: list[str], home: Path, python: Path, threads: int | None) -> list[Any]:
+    """As many threads as the engine has that is compared: sums in another order are other sums."""
+    questions, log = home / "questions.json", home / "fresh.log"
     asked = {"prompts": PROMPTS, "tokens": TOKENS, "folders": folders, "more": case.more}
     questions.write_text(json.dumps(asked))
-    done = subprocess.run(
-        [python, engine_fresh.__file__, str(questions), str(case.ranks)],
-        capture_output=True,
-        text=True,
-        env=environment(os.environ, case.ranks, installed(python).cpu) | PROBE_ENV,
-        check=False,
-    )
-    fresh = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FRESH ")]
+    fresh: list[Any] = []
+    with log.open("wb") as errors:
+        asking = subprocess.Popen(
+            [python, engine_fresh.__file__, str(questions), str(case.ranks)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment(os.environ, case.ranks, installed(python).cpu, threads) | PROBE_ENV,
+        )
+        with asking:
+            for line in asking.stdout or ():
+                if line.startswith("FRESH "):
+                    fresh.append(json.loads(line[6:]))
+                    _say(f"fresh engine on {Path(folders[len(fresh) - 1]).name}: asked")
     if len(fresh) != len(folders):
-        raise RuntimeError(f"fresh engines failed: {done.stderr[-2000:]}")
+        raise RuntimeError(f"fresh engines failed: {log.read_text()[-2000:]}")
     return fresh
 
 
@@ -182,6 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--case", action="append", choices=CASES, help="only these")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this of each case")
     parser.add_argument("--updates", type=int, default=20, help="versions that each case goes through")
+    parser.add_argument("--threads", type=int, help="CPU threads of all ranks together: 1 a rank where others compute")
     parser.add_argument("--short", action="store_true", help="three updates of one case, for CI")
     given = parser.parse_args(arguments)
     configure(None if given.json else "warning")
@@ -190,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     python = vllm_python()
     rows = []
     for case in cases:
-        rows.append(run_case(case, python, updates, given.part or PARTS))
+        rows.append(run_case(case, python, updates, given.part or PARTS, given.threads))
         line = "  ".join(f"{name} {value}" for name, value in rows[-1].items())
         print(line, file=sys.stderr if given.json else sys.stdout, flush=True)
     if given.json:
