@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Admission", "AdmissionRules"]
+__all__ = ["Admission", "AdmissionRules", "origin"]
 
 _MAX_HOSTS: Final = 4096
 """Addresses remembered. When all are busy at once, unknown ones are refused: an attack from everywhere."""
@@ -49,7 +49,7 @@ class Admission:
 
     def begin(self, address: str, now_s: float) -> bool:
         """Whether a handshake from `address` (an IP) may begin; if so, `end` must follow."""
-        rules, name = self._rules, _name(address)
+        rules, name = self._rules, origin(address)
         host = self._hosts.get(name)
         if host is None and len(self._hosts) >= _MAX_HOSTS and now_s >= self._next_sweep_s:
             self._next_sweep_s = now_s + _SWEEP_S  # not for each stranger: that would be an attack of its own
@@ -74,7 +74,7 @@ class Admission:
 
     def end(self, address: str) -> None:
         """A handshake that `begin` allowed is over, well or badly."""
-        self._hosts[_name(address)].pending -= 1
+        self._hosts[origin(address)].pending -= 1
         self._pending -= 1
 
     def _forget(self, now_s: float) -> None:
@@ -84,7 +84,8 @@ class Admission:
                 del self._hosts[name]
 
 
-def _name(address: str) -> str:
+def origin(address: str) -> str:
+    """What `address` counts as: itself, or of IPv6 its /64. What is no IP (a relay) is itself."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -2,14 +2,16 @@
 
 A grant is shown on the control lane, so a connection is made first and judged later. Until its peer is admitted, a
 connection that it made gets few streams, small windows, a place among a limited number, and a minute. It takes
-part in no gossip and is given no further connections. Connections that we make are ours to judge.
+part in no gossip and is given no further connections. So it is again once its lease is over. Connections that we make
+are ours to judge.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from swarm.transport.admission import origin
 from swarm.transport.base import PeerKey
 from swarm.transport.lanes import WAYS_ID
 from swarm.transport.muxer import MuxedConnection
@@ -80,24 +82,25 @@ class Gate:
 
     def may(self, connection: MuxedConnection, protocol: str) -> bool:
         """Whether its peer may open a stream of `protocol` on it."""
-        if connection not in self._strange:
-            return True
-        if self._admits(connection.peer):
+        return not self._is_strange(connection) or not protocol.startswith(_CLOSED)
+
+    def _is_strange(self, connection: MuxedConnection) -> bool:
+        if connection in self._strange and self._admits(connection.peer):
             self.end(connection)
             connection.yamux.widen(self._full)
-            return True
-        return not protocol.startswith(_CLOSED)
+        return connection in self._strange
 
-    def overdue(self, now_s: float) -> list[MuxedConnection]:
-        """Those that have been strange for too long."""
-        return [
-            connection
-            for connection, since_s in self._strange.items()
-            if now_s - since_s > self._rules.stay_s
-            and not (self._admits(connection.peer) or self._carries(connection.peer))
-        ]
+    def review(self, connections: Iterable[MuxedConnection], now_s: float) -> list[MuxedConnection]:
+        """Judge anew all that there are, for leases end: those that have been strange for too long or are too many now.
+        Call it now and then."""
+        return [each for each in connections if not self._may_stay(each, now_s)]
+
+    def _may_stay(self, connection: MuxedConnection, now_s: float) -> bool:
+        if not self._is_strange(connection):
+            return self.begin(connection, now_s)  # its minute begins, if its peer's lease is over
+        return self._carries(connection.peer) or now_s - self._strange[connection] <= self._rules.stay_s
 
 
 def _host(connection: MuxedConnection) -> str:
     address = connection.get_remote_address()
-    return address[0] if address else ""
+    return origin(address[0]) if address else ""

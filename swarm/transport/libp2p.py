@@ -27,7 +27,7 @@ from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unre
 from swarm.transport.circuit import HOP_ID, STOP_ID
 from swarm.transport.dialer import Dialer, DialRules
 from swarm.transport.gate import Gate, GateRules
-from swarm.transport.host import NEGOTIATION_S, Host, build_host, security
+from swarm.transport.host import MAX_CONNECTIONS_A_PEER, NEGOTIATION_S, Host, build_host, security
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, WAYS_ID, Edge, LaneStream, StreamChannel
 from swarm.transport.legs import CONTINUE_ID, Legs
@@ -168,8 +168,10 @@ class Libp2pTransport(Transport):
         return MuxedConnection(conn, id_, peer, lane, limits, self._on_started, self._on_ended)
 
     def _on_started(self, connection: MuxedConnection) -> None:
-        if not self._gate.begin(connection, trio.current_time()):
-            _log.info("too many strangers peer=%s", peer_id(connection.peer))
+        # The library's own limit for a peer is none for connections that are younger than half a minute.
+        crowded = not connection.is_initiator and len(self._connections(connection.peer)) >= MAX_CONNECTIONS_A_PEER
+        if crowded or not self._gate.begin(connection, trio.current_time()):
+            _log.info("too many connections peer=%s", peer_id(connection.peer))
             assert self.nursery is not None
             self.nursery.start_soon(connection.close)
             return
@@ -238,7 +240,8 @@ class Libp2pTransport(Transport):
         """Close what lies idle and who stayed a stranger, for ever."""
         while True:
             await trio.sleep(_SWEEP_S)
-            for connection in self._gate.overdue(trio.current_time()):
+            connections = [each for edge in self._edges.values() for each in edge.connections]
+            for connection in self._gate.review(connections, trio.current_time()):
                 await connection.close()
             for edge in list(self._edges.values()):
                 for connection in edge.idle(trio.current_time(), _IDLE_S):
@@ -360,7 +363,8 @@ class Libp2pTransport(Transport):
         """The other end of `_ask_for`."""
         peer = connection.peer
         async with stream:
-            asked = await stream.receive_some(1)
+            with trio.fail_after(NEGOTIATION_S):
+                asked = await stream.receive_some(1)
             edge = self._edges.get(peer)
             if asked and edge and self._addresses.get(peer):
                 wanted = min(asked[0], WAYS[-1])

@@ -49,6 +49,17 @@ def test_strangers_are_few_and_few_from_one_address() -> None:
     assert gate.begin(fake(3), 0)
 
 
+def test_a_host_with_many_ipv6_addresses_is_one_host() -> None:
+    gate = Gate(lambda peer: False, Limits(), GateRules(per_address=2))
+    first = fake(1, "2001:db8::1")
+    assert gate.begin(first, 0)
+    assert gate.begin(fake(2, "2001:db8::2"), 0)
+    assert not gate.begin(fake(3, "2001:db8::3"), 0)
+    assert gate.begin(fake(4, "2001:db8:0:1::1"), 0)
+    gate.end(first)
+    assert gate.begin(fake(5, "2001:db8::5"), 0)
+
+
 def test_who_is_admitted_is_no_stranger_any_more() -> None:
     admitted: set[PeerKey] = set()
     full = Limits()
@@ -62,13 +73,13 @@ def test_who_is_admitted_is_no_stranger_any_more() -> None:
     assert not gate.may(connection, WAYS_ID)
     assert gate.may(connection, "/swarm-node/control/1")
     assert gate.may(connection, "/ipfs/id/1.0.0")
-    assert gate.overdue(60) == []
-    assert gate.overdue(61) == [connection]
+    assert gate.review([connection], 60) == []
+    assert gate.review([connection], 61) == [connection]
     admitted.add(connection.peer)
-    assert gate.overdue(61) == []
+    assert gate.review([connection], 61) == []
+    assert connection.yamux.widened == [full]
     assert gate.limits(connection.peer, dialed=False) == full
     assert gate.may(connection, "/meshsub/1.1.0")
-    assert connection.yamux.widened == [full]
     assert gate.begin(fake(2), 70)  # its place is free
 
 
@@ -76,7 +87,25 @@ def test_whom_we_relay_for_may_stay() -> None:
     gate = Gate(lambda peer: False, Limits(), None, lambda peer: True)
     connection = fake(1)
     assert gate.begin(connection, 0)
-    assert gate.overdue(1000) == []
+    assert gate.review([connection], 1000) == []
+
+
+def test_whose_lease_is_over_is_a_stranger_again() -> None:
+    admitted = {bytes([1]) * 32}
+    gate = Gate(admitted.__contains__, Limits(), GateRules(connections=1, stay_s=60))
+    member, dialed = fake(1), fake(2, dialed=True)
+    assert gate.begin(member, 0)
+    assert gate.review([member, dialed], 100) == []
+    assert gate.may(member, "/meshsub/1.1.0")
+    admitted.clear()
+    assert gate.review([member, dialed], 115) == []
+    assert not gate.may(member, "/meshsub/1.1.0")
+    assert gate.review([member, dialed], 175) == []
+    assert gate.review([member, dialed], 176) == [member]
+    other = fake(3)
+    assert gate.review([other], 176) == [other]  # there is room for one
+    gate.end(member)
+    assert gate.review([other], 177) == []
 
 
 @asynccontextmanager

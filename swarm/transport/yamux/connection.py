@@ -193,6 +193,7 @@ class Connection:
     def close_stream(self, stream: YamuxStream, unread_bytes: int) -> None:
         """FIN; then it is remembered until the peer's FIN, too much data that nobody reads (RST), or a time."""
         if stream.broken:
+            self._forget(stream)
             return
         self.finish_stream(stream)
         if stream.ended:
@@ -203,11 +204,12 @@ class Connection:
     def _discard(self, stream: YamuxStream, length: int) -> None:
         stream.discarded_bytes += length
         if stream.discarded_bytes > self.limits.discard_bytes:
-            self.reset_stream(stream)
+            stream.reset()  # once, however many pieces of a frame are still to come
 
     def reset_stream(self, stream: YamuxStream) -> None:
-        # Behind the data that is queued: a FIN before it still ends the stream properly.
-        self.queue_data(stream.stream_id, memoryview(b""), RST)
+        if not stream.broken:
+            # Behind the data that is queued: a FIN before it still ends the stream properly.
+            self.queue_data(stream.stream_id, memoryview(b""), RST)
         self._forget(stream)
 
     # Reading.
@@ -233,6 +235,8 @@ class Connection:
             stream = self._streams.get(head.stream_id)
             if head.flags & SYN:
                 stream = self._on_syn(head.stream_id, stream)
+            elif stream and stream.broken:
+                stream = None  # it only waits for its reader to take what came before the end
             if head.kind is Kind.WINDOW:
                 if stream:
                     stream.granted(head.length)

@@ -17,6 +17,9 @@ __all__ = ["YamuxStream"]
 
 _MAX_READ_BYTES: Final = 262_144
 """What a read without a limit returns at most."""
+_JOIN_BYTES: Final = 2_048
+"""Pieces below this are joined as they arrive. Kept one by one, single bytes would cost us thirty times their window in
+objects."""
 
 
 class YamuxStream(trio.abc.HalfCloseableStream):
@@ -170,19 +173,23 @@ class YamuxStream(trio.abc.HalfCloseableStream):
 
     def reset(self, why: str = "this stream was reset") -> None:
         """End both directions at once; the peer's end breaks."""
-        if not self.broken:
-            self._connection.reset_stream(self)
-            self.break_(why)
+        self._connection.reset_stream(self)
+        self.break_(why)
 
     # What the connection calls.
 
     @property
     def over(self) -> bool:
-        """Both directions have ended and nothing is left to read: the connection may forget it."""
-        return bool(self.broken) or (self.ended and self.finished and not self._chunks)
+        """Both directions have ended and nothing is left to read: the connection may forget it. Sooner, and what is
+        unread would count for no window any more."""
+        return not self._chunks and (bool(self.broken) or (self.ended and self.finished))
 
     def deliver(self, piece: bytes) -> None:
-        self._chunks.append(piece)
+        chunks = self._chunks
+        if len(piece) < _JOIN_BYTES and chunks and len(chunks[-1]) < _JOIN_BYTES:
+            chunks[-1] += piece
+        else:
+            chunks.append(piece)
         self._readers.unpark_all()
 
     def end(self) -> None:

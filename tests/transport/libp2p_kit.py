@@ -1,0 +1,41 @@
+"""Libp2p transports on loopback, for tests."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from codec.sign import Key
+from swarm.transport.base import Accept, Lane, PeerKey
+from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.yamux import Limits
+
+ANY = "/ip4/127.0.0.1/tcp/0"
+Stream = trio.abc.HalfCloseableStream
+
+
+async def echo(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+    async for data in stream:
+        await stream.send_all(data)
+
+
+async def until_ended(stream: Stream) -> None:
+    while await stream.receive_some():
+        pass
+
+
+def transport(seed: int, limits: Limits | None = None) -> Libp2pTransport:
+    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], limits=limits)
+
+
+@asynccontextmanager
+async def two(accept: Accept = echo) -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport, list[str]]]:
+    """Two that serve; the first is connected to the second. Ten seconds for whatever the test does."""
+    a, b = transport(1), transport(2)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(a.serve, echo)
+            addrs = await nursery.start(b.serve, accept)
+            await a.connect(b.key, addrs)
+            yield a, b, addrs
+            nursery.cancel_scope.cancel()
