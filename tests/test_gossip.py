@@ -1,6 +1,7 @@
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -37,9 +38,14 @@ class Member:
         await self.announcer.run(self.got.append, task_status=task_status)
 
 
-def libp2p_member(number: int) -> Member:
-    transport = Libp2pTransport(Key(bytes([number + 1]) * 32), ["/ip4/127.0.0.1/tcp/0"])
-    return Member(transport, Gossip(transport, "/test", valid))
+def libp2p_member(number: int, validate: Callable[[bytes], bool] = valid, **options: object) -> Member:
+    transport = Libp2pTransport(Key(bytes([number + 1]) * 32), ["/ip4/127.0.0.1/tcp/0"], **options)  # type: ignore[arg-type]
+    return Member(transport, Gossip(transport, "/test", validate))
+
+
+def memory_member(network: MemoryNetwork, number: int, validate: Callable[[bytes], bool] = valid) -> Member:
+    transport = MemoryTransport(network, Key(bytes([number + 1]) * 32))
+    return Member(transport, MemoryGossip(transport, "/test", validate))
 
 
 @asynccontextmanager
@@ -67,13 +73,18 @@ async def _connect_when_serving(transport: Transport, peer: PeerKey, addrs: list
             await trio.sleep(0.05)
 
 
+async def reaches(near: Member, far: Member) -> None:
+    """Until something that `near` says now gets to `far`."""
+    knock, number = os.urandom(8), 0
+    while not any(text.startswith(knock) for text in far.got):
+        number += 1
+        await near.announcer.publish(b"%s %d" % (knock, number))
+        await trio.sleep(0.1)
+
+
 async def settle(members: list[Member]) -> None:
     """Until an announcement of the first reaches the last: the mesh stands."""
-    number = 0
-    while not members[-1].got:
-        number += 1
-        await members[0].announcer.publish(b"knock %d" % number)
-        await trio.sleep(0.1)
+    await reaches(members[0], members[-1])
     await trio.sleep(0.2)
     for member in members:
         member.got.clear()
@@ -81,14 +92,9 @@ async def settle(members: list[Member]) -> None:
 
 @pytest.mark.parametrize("kind", ["libp2p", "memory"])
 async def test_all_hear_once_and_nobody_hears_what_is_invalid(kind: str) -> None:
-    network = MemoryNetwork(Link(delay_s=0.01))
-
-    def memory_member(number: int) -> Member:
-        transport = MemoryTransport(network, Key(bytes([number + 1]) * 32))
-        return Member(transport, MemoryGossip(transport, "/test", valid))
-
+    in_memory = partial(memory_member, MemoryNetwork(Link(delay_s=0.01)))
     with trio.fail_after(20):
-        async with chain(4, libp2p_member if kind == "libp2p" else memory_member) as members:
+        async with chain(4, libp2p_member if kind == "libp2p" else in_memory) as members:
             await settle(members)
             await members[0].announcer.publish(b"news")
             await members[1].announcer.publish(b"bad")  # its own validator is not asked; its neighbours' are
@@ -102,6 +108,64 @@ async def test_all_hear_once_and_nobody_hears_what_is_invalid(kind: str) -> None
                 [b"more", b"news"],
                 [b"news"],
             ]
+
+
+@pytest.mark.parametrize("kind", ["libp2p", "memory"])
+async def test_what_is_invalid_goes_no_further(kind: str) -> None:
+    """To one who would believe it: the validator of whoever stands between is asked before anything is passed on."""
+    make = libp2p_member if kind == "libp2p" else partial(memory_member, MemoryNetwork())
+
+    def member(number: int) -> Member:
+        return make(number, valid if number == 1 else bool)
+
+    with trio.fail_after(20):
+        async with chain(3, member) as members:
+            await settle(members)
+            for text in (b"bad news", b"news", b"bad end", b"end"):
+                await members[0].announcer.publish(text)
+            await until(lambda: b"end" in members[2].got and b"news" in members[2].got)
+            assert {text for member in members for text in member.got} == {b"news", b"end"}
+
+
+async def test_what_is_too_long_is_not_heard_and_others_talk_on() -> None:
+    """From a neighbour who keeps to no limits, with a validator that would take anything."""
+    with trio.fail_after(30):
+        async with chain(3, partial(libp2p_member, validate=bool)) as members:
+            await settle(members)
+            liar = members[0].announcer
+            assert isinstance(liar, Gossip)
+            assert liar._pubsub is not None
+            await liar._pubsub.publish("/test", bytes(MAX_MESSAGE_BYTES + 1))
+            await reaches(members[0], members[2])
+            await liar._pubsub.publish("/test", bytes(5 * MAX_MESSAGE_BYTES))  # over a frame of GossipSub, too
+            for near, far in (members[1:], members[:0:-1]):  # the liar may have put itself out
+                await reaches(near, far)
+            assert max(len(text) for member in members for text in member.got) < 100
+
+
+async def test_without_a_grant_there_is_no_gossip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.gossip._GREET_S", 0.1)
+    granted: set[PeerKey] = set()
+    member, stranger = libp2p_member(0, admits=granted.__contains__), libp2p_member(1)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for each in (member, stranger):
+                addrs = await nursery.start(each.transport.serve, idle)
+                await nursery.start(each.run)
+            await member.transport.connect(stranger.transport.key, addrs)
+            await settle([member, stranger])  # whom we dialed is in it
+            await member.transport.disconnect(stranger.transport.key)
+            await until(lambda: not stranger.transport.peers())
+            addrs = [str(address) for address in member.transport.host.get_addrs()]  # type: ignore[attr-defined]
+            await stranger.transport.connect(member.transport.key, [addrs[0].partition("/p2p/")[0]])
+            for turn in range(10):  # through many greetings
+                await member.announcer.publish(b"for members %d" % turn)
+                await stranger.announcer.publish(b"from a stranger %d" % turn)
+                await trio.sleep(0.1)
+            assert member.got == [] == stranger.got
+            granted.add(stranger.transport.key)
+            await settle([member, stranger])
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("size", [1, 1000, MAX_MESSAGE_BYTES])
