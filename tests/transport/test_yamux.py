@@ -246,5 +246,6 @@ async def test_lost_connection_breaks_streams_but_keeps_what_came() -> None:
 
 async def test_round_trip_is_measured() -> None:
     async with session() as (near, _):
-        await trio.sleep(0.05)
-        assert 0 < near.way_s <= near.round_trip_s < 0.05
+        while not near.round_trip_s:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+        assert 0 < near.way_s <= near.round_trip_s < 10
