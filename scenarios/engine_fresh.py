@@ -9,16 +9,35 @@
 
 import gc
 import json
+import multiprocessing
 import os
 import sys
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _start_ranks_soon() -> None:
+    """Let each rank's process be forked off one that has imported vLLM and done nothing else: as new as one that
+    imports it by itself, and ten seconds sooner."""
+    from vllm.v1.executor import multiproc_executor
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vllm.v1.worker.cpu_worker", "vllm.model_executor.models.qwen3"])
+    multiproc_executor.get_mp_context = lambda: context
 
 
 def main() -> None:
     with open(sys.argv[1]) as file:
         questions = json.load(file)
     ranks = int(sys.argv[2])
-    if ranks == 1:
+    if ranks == 1 or not _has_gpu():
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if ranks > 1 and not _has_gpu():
+        _start_ranks_soon()
     from vllm import LLM, SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=questions["tokens"], logprobs=0, ignore_eos=True)
