@@ -49,6 +49,7 @@ class Workplace:
         self.host = EngineGroup(self._vllms() if config.engine == "vllm" else [self._own()])
         self.worker = NodeWorker(key, self.host, self._send)
         self.live_root: bytes | None = None
+        self.live_proven: bool | None = None
 
     def _own(self) -> EngineHost:
         """An engine in a process of this very environment."""
@@ -141,10 +142,10 @@ class Workplace:
         return VersionId(*self.host.version)
 
     async def prove(self) -> None:
-        """Read the bits back out of the engine; `state` then says what root they add up to."""
-        self.live_root = None
+        """Read the bits back out of the engine; `state` then says what root they add up to, and if it is right."""
+        self.live_root = self.live_proven = None
         try:
-            self.live_root = await self.host.prove()
+            self.live_root, self.live_proven = await self.host.prove()
         except EngineLost as error:
             _log.warning("engine_lost", why=str(error))
 
@@ -153,6 +154,7 @@ class Workplace:
         return {
             "engine": list(self.host.version) if self.host.ready else None,
             "live_root": None if self.live_root is None else self.live_root.hex(),
+            "live_proven": self.live_proven,
             "engine_restarts": self.host.restarts,
             "engine_reloads": self.host.reloads,
             "engine_urls": list(self.urls),

@@ -21,7 +21,7 @@ def version() -> str:
     return installed_version("swarm-node")
 
 
-async def status(*, home: Path | None = None, watch: bool = False, as_json: AsJson = False) -> None:
+async def status(*, home: Path | None = None, watch: bool = False, prove: bool = False, as_json: AsJson = False) -> int:
     """Show how the swarm stands, as the seed, node or relay of this machine sees it.
 
     Parameters
@@ -30,14 +30,18 @@ async def status(*, home: Path | None = None, watch: bool = False, as_json: AsJs
         SWARM_HOME of the process to ask.
     watch
         Keep showing it, until interrupted.
+    prove
+        Have this machine's engines read all their weights back first. Exit code 1 when they are not, bit for bit, those
+        of the version that they generate by.
     """
     from node.status.query import ask
 
     folder = home or default_home()
-    state = ask(folder)
+    state = ask(folder, prove=prove)
+    proven = _proven(state) if prove else True
     if as_json:
         print_json(state)
-        return
+        return 0 if proven else 1
     from rich.console import Console
 
     from node.lifetime import until_signalled
@@ -48,6 +52,22 @@ async def status(*, home: Path | None = None, watch: bool = False, as_json: AsJs
         await until_signalled(partial(terminal.watch, lambda: ask(folder), console=console, refresh_s=1.0))
     else:
         console.print(terminal.view(state))
+    if prove and proven:
+        console.print("Proven: every bit that the engines here hold is the policy's.", style="green")
+    elif prove:
+        console.print("The engines here do NOT hold the policy's bits. Start this node anew.", style="red")
+    return 0 if proven else 1
+
+
+def _proven(state: dict[str, Any]) -> bool:
+    """Raises `UsageError` where no engine can be asked."""
+    found = state["nodes"][0].get("live_proven") if state.get("role") == "node" else None
+    if found is None:
+        raise UsageError(
+            "No engine is ready here, so nothing can be read back. Ask a node that joined with an engine (--home), "
+            "once swarm-node status shows what its engine holds."
+        )
+    return found
 
 
 async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfig(), as_json: AsJson = False) -> int:
@@ -96,7 +116,9 @@ def register(app: App) -> None:
     app.command(
         status,
         group=SEE,
-        help_epilogue=examples("swarm-node status", "swarm-node status --watch", "swarm-node status --json"),
+        help_epilogue=examples(
+            "swarm-node status", "swarm-node status --watch", "swarm-node status --prove", "swarm-node status --json"
+        ),
     )
     app.command(
         demo, group=TRY, help_epilogue=examples("swarm-node demo", "swarm-node demo --nodes 8 --steps 20 --json")

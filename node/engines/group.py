@@ -43,6 +43,10 @@ class EngineGroup:
         return all(host.carries for host in self.hosts)
 
     @property
+    def joins(self) -> bool:
+        return all(host.joins for host in self.hosts)
+
+    @property
     def scores(self) -> bool:
         return self._oldest.scores
 
@@ -122,12 +126,18 @@ class EngineGroup:
         """All that are ready, from the replica as it is."""
         await _together(self._ready, lambda host: host.reload())
 
-    async def prove(self) -> bytes:
-        """The root that all of them hold; empty when they hold different ones. Raises `EngineLost`."""
-        roots = {await host.prove() for host in self._ready}
+    async def prove(self) -> tuple[bytes, bool]:
+        """(The root that all of them hold, empty when they hold different ones; is each one's that of the version that
+        it says it holds?). Raises `EngineLost`."""
+        roots: set[bytes] = set()
+        proven = True
+        for host in self._ready:
+            said = host.root
+            roots.add(root := await host.prove())
+            proven = proven and root in (said, host.root)  # a commit may have been before it in the queue
         if not roots:
             raise EngineLost("no engine is ready")
-        return roots.pop() if len(roots) == 1 else b""
+        return roots.pop() if len(roots) == 1 else b"", proven
 
 
 async def _together(hosts: Sequence[EngineHost], call: Callable[[EngineHost], Any]) -> list[Any]:

@@ -230,6 +230,26 @@ def test_status_of_nobody_is_exit_code_3(home: Path, capsys: pytest.CaptureFixtu
     assert "No swarm process answers" in texts(capsys)[1]
 
 
+@pytest.mark.parametrize(("proven", "code"), [(True, 0), (False, 1), (None, 2)])
+def test_engines_prove_their_bits_on_demand(
+    proven: bool | None, code: int, home: Path, stand_in: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(folder: Path, *, prove: bool) -> dict[str, Any]:
+        assert (folder, prove) == (home, True)
+        return {"role": "node", "nodes": [{"slot": 0, "name": "box", "peer": "x", "live_proven": proven}]}
+
+    stand_in("node.status.query", ask=ask)
+    assert run(["status", "--prove"]) == code
+    words = {
+        True: "every bit that the engines here hold is the policy's",
+        False: "do NOT hold",
+        None: "No engine is ready",
+    }
+    assert words[proven] in "".join(texts(capsys)).replace("\n", " ")
+    assert run(["status", "--prove", "--json"]) == code
+    assert proven is None or json.loads(texts(capsys)[0])["nodes"][0]["live_proven"] is proven
+
+
 def test_a_foreseen_failure_in_a_nursery_is_one_sentence(
     home: Path, stand_in: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,11 +19,12 @@ class Fake:
     def __init__(self, name: str, version: int = 0, commit_s: float = 0.0) -> None:
         self.name, self.commit_s = name, commit_s
         self.version, self.root = (0, version), bytes([version]) * 32
-        self.carries, self.scores = True, False
+        self.carries, self.joins, self.scores = True, False, False
         self.restarts = self.reloads = 0
         self.up = trio.Event()
         self.up.set()
         self.fails = False
+        self.live = b""
 
     @property
     def ready(self) -> bool:
@@ -49,7 +50,7 @@ class Fake:
         return Commitment(self.commit_s, 0.0)
 
     async def prove(self) -> bytes:
-        return self.root
+        return self.live or self.root
 
 
 def group_of(*fakes: Fake) -> EngineGroup:
@@ -86,9 +87,11 @@ async def test_each_takes_a_version_by_itself(autojump_clock):
     assert slow.version == (0, 1)
     broken.up = trio.Event()
     assert (group.version, group.root) == ((0, 1), b"r" * 32)
-    assert await group.prove() == b"r" * 32
+    assert await group.prove() == (b"r" * 32, True)
     slow.root = b"x" * 32
-    assert await group.prove() == b"", "engines that hold different bits add up to no root"
+    assert await group.prove() == (b"", True), "engines that hold different bits add up to no root"
+    slow.live = b"y" * 32
+    assert await group.prove() == (b"", False)
 
 
 async def test_none_left_is_said(autojump_clock):

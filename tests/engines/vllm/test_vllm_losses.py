@@ -108,7 +108,7 @@ async def test_engines_of_one_replica_go_on_while_others_are_lost_in_an_update_a
         await node.stage()
         await node.commit()
         await node.until_served(node.hosts)
-        assert await node.group.prove() == node.replica.root
+        assert await node.group.prove() == (node.replica.root, True)
         scores, version = await node.group.score((5, 6, 7), (8, 9), SAMPLING)
         assert (len(scores), version) == (2, (0, 1))
 
