@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 import trio
@@ -40,7 +41,8 @@ _COMMIT_S: Final = 3.0
 _AGAIN_S: Final = 0.2
 _SETUP_S: Final = 10.0
 _PAUSES_S: Final = (0.0, 30.0, 300.0)
-"""Before each attempt for one connection; then it stays on its circuit."""
+"""Before each attempt for one connection; then it stays on its circuit. As the other end we take part in no more: each
+has us dial for seconds wherever the peer says, and it may be anybody."""
 _MAX_ADDRESSES: Final = 8
 _MAX_BYTES: Final = 2048
 _LOST = (Unreachable, PeerError, ConnectionClosedError, trio.BrokenResourceError, trio.TooSlowError)
@@ -62,6 +64,8 @@ class Puncher:
         self._transport = transport
         self._meetings: dict[bytes, tuple[bytes, trio.MemorySendChannel[CountedSocket]]] = {}
         """By the token that the other end says: what we say, and who waits for the connection."""
+        self._followed: WeakKeyDictionary[Path, int] = WeakKeyDictionary()
+        """How often we were asked to dial, by connection."""
         self.punched = 0
         """Connections that left their circuit."""
 
@@ -99,6 +103,9 @@ class Puncher:
         path = connection.path
         if path is None:
             raise PeerError("punch: this connection goes through no relay")
+        self._followed[path] = self._followed.get(path, 0) + 1
+        if self._followed[path] > len(_PAUSES_S):
+            raise PeerError("punch: it was tried often enough")
         async with stream:
             with trio.fail_after(_SETUP_S):
                 asked = await _receive(stream)

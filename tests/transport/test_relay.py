@@ -1,9 +1,6 @@
 """Peers that cannot be dialed: places at relays, circuits and what follows them, and who is refused."""
 
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import libp2p
 import pytest
@@ -14,11 +11,10 @@ from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
 from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
+from relay_kit import Stream, echo, ended, exchange, free_port, transport, until, world
 
-from codec.errors import PeerError
 from codec.sign import Key
 from swarm.protocol.reach import circuit
-from swarm.transport import punch
 from swarm.transport.base import Lane, PeerKey, Unreachable, Way
 from swarm.transport.circuit import (
     HOP_ID,
@@ -32,100 +28,7 @@ from swarm.transport.circuit import (
 )
 from swarm.transport.identity import peer_id
 from swarm.transport.libp2p import Libp2pTransport
-from swarm.transport.path import CircuitLeg
-from swarm.transport.punch import Puncher
 from swarm.transport.relay import Relay, RelayRules
-from swarm.transport.tcp import TOKEN_MARK
-
-ANY = "/ip4/127.0.0.1/tcp/0"
-Stream = trio.abc.HalfCloseableStream
-
-
-async def echo(peer: PeerKey, lane: Lane, stream: Stream) -> None:
-    async for data in stream:
-        await stream.send_all(data)
-    await stream.send_eof()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - nobody tells
-        await trio.sleep(0.01)
-
-
-async def ended(stream: trio.abc.ReceiveStream) -> bool:
-    """It ends, one way or the other, with nothing more on it."""
-    try:
-        return await stream.receive_some() == b""
-    except trio.BrokenResourceError:
-        return True
-
-
-@dataclass
-class World:
-    """A relay, one that is reached through it (`hidden`), and one that wants to reach it (`caller`)."""
-
-    relay: Libp2pTransport
-    hidden: Libp2pTransport
-    caller: Libp2pTransport
-    address: str
-    """The relay's own."""
-    nursery: trio.Nursery
-
-    async def call(self) -> None:
-        await self.caller.connect(self.hidden.key, [circuit(self.address)])
-
-
-def transport(seed: int, **options: object) -> Libp2pTransport:
-    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], **options)  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def world(
-    rules: RelayRules | None = None, *, may_reserve: Callable[[PeerKey], bool] = lambda peer: True, place: bool = True
-) -> AsyncIterator[World]:
-    relay = transport(1, relay_for=may_reserve, relay_rules=rules)
-    with trio.fail_after(15):
-        async with trio.open_nursery() as nursery:
-            (address,) = await nursery.start(relay.serve, echo)
-            hidden, caller = transport(2, via=[address]), transport(3)
-            await nursery.start(hidden.serve, echo)
-            await nursery.start(caller.serve, echo)
-            made = World(relay, hidden, caller, address, nursery)
-            if place:
-                await until(lambda: not hidden.places.state[address])
-            yield made
-            nursery.cancel_scope.cancel()
-
-
-@pytest.fixture
-def no_punching(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stay(*_: object) -> None:
-        await trio.lowlevel.checkpoint()
-
-    monkeypatch.setattr(Puncher, "keep_trying", stay)
-
-
-async def exchange(stream: Stream, data: bytes, pause_s: float = 0.0) -> bytes:
-    """Send it, 64 KiB at a time, and read what comes back."""
-    back = bytearray()
-
-    async def send() -> None:
-        for at in range(0, len(data), 65_536):
-            await stream.send_all(data[at : at + 65_536])
-            await trio.sleep(pause_s)
-        await stream.send_eof()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(send)
-        async for part in stream:
-            back += part
-    return bytes(back)
 
 
 @pytest.mark.usefixtures("no_punching")
@@ -187,23 +90,6 @@ async def test_circuits_follow_one_another_before_the_time_limit() -> None:
                 assert await stream.receive_some() == bytes([count])
                 await trio.sleep(0.2)
         assert w.caller.legs.rotated >= 1
-
-
-async def test_a_circuit_becomes_a_connection_of_their_own_in_mid_stream() -> None:
-    async with world() as w:
-        await w.call()
-        async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
-            data = bytes(range(256)) * 4096
-            assert await exchange(stream, data, 0.05) == data
-        for near, far in ((w.caller, w.hidden), (w.hidden, w.caller)):
-            assert near.way(far.key) is Way.PUNCHED
-            assert near.puncher.punched == 1
-        assert w.relay.relay is not None
-        await until(lambda: w.relay.relay and not w.relay.relay.circuits)
-        relayed = w.relay.relay.relayed_bytes
-        async with await w.hidden.open_stream(w.caller.key, Lane.CONTROL) as stream:
-            assert await exchange(stream, bytes(100_000)) == bytes(100_000)
-        assert w.relay.relay.relayed_bytes == relayed
 
 
 async def test_strangers_get_no_place() -> None:
@@ -309,54 +195,21 @@ async def test_a_caller_that_says_nothing_is_not_waited_for_long() -> None:
         assert await stream.receive_some() == b""
 
 
-@pytest.mark.usefixtures("no_punching")
-async def test_a_token_that_nobody_waits_for_is_refused() -> None:
-    async with world() as w:
-        assert w.hidden.tcp is not None
-        (own,) = w.hidden.tcp.listening
-        with trio.fail_after(5):
-            stream = await trio.open_tcp_stream(*own)
-            await stream.send_all(TOKEN_MARK + bytes(16))
-            assert await ended(stream)
-        near, far = trio.testing.memory_stream_pair()
-        await w.hidden.legs.arrived(bytes(16), CircuitLeg(near))
-        assert await far.receive_some() == b""
-
-
-async def test_a_meeting_dials_nobody_nearer_than_ourselves() -> None:
-    puncher = transport(4).puncher
-    addrs = ["/ip4/127.0.0.1/tcp/22", "/ip4/10.0.0.1/tcp/22", "/ip4/8.8.8.8/tcp/4001", "what", circuit(ANY)]
-    assert puncher._targets(addrs) == {("8.8.8.8", 4001)}
-    puncher._transport.legs.observed = "/ip4/192.168.1.2/tcp/4"
-    assert puncher._targets(addrs) == {("8.8.8.8", 4001), ("10.0.0.1", 22)}
-
-
-async def test_punching_needs_a_circuit() -> None:
-    async with world() as w:
-        await w.caller.connect(w.relay.key, [w.address])
-        edge = w.relay._edges[w.caller.key]
-        (connection,) = edge.connections
-        near, _ = trio.testing.memory_stream_pair()
-        with pytest.raises(PeerError):
-            await w.relay.puncher.follow(connection, near)
-
-
-async def test_an_end_that_dials_itself_does_not_meet_itself() -> None:
-    """Behind one NAT both have the same private address: a dial to it may come back to who made it."""
-    async with world() as w:
-        assert w.caller.tcp is not None
-        (own,) = w.caller.tcp.listening
-        with trio.move_on_after(0.5):
-            address = f"/ip4/127.0.0.1/tcp/{own[1]}"
-            w.caller.legs.observed = address
-            assert await w.caller.puncher._meet(bytes(16), [address], leads=True) is None
-            pytest.fail("it met somebody")
-        assert not w.caller.puncher._meetings
-
-
-def test_the_two_ends_say_different_things() -> None:
-    assert punch._other(bytes(16)) != bytes(16)
-    assert punch._other(punch._other(bytes(16))) == bytes(16)
+async def test_an_address_is_confirmed_by_who_answers_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by nobody else, nor by what merely listens; and nothing is left of it."""
+    async with world(place=False) as w:
+        assert w.caller.host is not None
+        (own,) = (str(address).partition("/p2p/")[0] for address in w.caller.host.get_addrs())
+        assert await w.relay.probe(w.caller.key, own)
+        assert not await w.relay.probe(w.hidden.key, own)
+        assert not await w.relay.probe(w.caller.key, f"/ip4/127.0.0.1/tcp/{free_port()}")
+        for address in ("what", "/ip4/127.0.0.1/udp/4", circuit(own), "/ip4/127.0.0.1/tcp/0"):
+            assert not await w.relay.probe(w.caller.key, address)
+        monkeypatch.setattr("swarm.transport.probe._PROBE_S", 0.5)
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            assert not await w.relay.probe(w.caller.key, f"/ip4/127.0.0.1/tcp/{mute.getsockname()[1]}")
+        assert w.caller.key not in w.relay.peers()
+        assert not await transport(5).probe(w.caller.key, own)  # it does not serve
 
 
 async def test_hop_messages_as_stock_libp2p_writes_them() -> None:
