@@ -56,6 +56,11 @@ __all__ = ["EngineSeat", "NodeWorker", "Pace"]
 
 COMMITS_TOLD: Final = 4
 """Versions in a timesheet: it is sent more often than versions come."""
+FEW: Final = 8
+"""Work is asked for when a batch's so-many-th has become free, or nothing waits."""
+
+_Asking = tuple[int, Version, bytes]
+"""Room for so many sequences, at this version, with this root."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +76,9 @@ class EngineSeat(Protocol):
 
     @property
     def carries(self) -> bool: ...
+
+    @property
+    def joins(self) -> bool: ...
 
     @property
     def scores(self) -> bool: ...
@@ -152,7 +160,7 @@ class NodeWorker:
         self._news = trio.Event()
         self._serial = time.time_ns()
         """Of requests: must also rise over our own restarts, and nobody but us compares it with anything."""
-        self._asked: tuple[Any, ...] | None = None
+        self._asked: _Asking | None = None
         self._asked_at = float("-inf")
         self._tested = not pace.self_test_tokens
         """The self-test is over: work may be asked for."""
@@ -282,9 +290,10 @@ class NodeWorker:
                 self._wake()
             news = self._news
             while (jobs := self._next_jobs()) and self._engine.ready:
-                flight = _Flight(jobs, self._engine.version)
-                self._flights.append(flight)
-                nursery.start_soon(self._fly, flight)
+                for each in self._apart(jobs):
+                    flight = _Flight(each, self._engine.version)
+                    self._flights.append(flight)
+                    nursery.start_soon(self._fly, flight)
             self._book_time()
             with trio.move_on_after(self._pace.ask_every_s):  # deadlines pass without news, too
                 await news.wait()
@@ -352,6 +361,13 @@ class NodeWorker:
         for lease in self._holdings.expired(self._clock()):
             self._drop(lease)
         return self._holdings.begin(self._engine.version, self._pace.batch - self._rows)
+
+    def _apart(self, jobs: list[Job]) -> list[list[Job]]:
+        """What is drawn in one call. It ends with its longest sample, and the others' places are empty until then: so
+        it is one sample wherever that costs the engine nothing, unless a group wants to be drawn whole."""
+        if not self._engine.joins or jobs[0][0].message.whole:
+            return [jobs]
+        return [[job] for job in jobs]
 
     async def _generate(self, flight: _Flight) -> None:
         self._know(self._engine.version, self._engine.root)
@@ -455,7 +471,7 @@ class NodeWorker:
             return
         capacity = max(0, self._pace.capacity - self._holdings.waiting - self._rows)
         asking = (capacity, self._engine.version, self._engine.root)
-        if asking == self._asked and now < self._asked_at + self._pace.ask_every_s:
+        if now < self._asked_at + self._pace.ask_every_s and not self._is_news(asking):
             return
         self._asked, self._asked_at = asking, now
         self._serial += 1
@@ -464,6 +480,13 @@ class NodeWorker:
         message = WorkRequest(self._serial, capacity, epoch, version, self._engine.root, self.tokens_per_s, holding)
         await self._send(encode(message))
         await self._send(encode(self._timesheet()))
+
+    def _is_news(self, asking: _Asking) -> bool:
+        """Room for a sample more is none while others wait to be begun: where each ends by itself, that would be a
+        request for each."""
+        if self._asked is None or asking[1:] != self._asked[1:] or not self._holdings.waiting:
+            return asking != self._asked
+        return abs(asking[0] - self._asked[0]) >= max(1, self._pace.batch // FEW)
 
     def _timesheet(self) -> Timesheet:
         s = self.hours.seconds

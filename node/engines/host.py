@@ -168,6 +168,8 @@ class EngineHost:
         self.root: bytes = b""
         self.carries = False
         """It can stop after any token: a commit may fall into a sequence, and calls of `generate` may overlap."""
+        self.joins = False
+        """Sequences begun at different times share its steps, so each may be a call of `generate` by itself."""
         self.scores = False
         """It can say how likely given tokens are."""
         self.restarts = 0
@@ -249,7 +251,7 @@ class EngineHost:
         if not isinstance(hello, Ready) or self._link is not None:
             raise ChannelClosed("not an engine, or one too many")
         self._link = link = _Link(channel)
-        self.carries, self.scores = hello.carries, hello.scores
+        self.carries, self.joins, self.scores = hello.carries, hello.joins, hello.scores
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._attach, link)

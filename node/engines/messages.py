@@ -12,8 +12,9 @@
       Reload ----------------------------->  Proof
 
 `Ready.carries`: the engine can stop after any token, so a commit falls between two steps and several `Generate` may run
-at once; otherwise one runs at a time, and a commit waits for its end. Each request has a number, which its answer
-repeats; instead of any answer there may be `Failed`.
+at once; otherwise one runs at a time, and a commit waits for its end. `Ready.joins`: what runs at once shares its
+steps, so each sequence is a `Generate` by itself, and none waits for a longer one. Each request has a number, which its
+answer repeats; instead of any answer there may be `Failed`.
 """
 
 from typing import Annotated
@@ -109,11 +110,12 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The process runs; nothing is loaded yet. `carries`, `scores`: what its engine can do."""
+    """The process runs; nothing is loaded yet. `carries`, `joins`, `scores`: what its engine can do."""
 
     pid: int
     carries: bool = False
     scores: bool = False
+    joins: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -53,7 +53,7 @@ class EchoEngine:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.version, self.root = (0, 0), ROOT
-        self.ready, self.carries, self.scores = True, True, False
+        self.ready, self.carries, self.joins, self.scores = True, True, False, False
         self.drawn: list[tuple[int, ...]] = []
 
     async def wait_ready(self) -> None:

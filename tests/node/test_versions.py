@@ -20,7 +20,7 @@ class CarryingEngine:
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
         self.version, self.root = (0, 0), root(0)
-        self.ready, self.carries, self.scores = True, True, True
+        self.ready, self.carries, self.joins, self.scores = True, True, False, True
         self.running = 0
         self.cancelled = 0
         self.frozen = False

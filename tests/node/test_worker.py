@@ -3,13 +3,15 @@
 import os
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import trio
-from work_kit import SAMPLING, TOKENS, Swarm, collect, gid, head, root
+from work_kit import SAMPLING, TOKENS, Swarm, TimedEngine, collect, gid, head, root
 
 from codec.sign import Key
-from node.ledger.messages import Reason, SignedRollout, decode, encode, open_rollout
+from node.engines.base import Completion, Prompt, Span
+from node.ledger.messages import Reason, SignedRollout, WorkRequest, decode, encode, open_rollout
 
 
 def assert_whole(groups, n):
@@ -51,13 +53,64 @@ async def test_unequal_nodes_are_all_kept_busy(tmp_path, autojump_clock, ratio):
         session = service.open("warm", 8, SAMPLING)
         await collect(service, session, 20)
         service.close(session)
-        session = service.open("s", 8, SAMPLING)
+        session = service.open("s", 8, SAMPLING, total=200)
         started = trio.current_time()
         groups = await collect(service, session, 200, first=1000)
         seconds = trio.current_time() - started
         assert_whole(groups, 8)
         rate = 200 * 8 * TOKENS / seconds
         assert rate >= 0.95 * 400.0 * (1 + ratio)
+        nursery.cancel_scope.cancel()
+
+
+class JoiningEngine(TimedEngine):
+    """Draws each sequence at ten tokens a second, however many there are: some have ten times as many as others."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.carries = self.joins = True
+        self.calls: list[int] = []
+        self.running = self.most = 0
+
+    async def generate(self, prompts: Sequence[Prompt], sampling, counts=None):
+        self.calls.append(len(prompts))
+        self.running += len(prompts)
+        self.most = max(self.most, self.running)
+        lengths = [10 + prompt.stream % 91 for prompt in prompts]
+        try:
+            await trio.sleep(max(lengths) / 10)
+        finally:
+            self.running -= len(prompts)
+        made = [
+            Completion(
+                (*range(10, 8 + n), p.stream % (1 << 31) + 3, 2), (-1.0,) * n, "stop", (Span(self.version, 0, n),)
+            )
+            for p, n in zip(prompts, lengths, strict=True)
+        ]
+        return made, max(lengths) / 10
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_where_sequences_join_those_that_run_no_place_waits_for_the_longest(tmp_path, autojump_clock, whole):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        engine = JoiningEngine()
+        await swarm.add_node(1, 0.0, capacity=32, batch=16, engine=engine)
+        session = service.open("s", 4, SAMPLING, whole=whole)
+        started, before = trio.current_time(), len(swarm.wire.bodies)
+        groups = await collect(service, session, 40)
+        took_s = trio.current_time() - started
+        assert_whole(groups, 4)
+        assert engine.most == 16
+        drawn = sum(len(done.rollout.token_ids) // 4 for group in groups for done in group.done.values())
+        if whole:
+            assert set(engine.calls) == {4}
+        else:
+            assert set(engine.calls) == {1}
+            assert took_s < 1.25 * drawn / 160, "with sixteen in a call, each would take as long as its longest"
+            asked = [decode(body) for _, body in swarm.wire.bodies[before:]]
+            assert sum(isinstance(message, WorkRequest) for message in asked) < 0.75 * 160, "not one for each sample"
         nursery.cancel_scope.cancel()
 
 

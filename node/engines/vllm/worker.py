@@ -62,7 +62,7 @@ class VllmWorker(Worker):
     def serve(self) -> None:
         for run, name in ((self._receive, "receive"), (self._stage_for_ever, "stage"), (self._tell_for_ever, "tell")):
             threading.Thread(target=run, name=name, daemon=True).start()
-        self._channel.send(Ready(os.getpid(), carries=True, scores=True))
+        self._channel.send(Ready(os.getpid(), carries=True, scores=True, joins=True))
         self._work_off(self._tasks)
 
     def _stage_for_ever(self) -> None:
