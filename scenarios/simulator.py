@@ -17,6 +17,7 @@ from swarm.protocol.events import HeaderStored, LocalChunk, LocalLeave, LocalSea
 from swarm.protocol.peer import Peer
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Join
+from swarm.shell import Limits
 
 __all__ = ["Faults", "Link", "Node", "Published", "World"]
 
@@ -73,6 +74,9 @@ class World(VirtualNetwork):
     def _cpu(self) -> Cpu:
         return self._host or Cpu(self._costs)
 
+    def _workers(self) -> Cpu:
+        return Cpu(self._costs, Limits().workers)
+
     def _new_key(self) -> Key:
         return Key(self.rng.randbytes(32))
 
@@ -86,7 +90,7 @@ class World(VirtualNetwork):
         assert core.state.manifest is not None
         root = core.state.manifest.root
         number = self.nodes[key.public].number if key.public in self.nodes else len(self.nodes)
-        node = Node(key, core, link, self._cpu(), number, root=root, lists={root})
+        node = Node(key, core, link, self._cpu(), self._workers(), number, root=root, lists={root})
         self.nodes[key.public] = node
         self._carry_out(node, core.start(self.now))
         return node
@@ -123,7 +127,7 @@ class World(VirtualNetwork):
             key, self.swarm, ("/sim/0",), join, self.tuning, random.Random(self.rng.random()),
             held=held, layout_hash=LAYOUT if held else None,
         )  # fmt: skip
-        node = Node(key, core, link, self._cpu(), len(self.nodes))
+        node = Node(key, core, link, self._cpu(), self._workers(), len(self.nodes))
         if held is not None and core.state.manifest is not None:
             node.root = core.state.manifest.root
             node.lists.add(node.root)

@@ -41,6 +41,7 @@ class ModelledEngine:
     root: bytes
     version: Version = BASE_VERSION
     carries: bool = True
+    joins: bool = True
     scores: bool = False
     ready: bool = True
 

@@ -159,6 +159,14 @@ class VirtualNetwork(Clock):
         """Hand a `Work` body to the session with `peer`; lost when there is none."""
         self._do_send(node, Send(peer, Work(body)))
 
+    def send_heavy_work(self, node: Node, peer: bytes, body: bytes, size_bytes: int) -> None:
+        """The same for one that counts as so many bytes: it takes its turn on the uplink, and those that go this way
+        arrive in order."""
+        if (flow := self._flow(node, peer)) is not None:
+            heard = Heard(node.key.public, Work(body))
+            frame = Frame(wire_bytes(size_bytes), 0, None, self._apply, (flow.to, heard))
+            self.uplinks.send(flow, frame, pull=False)
+
     # ------------------------------------------------------------ sessions
 
     def _do_dial(self, node: Node, effect: Dial) -> None:
@@ -349,7 +357,7 @@ class VirtualNetwork(Clock):
     # ------------------------------------------------------------ jobs, disk, time, news
 
     def _do_run(self, node: Node, effect: Run) -> None:
-        self.at(self.now + self.job_s, self._job_done, node, effect.job)
+        self.at(node.workers.charge(self.now, self.job_s), self._job_done, node, effect.job)
 
     def _job_done(self, node: Node, job: Job) -> None:
         self._apply(node, JobDone(job, *self._work(node, job)))

@@ -60,6 +60,8 @@ class Node:
     core: Peer | Authority
     link: Link
     cpu: Cpu
+    workers: Cpu
+    """The threads in which it decodes."""
     number: int = 0
     """The order in which nodes were made."""
     alive: bool = True

@@ -19,7 +19,7 @@ import trio
 from node.engines.base import SamplingParams
 from node.ledger.book import Book
 from node.ledger.facts import Accepted, Discarded, Fact
-from node.ledger.messages import pack_tokens
+from node.ledger.messages import SignedRollout, decode, pack_tokens
 from node.ledger.rules import Ledger
 from node.ledger.service import LedgerService, Session
 from node.ledger.settings import Settings
@@ -150,7 +150,7 @@ class _Seat:
         pace = Pace(capacity=2 * run.rows, batch=run.rows)
 
         async def send(body: bytes) -> None:
-            world.send_work(node, world.swarm, body)
+            world.send_heavy_work(node, world.swarm, body, _size_bytes(body, run))
             await trio.lowlevel.checkpoint()
 
         self.worker = NodeWorker(node.key, self.engine, send, pace)
@@ -305,6 +305,12 @@ class _Training:
             wasted=self.book.discarded + sum(seat.worker.lost_tokens for seat in seats),
             busy_s=sum(seat.worker.hours.seconds["generate"] for seat in seats),
         )
+
+
+def _size_bytes(body: bytes, run: Run) -> int:
+    """Of a node's message, had it all the tokens that are simulated as one (an id and a log-probability each)."""
+    more = 8 * run.tokens * (run.grain - 1) if isinstance(decode(body), SignedRollout) else 0
+    return len(body) + more
 
 
 async def _durable(action: Callable[..., Any], *args: Any) -> Any:
