@@ -12,6 +12,7 @@ sparse loader and its full reload in the same process.
     qwen3-364m, qwen3-364m-tied        Qwen3's shape, 364 million parameters untied: exact, and cost
     smollm2                            real weights, 135 million (needs the smollm2 extra): exact, and cost
     experts, fp8                       a mixture of experts, and weights quantized at load: exact, or refused
+    experts-plain                      experts kept as triton keeps them on a GPU, by a kernel of our own (CPUs only)
     forms                              layers quantized, repacked and copied by kernels of our own (CPUs only): exact
 
 The first run installs a vLLM for CPUs into the user's cache. VLLM_PYTHON names another, with or without a GPU.
@@ -51,11 +52,11 @@ LARGE: Final = {"hidden": 1024, "layers": 25, "wide": 3072, "vocabulary": 33792}
 """364 million parameters untied."""
 CASES: Final = (
     "tiny-untied", "tiny-tied", "tiny-tp2", "tiny-tp2-untied", "qwen3-364m", "qwen3-364m-tied", "smollm2", "experts",
-    "fp8", "forms",
+    "experts-plain", "fp8", "forms",
 )  # fmt: skip
 COSTED: Final = ("qwen3-364m", "qwen3-364m-tied", "smollm2")
 PROBE: Final = "swarm_probe.Probe"
-KERNELS: Final = "swarm_kernels.Kernels"
+KERNELS: Final = {"forms": "swarm_kernels.Kernels", "experts-plain": "swarm_experts.Experts"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _case(name: str, home: Path, cpu: bool) -> _Case:
             from node.trainers.grpo.smollm2 import smollm2_folder
 
             folder = smollm2_folder(_say)
-        case "experts":
+        case "experts" | "experts-plain":
             folder = make_experts(home / "model")
             more |= {} if cpu else {"moe_backend": "triton"}  # as our own flags have it
         case _:
@@ -87,8 +88,8 @@ def _case(name: str, home: Path, cpu: bool) -> _Case:
             folder = make_qwen3(home / "model", tied=tied, **size)
     if name == "fp8":
         flags, more = (*flags, "--quantization", "fp8"), more | {"quantization": "fp8"}
-    if name == "forms":
-        flags, more = ("--worker-extension-cls", KERNELS), more | {"worker_extension_cls": KERNELS}
+    if name in KERNELS:
+        flags, more = ("--worker-extension-cls", KERNELS[name]), more | {"worker_extension_cls": KERNELS[name]}
     return _Case(name, folder, ranks, flags, more)
 
 
