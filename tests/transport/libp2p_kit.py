@@ -1,5 +1,7 @@
 """Libp2p transports on loopback, for tests."""
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -39,3 +41,29 @@ async def two(accept: Accept = echo) -> AsyncIterator[tuple[Libp2pTransport, Lib
             await a.connect(b.key, addrs)
             yield a, b, addrs
             nursery.cancel_scope.cancel()
+
+
+_CHILD = """
+import sys, trio
+from codec.sign import Key
+from swarm.transport.libp2p import Libp2pTransport
+async def main():
+    async def accept(peer, lane, stream):
+        await trio.sleep_forever()
+    async with trio.open_nursery() as nursery:
+        child = Libp2pTransport(Key(bytes([7]) * 32), ["/ip4/127.0.0.1/tcp/0"])
+        print(*(await nursery.start(child.serve, accept)), flush=True)
+trio.run(main)
+"""
+
+
+@asynccontextmanager
+async def a_process() -> AsyncIterator[tuple[subprocess.Popen[str], PeerKey, str]]:
+    """Another process that serves and says nothing; its key and address. It is killed at the end."""
+    with subprocess.Popen([sys.executable, "-c", _CHILD], stdout=subprocess.PIPE, text=True) as child:  # noqa: ASYNC220
+        try:
+            assert child.stdout is not None
+            address = (await trio.to_thread.run_sync(child.stdout.readline)).strip()
+            yield child, Key(bytes([7]) * 32).public, address
+        finally:
+            child.kill()

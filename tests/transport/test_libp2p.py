@@ -1,8 +1,7 @@
 """Our transport over real sockets on loopback, against itself and against stock py-libp2p."""
 
+import signal
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import libp2p
@@ -14,7 +13,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.host.ping import PingService
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import info_from_p2p_addr
-from libp2p_kit import ANY, Stream, echo, transport, two, until_ended
+from libp2p_kit import ANY, Stream, a_process, echo, transport, two, until_ended
 from multiaddr import Multiaddr
 
 from codec.errors import PeerError, UsageError
@@ -205,43 +204,21 @@ async def test_a_peer_that_speaks_yamux_but_nonsense_on_a_stream() -> None:
         assert a.peers() == [b.key]
 
 
-CHILD = """
-import sys, trio
-from codec.sign import Key
-from swarm.transport.libp2p import Libp2pTransport
-async def main():
-    async def accept(peer, lane, stream):
-        await trio.sleep_forever()
-    async with trio.open_nursery() as nursery:
-        child = Libp2pTransport(Key(bytes([7]) * 32), ["/ip4/127.0.0.1/tcp/0"])
-        print(*(await nursery.start(child.serve, accept)), flush=True)
-trio.run(main)
-"""
-
-
-@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
-async def test_a_dead_and_a_stopped_process_are_found(signal: str) -> None:
-    import signal as signals
-
-    limits = replace(Limits(), ping_interval_s=0.8, silence_s=0.8)
-    near, far = transport(1, limits), Key(bytes([7]) * 32).public
-    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:  # noqa: ASYNC220
-        try:
-            assert child.stdout is not None
-            address = (await trio.to_thread.run_sync(child.stdout.readline)).strip()
-            with trio.fail_after(15):  # the limits that ship would take up to 20; test_patience waits for those
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(near.serve, echo)
-                    await near.connect(far, [address])
-                    stream = await near.open_stream(far, Lane.CONTROL)
-                    await trio.sleep(0.1)
-                    child.send_signal(signals.Signals[signal])
-                    with pytest.raises(trio.BrokenResourceError):
-                        await stream.receive_some()
-                    assert near.peers() == []
-                    nursery.cancel_scope.cancel()
-        finally:
-            child.kill()
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_dead_and_a_stopped_process_are_found(number: signal.Signals) -> None:
+    near = transport(1, replace(Limits(), ping_interval_s=0.8, silence_s=0.8))
+    async with a_process() as (child, far, address):
+        with trio.fail_after(15):  # the limits that ship would take up to 20; test_patience waits for those
+            async with trio.open_nursery() as nursery:
+                await nursery.start(near.serve, echo)
+                await near.connect(far, [address])
+                stream = await near.open_stream(far, Lane.CONTROL)
+                await trio.sleep(0.1)
+                child.send_signal(number)
+                with pytest.raises(trio.BrokenResourceError):
+                    await stream.receive_some()
+                assert near.peers() == []
+                nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("ours_dials", [True, False])

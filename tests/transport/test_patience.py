@@ -1,11 +1,10 @@
 """What only a real clock shows, with the limits that ship: readers that pause, processes that stop. Minutes."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
 import trio
+from libp2p_kit import ANY, a_process, echo
 
 from codec.sign import Key
 from swarm.transport.base import Lane, PeerKey
@@ -14,7 +13,6 @@ from swarm.transport.yamux import Limits
 
 pytestmark = pytest.mark.slow
 
-ANY = "/ip4/127.0.0.1/tcp/0"
 PAUSE_S = 65.0
 LENGTH = 24 << 20
 
@@ -46,38 +44,15 @@ async def test_a_reader_that_pauses_a_minute_loses_nothing() -> None:
     assert got == LENGTH
 
 
-CHILD = """
-import trio
-from codec.sign import Key
-from swarm.transport.libp2p import Libp2pTransport
-async def main():
-    async def accept(peer, lane, stream):
-        await trio.sleep_forever()
-    async with trio.open_nursery() as nursery:
-        child = Libp2pTransport(Key(bytes([7]) * 32), ["/ip4/127.0.0.1/tcp/0"])
-        print(*(await nursery.start(child.serve, accept)), flush=True)
-trio.run(main)
-"""
-
-
 async def test_a_stopped_process_is_gone_within_the_stated_time() -> None:
     limits = Limits()
-    near, far = Libp2pTransport(Key(b"n" * 32), [ANY]), Key(bytes([7]) * 32).public
-
-    async def ignore(*_: object) -> None: ...
-
-    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:  # noqa: ASYNC220
-        try:
-            assert child.stdout is not None
-            address = (await trio.to_thread.run_sync(child.stdout.readline)).strip()
-            async with trio.open_nursery() as nursery:
-                await nursery.start(near.serve, ignore)
-                await near.connect(far, [address])
-                await trio.sleep(1)
-                child.send_signal(signal.SIGSTOP)
-                with trio.fail_after(limits.ping_interval_s + limits.silence_s + 2):
-                    while near.peers():  # noqa: ASYNC110
-                        await trio.sleep(0.1)
-                nursery.cancel_scope.cancel()
-        finally:
-            child.kill()
+    near = Libp2pTransport(Key(b"n" * 32), [ANY])
+    async with a_process() as (child, far, address), trio.open_nursery() as nursery:
+        await nursery.start(near.serve, echo)
+        await near.connect(far, [address])
+        await trio.sleep(1)
+        child.send_signal(signal.SIGSTOP)
+        with trio.fail_after(limits.ping_interval_s + limits.silence_s + 2):
+            while near.peers():  # noqa: ASYNC110
+                await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
