@@ -11,6 +11,7 @@ sparse loader and its full reload in the same process.
     tiny-tp2, tiny-tp2-untied          the same on two ranks
     qwen3-364m, qwen3-364m-tied        Qwen3's shape, 364 million parameters untied: exact, and cost
     smollm2                            real weights, 135 million (needs the smollm2 extra): exact, and cost
+    latent                             DeepSeek's attention, which keeps what it absorbs a second time: exact
     experts, fp8                       a mixture of experts, and weights quantized at load: exact, or refused
     experts-plain                      experts kept as triton keeps them on a GPU, by a kernel of our own (CPUs only)
     forms                              layers quantized, repacked and copied by kernels of our own (CPUs only): exact
@@ -39,7 +40,7 @@ from node.logs import configure
 from scenarios import engine_fresh
 from scenarios.engine_bench import PROBE_ENV, SMALL, Bench, bench
 from scenarios.engine_cost import cost
-from scenarios.engine_models import make_experts, make_qwen3, step_of
+from scenarios.engine_models import make_experts, make_latent, make_qwen3, step_of
 from scenarios.vllm_environment import vllm_python
 
 __all__ = ["main"]
@@ -51,8 +52,8 @@ SHORT: Final = ("forms",)
 LARGE: Final = {"hidden": 1024, "layers": 25, "wide": 3072, "vocabulary": 33792}
 """364 million parameters untied."""
 CASES: Final = (
-    "tiny-untied", "tiny-tied", "tiny-tp2", "tiny-tp2-untied", "qwen3-364m", "qwen3-364m-tied", "smollm2", "experts",
-    "experts-plain", "fp8", "forms",
+    "tiny-untied", "tiny-tied", "tiny-tp2", "tiny-tp2-untied", "qwen3-364m", "qwen3-364m-tied", "smollm2", "latent",
+    "experts", "experts-plain", "fp8", "forms",
 )  # fmt: skip
 COSTED: Final = ("qwen3-364m", "qwen3-364m-tied", "smollm2")
 PROBE: Final = "swarm_probe.Probe"
@@ -79,6 +80,8 @@ def _case(name: str, home: Path, cpu: bool) -> _Case:
             from node.trainers.grpo.smollm2 import smollm2_folder
 
             folder = smollm2_folder(_say)
+        case "latent":
+            folder = make_latent(home / "model")
         case "experts" | "experts-plain":
             folder = make_experts(home / "model")
             more |= {} if cpu else {"moe_backend": "triton"}  # as our own flags have it

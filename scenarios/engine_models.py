@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from codec import Replica
 from codec.staging import Staged, StagedBlock, block_hash
 
-__all__ = ["make_experts", "make_qwen3", "make_tokenizer", "make_wide_norms", "step_of"]
+__all__ = ["make_experts", "make_latent", "make_qwen3", "make_tokenizer", "make_wide_norms", "step_of"]
 
 
 def make_tokenizer(folder: Path, vocabulary: int) -> None:
@@ -81,6 +81,20 @@ def make_experts(folder: Path, *, seed: int = 0) -> Path:
         dtype="bfloat16",
     )  # fmt: skip
     return _save(Qwen3MoeForCausalLM(config), folder, 512, seed)
+
+
+def make_latent(folder: Path, *, seed: int = 0) -> Path:
+    """A DeepSeek-V2 without experts, 3 million random bf16 parameters: what its attention absorbs is kept twice."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    config = DeepseekV2Config(
+        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, kv_lora_rank=512, q_lora_rank=None, qk_rope_head_dim=64, qk_nope_head_dim=128,
+        v_head_dim=128, first_k_dense_replace=2, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1,
+        max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=2, pad_token_id=0, bos_token_id=None,
+        dtype="bfloat16",
+    )  # fmt: skip
+    return _save(DeepseekV2ForCausalLM(config), folder, 512, seed)
 
 
 def make_wide_norms(base: Path, folder: Path) -> Path:
