@@ -49,6 +49,7 @@ from swarm.protocol.greeting import give_roster
 from swarm.protocol.lease import Standing
 from swarm.protocol.links import Links
 from swarm.protocol.membership import Membership
+from swarm.protocol.offers import Offers
 from swarm.protocol.progress import Progress
 from swarm.protocol.pull import Pulls
 from swarm.protocol.relief import Relief
@@ -66,6 +67,7 @@ from swarm.protocol.wire import (
     Lacks,
     LacksChunk,
     ManifestNews,
+    Offer,
     Ping,
     Pong,
     Refused,
@@ -79,6 +81,7 @@ from swarm.protocol.wire import (
     WantManifest,
     WantRoster,
     Welcome,
+    Wishes,
     Work,
 )
 
@@ -87,8 +90,10 @@ __all__ = ["BAN_S", "Peer", "serve_chunk", "serve_manifest"]
 _MOVES_NOTHING = (HeaderStored, PieceStored, SendDone)
 """The most frequent events. A piece that makes its chunk whole says so itself."""
 
-GIFTS_AT_ONCE = 1
-"""Of who has nothing better to do with its uplink: more would come late."""
+FEW_NEAR = 6
+"""Neighbours in our own region that are enough to be told what comes late: from afar it would come later still."""
+MOST_NEAR = 24
+"""And that are told at most."""
 BAN_S = 600.0
 """How long a peer that sent false bytes is refused by whoever saw it."""
 
@@ -112,7 +117,8 @@ class Peer:
         self.state = State.new(key, swarm, tuning, rng)
         self.pulls = Pulls(tuning)
         exchange = self.state.exchange
-        self.relief = Relief(tuning, self._idle_sources, exchange.parent)
+        self.relief = Relief(tuning, self._near, exchange.parent)
+        self.offers = Offers(self.state)
         self.membership = Membership(self.state, join, authority)
         self.catchup = Catchup(self.state, self._sources)
         self.progress = Progress(self.state, self.pulls, self.relief, relay_only=join.relay_only, repair=self._repair)
@@ -134,7 +140,7 @@ class Peer:
             PartsDone: self._parts_done,
             Gave: lambda e, now: self.membership.renewals.gave(e.peer, e.size_bytes),
             UnknownLabel: self.catchup.unknown_label,
-            SendDone: self.state.sent,
+            SendDone: self._send_done,
             ManifestSeen: self._manifest_seen,
             JobDone: self._job_done,
             Damaged: self._damaged,
@@ -151,8 +157,10 @@ class Peer:
             Reports: lambda s, m, now: self.membership.renewals.climb(m, now),
             Attach: lambda s, m, now: self.state.exchange.attached(s.peer, m, now, self.state.effects),
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
-            Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
-            WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m, now),
+            Credit: self._credit,
+            WantChunk: self._want_chunk,
+            Wishes: lambda s, m, now: self.offers.heard(s.peer, m, now),
+            Offer: lambda s, m, now: self.relief.offered(s.peer, key_of(m), now, self.state.effects),
             LacksChunk: self._lacks_chunk,
             Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
             Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
@@ -193,6 +201,7 @@ class Peer:
             self.state.notify("unreachable", why=event.why)
         self.pulls.lost(event.peer)
         self.relief.lost(event.peer)
+        self.offers.lost(event.peer)
         self.state.gifts.lost(event.peer)
         self.membership.lost(event.peer, session, now)
         self.catchup.lost(event.peer, now)
@@ -331,27 +340,34 @@ class Peer:
 
     def _lacks_chunk(self, session: Session, message: LacksChunk, now: float) -> None:
         self.pulls.lacks(session.peer, key_of(message))
-        self.relief.lacks(session.peer, key_of(message), now, self.state.effects)
+        self.relief.lacks(session.peer, key_of(message), self.state.effects)
 
     def _relieved(self, chunk: Chunk) -> bool:
         return chunk.key in self.relief
 
-    def _idle_sources(self, stripe: int, seq: int) -> list[bytes]:
-        """Whom to ask for what a parent owes us: neighbours that do not get it through us, those of our region first, a
-        different one for each chunk; never the authority."""
-        state = self.state
-        below = state.exchange.children.get(stripe, {})
-        roster, grant = state.roster, state.grant
+    def _near(self) -> list[bytes]:
+        """Whom to tell what comes late: neighbours of our region, or where those are few all; never the authority."""
+        state, roster, grant = self.state, self.state.roster, self.state.grant
         me = roster.member(grant.slot) if roster is not None and grant is not None else None
         if roster is None or me is None:
             return []
-        near: list[bytes] = []
-        far: list[bytes] = []
-        for session in state.sessions:
-            if session.ready and session.slot is not None and session.peer not in below:
-                member = roster.member(session.slot)
-                (near if member is not None and member.region == me.region else far).append(session.peer)
-        return [*turned(sorted(near), me.slot + seq), *turned(sorted(far), me.slot + seq)]
+        known = sorted((m.region != me.region, m.slot, s.peer) for s in state.sessions
+                       if s.ready and (m := roster.member_of(s.peer)) is not None)  # fmt: skip
+        near = sum(not far for far, _, _ in known)
+        return [peer for _, _, peer in known[: max(near, FEW_NEAR)]][:MOST_NEAR]
+
+    def _credit(self, session: Session, message: Credit, now: float) -> None:
+        self.state.exchange.credited(session.peer, message, now, self.state.effects)
+        self.offers.look(now)
+
+    def _send_done(self, event: SendDone, now: float) -> None:
+        self.state.sent(event, now)
+        if event.pull:
+            self.offers.look(now)
+
+    def _want_chunk(self, session: Session, message: WantChunk, now: float) -> None:
+        self.offers.taken(session.peer, key_of(message))
+        serve_chunk(self.state, session.peer, message, now)
 
     def _want_blob(self, session: Session, message: WantBlob, now: float) -> None:
         if self.state.exchange.gives:
@@ -418,15 +434,9 @@ class Peer:
         return Standing.DEAD if grant is None else self.state.leases.standing(grant.slot, now)
 
 
-def key_of(message: Skip | LacksChunk | WantChunk) -> ChunkKey:
+def key_of(message: Skip | LacksChunk | WantChunk | Offer) -> ChunkKey:
     """The chunk that it names."""
     return ChunkKey(message.epoch, message.version, message.attempt, message.seq)
-
-
-def turned(peers: list[bytes], by: int) -> list[bytes]:
-    """Beginning with another one each time."""
-    at = by % len(peers) if peers else 0
-    return peers[at:] + peers[:at]
 
 
 def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
@@ -436,10 +446,9 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
     pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
     if state.gifts.busy(peer, key):
         return
-    if chunk is not None and not want.idle and state.exchange.take_back(peer, chunk, pieces, now, state.effects):
+    if chunk is not None and state.exchange.take_back(peer, chunk, pieces, now, state.effects):
         return
-    busy = want.idle and not (chunk is not None and chunk.whole and _idle(state))
-    if chunk is None or not pieces or state.gifts.full(peer) or busy:
+    if chunk is None or not pieces or state.gifts.full(peer):
         state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
     asked = state.exchange.paid(chunk, [index for index in range(len(chunk.sizes)) if pieces >> index & 1])
@@ -451,11 +460,6 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
     state.emit(SendHeader(peer, chunk.stripe, key, pull=True))
     for index in asked:
         state.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))
-
-
-def _idle(state: State) -> bool:
-    """Our uplink has little to do."""
-    return state.exchange.waiting_bytes < state.tuning.idle_bytes and state.gifts.count < GIFTS_AT_ONCE
 
 
 def serve_manifest(state: State, peer: bytes, want: WantManifest) -> None:

@@ -68,7 +68,7 @@ class Progress:
             return
         state.exchange.push(taken[0], event.index, event.peer, now, state.effects)
         self._pulls.arrived(taken[0], now)
-        self._relief.arrived(taken[0], event.peer, now, state.effects)
+        self._relief.arrived(taken[0], event.peer, now)
         if taken[0].whole:
             self.advance(now)
 

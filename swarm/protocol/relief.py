@@ -3,64 +3,67 @@
 Headers run ahead of pieces, down all trees, so a child knows within a round trip what each stripe is to bring: it holds
 the header of every chunk that has been dealt. What of them is still missing is what its parent *owes*. A parent that
 has less uplink than the plan thought, or itself waits for another, owes more and more; one that keeps up never owes
-much more than the chunk that is on its way.
+much more than what is on its way.
 
-Chunks beyond that are asked of neighbours whose uplink has nothing better to do, the oldest first, one neighbour at a
-time; who lacks it, or is busy, says so at once. A parent that cannot keep up gives each child other chunks first (see
-`exchange`), so that its children have what their siblings lack. Only when its first piece is here is the parent told to
-skip the chunk, so that nothing is ever asked of nobody. What the giver then fails to bring is asked of the parent.
+Chunks beyond that are *wished for*: a member tells its neighbours which, whenever the list changes, and who holds one
+of them whole and has uplink to spare offers it (see `offers`). The first offer is taken, and the parent is told to skip
+the chunk; so one who has nothing to give is asked nothing and answers nothing. A parent that cannot keep up gives each
+child other chunks first (see `exchange`), so that its children have what their siblings lack. What a giver then fails
+to bring is asked of the parent.
 """
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, bits_of
 from swarm.protocol.events import Effect, Send, SetTimer, VersionId
 from swarm.protocol.tuning import Tuning
-from swarm.protocol.wire import Skip, WantChunk
+from swarm.protocol.wire import MAX_WISHES, Skip, WantChunk, Wishes
 
-__all__ = ["Relief"]
+__all__ = ["PROMISES", "WISHES_HOLD_S", "Relief"]
 
-TRIES = 4
-"""Neighbours asked for a chunk in a row; then it has to wait a little."""
+WISHES_HOLD_S = 1.0
+"""A list of wishes is good for so long; it is said again before that."""
+PROMISES = 2
+"""That one neighbour is believed at a time."""
+BROKEN_S = 10.0
+"""Who did not bring what it offered is not believed again for so long."""
 
 
 @dataclass(slots=True)
-class _Asked:
-    """One chunk that we try to get from somebody else."""
+class _Promised:
+    """One chunk that somebody else brings."""
 
     stripe: int
-    tried: set[bytes] = field(default_factory=set)
-    source: bytes | None = None
-    deadline: float = 0.0
-    begun: bool = False
-    """Pieces of it come; the parent was told to skip it."""
+    source: bytes
+    deadline: float
 
 
 class Relief:
-    """Of one member. `sources(stripe)`: whom to ask for a chunk of it, best first; never the authority. `parent`: who
-    brings a stripe."""
+    """Of one member. `neighbours()`: whom to tell, never the authority. `parent`: who brings a stripe."""
 
     def __init__(
-        self,
-        tuning: Tuning,
-        sources: Callable[[int, int], list[bytes]],
-        parent: Callable[[int], bytes | None],
+        self, tuning: Tuning, neighbours: Callable[[], list[bytes]], parent: Callable[[int], bytes | None]
     ) -> None:
         self._tuning = tuning
-        self._sources = sources
+        self._neighbours = neighbours
         self._parent = parent
         self._owed: dict[int, dict[ChunkKey, tuple[Chunk, float]]] = {}
         """By stripe, in the order of their headers: chunks that are not whole yet, and from when on they are late."""
         self._due_at = float("inf")
         """When the timer goes off."""
-        self._asked: dict[ChunkKey, _Asked] = {}
-        self._busy: dict[bytes, float] = {}
-        """Who lacked something or had no uplink to spare, and until when it is not asked again."""
+        self._promised: dict[ChunkKey, _Promised] = {}
+        self._wishes: list[ChunkKey] = []
+        self._told: dict[bytes, list[ChunkKey]] = {}
+        """What each neighbour was told."""
+        self._told_at = float("-inf")
+        self._broke: dict[bytes, float] = {}
+        """Who did not bring what it offered, and until when it is not believed."""
 
     def __contains__(self, key: ChunkKey) -> bool:
-        return key in self._asked
+        return key in self._promised
 
     def owes(self, chunk: Chunk, now: float, effects: list[Effect]) -> None:
         """Its header has come."""
@@ -74,45 +77,61 @@ class Relief:
             self._due_at = at
             effects.append(SetTimer("relief", at))
 
-    def arrived(self, chunk: Chunk, peer: bytes | None, now: float, effects: list[Effect]) -> None:
+    def arrived(self, chunk: Chunk, peer: bytes | None, now: float) -> None:
         """A piece of it came."""
-        asked = self._asked.get(chunk.key)
-        if asked is None:
+        promised = self._promised.get(chunk.key)
+        if promised is None:
             return
         if chunk.whole:
-            del self._asked[chunk.key]
-        elif peer == asked.source:
-            asked.deadline = now + self._tuning.relief_deadline_s
-            self._skip(chunk.key, asked, effects)
+            del self._promised[chunk.key]
+        elif peer == promised.source:
+            promised.deadline = now + self._tuning.relief_deadline_s
 
-    def _skip(self, key: ChunkKey, asked: _Asked, effects: list[Effect]) -> None:
-        parent = self._parent(asked.stripe)
-        if not asked.begun and parent is not None:
-            asked.begun = True
-            effects.append(Send(parent, Skip(asked.stripe, *key)))
+    def offered(self, peer: bytes, key: ChunkKey, now: float, effects: list[Effect]) -> None:
+        """`peer` holds it and has uplink to spare. Who offers what we need no more is told what we do need."""
+        chunk = next((chunks[key][0] for chunks in self._owed.values() if key in chunks), None)
+        self._wishes = [wish for wish in self._wishes if wish != key]
+        if chunk is None or chunk.stripe is None or chunk.have or not self._believes(peer, key, now):
+            self._tell([peer], effects)
+            return
+        self._promised[key] = _Promised(chunk.stripe, peer, now + self._tuning.relief_deadline_s)
+        parent = self._parent(chunk.stripe)
+        if parent is not None and parent != peer:
+            effects.append(Send(parent, Skip(chunk.stripe, *key)))
+        effects.append(Send(peer, _want(chunk)))
 
-    def lacks(self, peer: bytes, key: ChunkKey, now: float, effects: list[Effect]) -> None:
-        """`peer` says that it has not got it, or better things to do."""
-        self._busy[peer] = now + self._tuning.relief_pause_s
-        asked = self._asked.get(key)
-        if asked is not None and asked.source == peer:
-            self._next(key, asked, now, effects)
+    def _believes(self, peer: bytes, key: ChunkKey, now: float) -> bool:
+        by = Counter(promised.source for promised in self._promised.values())
+        room = by.total() < self._tuning.pulls_in_flight and by[peer] < PROMISES
+        return room and key not in self._promised and now >= self._broke.get(peer, now)
+
+    def lacks(self, peer: bytes, key: ChunkKey, effects: list[Effect]) -> None:
+        """`peer` cannot give it after all."""
+        promised = self._promised.get(key)
+        if promised is not None and promised.source == peer:
+            self._back_to_parent(key, promised, effects)
 
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone, and with it what it was to send."""
-        for asked in self._asked.values():
-            if asked.source == peer:
-                asked.deadline = 0.0
+        self._told.pop(peer, None)
+        self._broke.pop(peer, None)
+        for promised in self._promised.values():
+            if promised.source == peer:
+                promised.deadline = 0.0
 
     def due(self, now: float, effects: list[Effect]) -> None:
-        """Some chunk is late: move on from who has brought nothing in time, and look at what is owed."""
+        """Some chunk is late: go back to the parent with what was promised and did not come, look at what is owed."""
         self._due_at = float("inf")
-        self._busy = {peer: until for peer, until in self._busy.items() if until > now}
-        for key, asked in list(self._asked.items()):
-            if now >= asked.deadline:
-                self._next(key, asked, now, effects)
-        for stripe in list(self._owed):
-            self._look(stripe, now, effects)
+        for key, promised in list(self._promised.items()):
+            if now >= promised.deadline:
+                self._broke[promised.source] = now + BROKEN_S
+                self._back_to_parent(key, promised, effects)
+        wishes = sorted(key for stripe in self._owed for key in self._late(stripe, now))
+        self._wishes = [key for key in wishes[:MAX_WISHES] if key[:3] == wishes[0][:3]]
+        if now - self._told_at >= 0.6 * WISHES_HOLD_S:  # whoever has a list is told it again
+            self._told = {peer: keys for peer, keys in self._told.items() if not keys}
+            self._told_at = now
+        self._tell(self._neighbours(), effects)
         nexts = [
             max(late, now + self._tuning.relief_pause_s)
             for chunks in self._owed.values()
@@ -121,53 +140,49 @@ class Relief:
         if nexts:
             self._wake(min(nexts), effects)
 
+    def _tell(self, peers: list[bytes], effects: list[Effect]) -> None:
+        wishes = self._wishes
+        for i, peer in enumerate(peers):
+            if self._told.get(peer, []) != wishes:
+                self._told[peer] = wishes
+                turn = i * len(wishes) // max(1, len(peers))
+                of = wishes[0][:3] if wishes else (0, 0, 0)
+                seqs = tuple(key.seq for key in wishes[turn:] + wishes[:turn])
+                effects.append(Send(peer, Wishes(*of, seqs)))
+
     def forget(self, floor: VersionId) -> None:
         """Versions up to this one are settled."""
         for chunks in self._owed.values():
             for key in [k for k in chunks if (k.epoch, k.version) <= floor]:
                 del chunks[key]
-        for key in [k for k in self._asked if (k.epoch, k.version) <= floor]:
-            del self._asked[key]
+        for key in [k for k in self._promised if (k.epoch, k.version) <= floor]:
+            del self._promised[key]
 
-    def _look(self, stripe: int, now: float, effects: list[Effect]) -> None:
-        """Ask for what is owed beyond what a parent in time would owe."""
+    def _late(self, stripe: int, now: float) -> list[ChunkKey]:
+        """What is owed in this stripe beyond what a parent in time would owe, and nothing of has come."""
         chunks = self._owed[stripe]
-        parent = self._parent(stripe)
-        if parent is None:
-            return
         for key in [key for key, (chunk, _) in chunks.items() if chunk.whole]:
             del chunks[key]
+        if self._parent(stripe) is None:
+            return []
         left = {key: (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
-                for key, (chunk, _) in chunks.items() if key not in self._asked}  # fmt: skip
+                for key, (chunk, _) in chunks.items() if key not in self._promised}  # fmt: skip
         owed = sum(left.values())
+        late: list[ChunkKey] = []
         for key in left:
-            chunk, late = chunks[key]
-            asks = len(self._asked) < self._tuning.pulls_in_flight
-            if asks and now >= late and not chunk.have and owed - left[key] >= self._tuning.owed_bytes:
-                asked = self._asked[key] = _Asked(stripe)
-                if not self._next(key, asked, now, effects):
-                    return
+            chunk, at = chunks[key]
+            if now >= at and not chunk.have and owed - left[key] >= self._tuning.owed_bytes:
+                late.append(key)
                 owed -= left[key]
+        return late
 
-    def _next(self, key: ChunkKey, asked: _Asked, now: float, effects: list[Effect]) -> bool:
-        """Ask somebody else; False when there is nobody: then it is the parent's again."""
-        owed = self._owed.get(asked.stripe, {}).get(key)
-        parent = self._parent(asked.stripe)
-        if owed is None:
-            del self._asked[key]
-            return False
-        chunk, _ = owed
-        for peer in self._sources(asked.stripe, key.seq) if len(asked.tried) < TRIES else ():
-            if peer not in asked.tried and peer not in self._busy and peer != parent:
-                asked.tried.add(peer)
-                asked.source, asked.deadline = peer, now + self._tuning.relief_deadline_s
-                effects.append(Send(peer, _want(chunk, idle=True)))
-                return True
-        del self._asked[key]
-        if asked.begun and parent is not None:
-            effects.append(Send(parent, _want(chunk, idle=False)))
-        return False
+    def _back_to_parent(self, key: ChunkKey, promised: _Promised, effects: list[Effect]) -> None:
+        del self._promised[key]
+        owed = self._owed.get(promised.stripe, {}).get(key)
+        parent = self._parent(promised.stripe)
+        if owed is not None and parent is not None:
+            effects.append(Send(parent, _want(owed[0])))
 
 
-def _want(chunk: Chunk, *, idle: bool) -> WantChunk:
-    return WantChunk(*chunk.key, bits_of(chunk.full & ~chunk.have, chunk.full), idle)
+def _want(chunk: Chunk) -> WantChunk:
+    return WantChunk(*chunk.key, bits_of(chunk.full & ~chunk.have, chunk.full))

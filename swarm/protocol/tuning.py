@@ -51,11 +51,11 @@ class Tuning:
     """What a parent in time may owe: two pieces, and what a stripe brings in 40 ms. Headers and pieces come the same
     way, so its length is of no account. A late chunk besides which more is owed is not about to come."""
     relief_deadline_s: float = 1.0
-    """A neighbour that said nothing and brought nothing for so long makes way for the next."""
+    """A neighbour that brought nothing of what it offered for so long is not believed: it is the parent's again."""
     relief_pause_s: float = 0.15
-    """Who lacked something, or was busy, is not asked again for so long."""
+    """How often a member looks at what comes late, and tells its neighbours."""
     idle_bytes: int = 384 << 10
-    """Whoever has less waiting for its children than this may be asked for what others' parents owe: about 15 ms of 200
+    """Whoever has less waiting for its children than this offers what others' parents owe: about 15 ms of 200
     Mbit/s."""
     stripes: int = 8
     """Trees. A hop's delay is stripes x piece / uplink, but fewer stripes leave uplinks idle; 8 is near the optimum."""

@@ -22,6 +22,7 @@ __all__ = [
     "FRAME_HEAD",
     "MAX_FRAME_BODY",
     "MAX_MESSAGE_BYTES",
+    "MAX_WISHES",
     "PROTOCOL",
     "Attach",
     "Blob",
@@ -39,6 +40,7 @@ __all__ = [
     "ManifestNews",
     "Message",
     "Neighbour",
+    "Offer",
     "Ping",
     "Pong",
     "Refused",
@@ -52,6 +54,7 @@ __all__ = [
     "WantManifest",
     "WantRoster",
     "Welcome",
+    "Wishes",
     "Work",
     "decode",
     "encode",
@@ -65,6 +68,8 @@ MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_DOCUMENT: Final = 3 << 20
 MAX_WORK: Final = 1 << 20
 BLOB_NAME_BYTES: Final = 256
+MAX_WISHES: Final = 24
+"""Chunks that one list of wishes may name."""
 
 Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Sealed = Annotated[bytes, msgspec.Meta(max_length=MAX_DOCUMENT)]
@@ -195,8 +200,6 @@ class WantChunk(Message, frozen=True, tag=12):
     attempt: U32
     seq: U32
     pieces: Annotated[bytes, msgspec.Meta(max_length=128)]
-    idle: bool = False
-    """Only if your uplink has nothing better to do; else say that you lack it."""
 
 
 class LacksChunk(Message, frozen=True, tag=13):
@@ -293,10 +296,29 @@ class Skip(Message, frozen=True, tag=24):
     seq: U32
 
 
+class Wishes(Message, frozen=True, tag=25):
+    """To a neighbour: these chunks come late to me. Offer me one if you hold it and have uplink to spare. Replaces what
+    I said before; empty: nothing."""
+
+    epoch: U32
+    version: U63
+    attempt: U32
+    seqs: Annotated[tuple[U32, ...], msgspec.Meta(max_length=MAX_WISHES)]
+
+
+class Offer(Message, frozen=True, tag=26):
+    """Answer to `Wishes`: ask me for this chunk, and I send it now."""
+
+    epoch: U32
+    version: U63
+    attempt: U32
+    seq: U32
+
+
 _ALL = (
     Join | Welcome | Refused | Hello | RosterNews | HeartbeatNews | ManifestNews | Reports | Attach | Detach | Credit
     | WantChunk | LacksChunk | WantBlob | WantBlock | Lacks | WantManifest | Work | Bye
-    | RosterStep | WantRoster | Ping | Pong | Skip
+    | RosterStep | WantRoster | Ping | Pong | Skip | Wishes | Offer
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)

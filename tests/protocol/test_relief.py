@@ -1,20 +1,20 @@
-"""Relief: what a parent owes is got from neighbours, and from the parent after all where they fail."""
+"""Relief: what a parent owes is wished for, taken from whoever offers it, and from the parent where they fail."""
 
 from protocol_kit import TUNING, book_with, header, key_of, version
 
 from swarm.protocol.chunks import Chunk, Chunks
 from swarm.protocol.events import Effect, Send, SetTimer
-from swarm.protocol.relief import Relief
-from swarm.protocol.wire import Skip, WantChunk
+from swarm.protocol.relief import PROMISES, WISHES_HOLD_S, Relief
+from swarm.protocol.wire import Skip, WantChunk, Wishes
 
 PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
 LATE = TUNING.relief_after_s
 
 
-def owing(chunks: int, sources: tuple[bytes, ...] = (ANNA, BEN)) -> tuple[Relief, Chunks, list[Chunk]]:
+def owing(chunks: int, neighbours: tuple[bytes, ...] = (ANNA, BEN)) -> tuple[Relief, Chunks, list[Chunk]]:
     """The headers of so many chunks of 384 KiB have come at 0.0, and no piece."""
     book, made = book_with([header(1, seq, pieces=6, piece_bytes=64 << 10) for seq in range(chunks)], held=False)
-    relief = Relief(TUNING, lambda stripe, seq: list(sources), lambda stripe: PARENT)
+    relief = Relief(TUNING, lambda: list(neighbours), lambda stripe: PARENT)
     effects: list[Effect] = []
     for chunk in made:
         relief.owes(chunk, 0.0, effects)
@@ -22,21 +22,29 @@ def owing(chunks: int, sources: tuple[bytes, ...] = (ANNA, BEN)) -> tuple[Relief
     return relief, book, made
 
 
-def due(relief: Relief, now: float) -> list[tuple[bytes, WantChunk | Skip]]:
+def due(relief: Relief, now: float) -> list[tuple[bytes, object]]:
     effects: list[Effect] = []
     relief.due(now, effects)
     return said(effects)
 
 
-def said(effects: list[Effect]) -> list[tuple[bytes, WantChunk | Skip]]:
+def said(effects: list[Effect]) -> list[tuple[bytes, object]]:
     return [(e.peer, e.message) for e in effects if isinstance(e, Send)]
 
 
-def piece(relief: Relief, book: Chunks, chunk: Chunk, index: int, peer: bytes, now: float) -> list[Effect]:
+def offered(relief: Relief, peer: bytes, chunk: Chunk, now: float) -> list[tuple[bytes, object]]:
     effects: list[Effect] = []
+    relief.offered(peer, chunk.key, now, effects)
+    return said(effects)
+
+
+def piece(relief: Relief, book: Chunks, chunk: Chunk, index: int, peer: bytes, now: float) -> None:
     book.piece(chunk.key, index, now)
-    relief.arrived(chunk, peer, now, effects)
-    return effects
+    relief.arrived(chunk, peer, now)
+
+
+def wishes(*seqs: int) -> Wishes:
+    return Wishes(0, 1, 0, seqs)
 
 
 def test_a_parent_that_owes_little_is_left_alone() -> None:
@@ -44,71 +52,95 @@ def test_a_parent_that_owes_little_is_left_alone() -> None:
     assert due(relief, LATE) == []
 
 
-def test_what_is_young_is_not_asked_of_others() -> None:
+def test_what_is_young_is_not_wished_for() -> None:
     relief, _, _ = owing(4)
     assert due(relief, LATE / 2) == []
 
 
-def test_what_comes_late_is_asked_of_a_neighbour_who_has_nothing_better_to_do() -> None:
-    relief, _, made = owing(3)
-    asked = due(relief, LATE)
-    assert [(peer, want.seq, want.idle) for peer, want in asked] == [(ANNA, 0, True), (ANNA, 1, True)]
-    assert made[0].key in relief
-    assert made[2].key not in relief
+def test_neighbours_are_told_what_comes_late_each_in_another_order() -> None:
+    relief, _, _ = owing(3)
+    assert due(relief, LATE) == [(ANNA, wishes(0, 1)), (BEN, wishes(1, 0))]
 
 
-def test_the_parent_is_told_to_skip_it_when_it_begins_to_come_and_not_before() -> None:
-    relief, book, made = owing(2)
+def test_a_list_is_said_again_when_it_has_changed_and_before_it_lapses() -> None:
+    relief, book, made = owing(3)
     due(relief, LATE)
-    assert said(piece(relief, book, made[0], 0, ANNA, LATE)) == [(PARENT, Skip(0, *made[0].key))]
-    assert said(piece(relief, book, made[0], 1, ANNA, LATE)) == []
-    for index in (2, 3, 4, 5):
-        assert said(piece(relief, book, made[0], index, ANNA, LATE)) == []
-    assert made[0].key not in relief
-
-
-def test_what_the_parent_brings_after_all_is_not_skipped() -> None:
-    relief, book, made = owing(2)
-    due(relief, LATE)
+    assert due(relief, LATE + TUNING.relief_pause_s) == []
+    assert len(due(relief, LATE + 0.9 * WISHES_HOLD_S)) == 2
     for index in range(6):
-        assert said(piece(relief, book, made[0], index, PARENT, LATE)) == []
-    assert made[0].key not in relief
+        piece(relief, book, made[0], index, PARENT, LATE + WISHES_HOLD_S)
+    assert due(relief, LATE + WISHES_HOLD_S) == [(ANNA, wishes(1)), (BEN, wishes(1))]
+    for index in range(6):
+        piece(relief, book, made[1], index, PARENT, LATE + WISHES_HOLD_S)
+    assert due(relief, LATE + WISHES_HOLD_S) == [(ANNA, Wishes(0, 0, 0, ())), (BEN, Wishes(0, 0, 0, ()))]
 
 
-def test_who_lacks_it_makes_way_at_once_and_is_left_in_peace_for_a_while() -> None:
-    relief, _, made = owing(2)
+def test_the_first_offer_is_taken_and_the_parent_told_to_skip_the_chunk() -> None:
+    relief, book, made = owing(3)
     due(relief, LATE)
-    effects: list[Effect] = []
-    relief.lacks(BEN, made[0].key, LATE, effects)  # not whom we asked
-    assert effects == []
-    relief.lacks(ANNA, made[0].key, LATE, effects)
-    assert said(effects) == []  # BEN is busy, as it said itself
+    assert offered(relief, BEN, made[0], LATE) == [
+        (PARENT, Skip(0, *made[0].key)),
+        (BEN, WantChunk(*made[0].key, b"")),
+    ]
+    assert made[0].key in relief
+    assert offered(relief, ANNA, made[0], LATE) == [(ANNA, wishes(1))], "who comes second is told what is left"
+    for index in range(6):
+        piece(relief, book, made[0], index, BEN, LATE)
     assert made[0].key not in relief
-    assert due(relief, LATE + TUNING.relief_pause_s / 2) == []
-    assert [peer for peer, _ in due(relief, LATE + 2 * TUNING.relief_pause_s)] == [ANNA]
 
 
-def test_what_a_neighbour_began_and_does_not_finish_is_asked_of_the_next_and_of_the_parent_in_the_end() -> None:
-    relief, book, made = owing(2)
+def test_what_nobody_owes_us_or_has_begun_to_come_is_not_taken() -> None:
+    relief, book, made = owing(3)
     due(relief, LATE)
-    piece(relief, book, made[0], 0, ANNA, LATE)
-    now = LATE + TUNING.relief_deadline_s
-    ((peer, want),) = due(relief, now)
-    assert (peer, want.idle, want.pieces) == (BEN, True, b"\x3e")
-    relief.lost(BEN)
-    (peer, want), *_ = due(relief, now)
-    assert (peer, want.idle, want.pieces) == (PARENT, False, b"\x3e")
+    piece(relief, book, made[0], 0, PARENT, LATE)
+    stranger, _ = book_with([header(1, 9)])
+    assert offered(relief, ANNA, made[0], LATE) == [(ANNA, wishes(1))]
+    assert offered(relief, ANNA, next(iter(stranger.versions.values())).chunks[9], LATE) == []
+
+
+def test_one_neighbour_is_believed_few_promises_at_a_time() -> None:
+    relief, _, made = owing(6)
+    due(relief, LATE)
+    for chunk in made[:4]:
+        offered(relief, ANNA, chunk, LATE)
+    assert [chunk.key in relief for chunk in made[:4]] == [True] * PROMISES + [False] * (4 - PROMISES)
+
+
+def test_what_was_promised_and_does_not_come_is_the_parents_again_and_its_giver_not_believed_for_a_while() -> None:
+    relief, book, made = owing(3)
+    due(relief, LATE)
+    offered(relief, ANNA, made[0], LATE)
+    piece(relief, book, made[0], 0, ANNA, LATE + 0.1)
+    now = LATE + 0.1 + TUNING.relief_deadline_s
+    assert (PARENT, WantChunk(*made[0].key, b"\x3e")) in due(relief, now)
     assert made[0].key not in relief
+    assert not any(isinstance(m, WantChunk) for _, m in offered(relief, ANNA, made[1], now))
+    assert (BEN, WantChunk(*made[1].key, b"")) in offered(relief, BEN, made[1], now)
 
 
-def test_a_version_that_is_settled_is_asked_for_no_more() -> None:
+def test_a_giver_that_is_lost_or_lacks_it_after_all() -> None:
     relief, _, made = owing(4)
     due(relief, LATE)
+    offered(relief, ANNA, made[0], LATE)
+    offered(relief, BEN, made[1], LATE)
+    effects: list[Effect] = []
+    relief.lacks(ANNA, made[1].key, effects)  # not who promised it
+    assert effects == []
+    relief.lacks(BEN, made[1].key, effects)
+    assert said(effects) == [(PARENT, WantChunk(*made[1].key, b""))]
+    relief.lost(ANNA)
+    assert (PARENT, WantChunk(*made[0].key, b"")) in due(relief, LATE)
+
+
+def test_a_version_that_is_settled_is_wished_for_no_more() -> None:
+    relief, _, made = owing(4)
+    due(relief, LATE)
+    offered(relief, ANNA, made[0], LATE)
     relief.forget(version(1))
-    assert all(chunk.key not in relief for chunk in made)
-    assert due(relief, 2 * LATE) == []
+    assert made[0].key not in relief
+    assert {message for _, message in due(relief, 2 * LATE)} == {Wishes(0, 0, 0, ())}
 
 
-def test_nobody_to_ask() -> None:
-    relief, _, _ = owing(4, sources=(PARENT,))
+def test_nobody_to_tell() -> None:
+    relief, _, _ = owing(4, neighbours=())
     assert due(relief, LATE) == []

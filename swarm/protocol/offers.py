@@ -1,0 +1,92 @@
+"""Offers: uplink that has nothing better to do goes to whoever waits longest for what we hold.
+
+Neighbours say what they wish for (see `relief`). When little waits for our own children, we offer one of them a chunk
+that we hold whole: of all wishes the oldest, for what was dealt first is latest. It is sent when the other end says so;
+until then, and while it is on its way, it counts as one of the few that are given at a time.
+"""
+
+from codec import ChunkKey
+from swarm.protocol.relief import WISHES_HOLD_S
+from swarm.protocol.state import State
+from swarm.protocol.wire import Offer, Wishes
+
+__all__ = ["Offers"]
+
+AT_ONCE = 2
+"""One on its way, and one that is agreed upon meanwhile."""
+ANSWER_S = 0.5
+"""An offer that nobody answered for so long is void."""
+LOOK_AGAIN_S = 0.02
+"""When we hold nothing that is wished for, we look again so much later."""
+
+
+class Offers:
+    """Of one member."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._wishes: dict[bytes, tuple[float, list[ChunkKey]]] = {}
+        """By neighbour: until when its list is good, and what is on it."""
+        self._made: dict[bytes, tuple[float, ChunkKey]] = {}
+        """Offers that are not answered yet, and until when they stand: one a neighbour."""
+        self._again_at = float("-inf")
+
+    def heard(self, peer: bytes, message: Wishes, now: float) -> None:
+        """What `peer` wishes for now; nothing that it said before counts."""
+        wishes = [ChunkKey(message.epoch, message.version, message.attempt, seq) for seq in message.seqs]
+        made = self._made.get(peer)
+        if made is not None and made[1] not in wishes:
+            del self._made[peer]
+        if wishes:
+            self._wishes[peer] = now + WISHES_HOLD_S, wishes
+            self._again_at = now
+        else:
+            self._wishes.pop(peer, None)
+        self.look(now)
+
+    def taken(self, peer: bytes, key: ChunkKey) -> None:
+        """It asks for this chunk."""
+        made = self._made.get(peer)
+        if made is not None and made[1] == key:
+            del self._made[peer]
+        if peer in self._wishes:
+            until, wishes = self._wishes[peer]
+            self._wishes[peer] = until, [wish for wish in wishes if wish != key]
+
+    def lost(self, peer: bytes) -> None:
+        """The session with `peer` is gone."""
+        self._wishes.pop(peer, None)
+        self._made.pop(peer, None)
+
+    def look(self, now: float) -> None:
+        """Make as many offers as there is uplink for."""
+        while self._wishes and now >= self._again_at and self._idle(now):
+            best = self._best(now)
+            if best is None:
+                self._again_at = now + LOOK_AGAIN_S
+                return
+            peer, key = best
+            self._made[peer] = now + ANSWER_S, key
+            self._state.send(peer, Offer(*key))
+
+    def _best(self, now: float) -> tuple[bytes, ChunkKey] | None:
+        """Of those whose oldest wish is oldest, the first on its list that we hold whole."""
+        waiting = [(min(wishes), peer) for peer, (until, wishes) in self._wishes.items()
+                   if wishes and until > now and peer not in self._made]  # fmt: skip
+        for _, peer in sorted(waiting):
+            for key in self._wishes[peer][1]:
+                chunk = self._state.chunks.find(key)
+                if chunk is not None and chunk.whole:
+                    return peer, key
+        return None
+
+    def _idle(self, now: float) -> bool:
+        """Our uplink has little to do."""
+        state = self._state
+        for peer in [peer for peer, (until, _) in self._made.items() if until <= now]:
+            del self._made[peer]
+        return (
+            state.exchange.gives
+            and state.gifts.count + len(self._made) < AT_ONCE
+            and state.exchange.waiting_bytes < state.tuning.idle_bytes
+        )
