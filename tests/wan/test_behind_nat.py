@@ -22,6 +22,17 @@ pytestmark = pytest.mark.wan
 
 PATIENCE_S = 150.0
 """Eleven processes start on two cores, which CI shares."""
+NO_TORCH = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "tokenizers", "vllm"}:
+            raise ModuleNotFoundError(f"{name} is not on this machine", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+"""Python reads `sitecustomize` before anything else: on no host of these can torch be imported, nor is it missed."""
 FIREWALLS: tuple[Literal["none", "in", "nat", "symmetric"], ...] = (
     "none", "in", "none", "nat", "none", "symmetric", "none", "in",
 )  # fmt: skip
@@ -42,6 +53,8 @@ class Field:
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.folder, self.network = folder, network
+        (folder / "bare").mkdir()
+        (folder / "bare" / "sitecustomize.py").write_text(NO_TORCH)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, host: Host, *words: str) -> None:
@@ -62,6 +75,7 @@ class Field:
         return [
             "env",
             f"SWARM_HOME={self.folder / name}",
+            f"PYTHONPATH={self.folder / 'bare'}",
             "NUMBA_NUM_THREADS=1",
             sys.executable,
             "-m",
@@ -98,6 +112,16 @@ def all_hold(version: int, members: int) -> Callable[[dict[str, Any]], bool]:
     return lambda state: [node["held"] for node in state["nodes"]] == [[0, version]] * members
 
 
+def is_reached(dialable: bool, ways: tuple[str, ...]) -> Callable[[dict[str, Any]], bool]:
+    """A node that the roster calls so, and that has a connection with the seed in one of these ways. That may take a
+    while: on a busy machine one is lost to silence now and then, and made anew."""
+    return lambda state: state["nodes"][0]["dialable"] == dialable and state["seed_reached"] in ways
+
+
+def reaches(peer: str, ways: tuple[str, ...]) -> Callable[[dict[str, Any]], bool]:
+    return lambda state: any(node["peer"] == peer and node["reached"] in ways for node in state["nodes"])
+
+
 def test_every_node_gets_every_version(field: Field, tmp_path: Path) -> None:
     """Four of eight nodes behind firewalls and NATs, the trainer behind one, a relay outside."""
     rng = np.random.default_rng(3)
@@ -126,15 +150,12 @@ def test_every_node_gets_every_version(field: Field, tmp_path: Path) -> None:
             field.command("trainer", "publish", checkpoint(tmp_path / f"step_{version}", words), "--json")
             state = field.until("trainer", all_hold(version, 1 + len(nodes)))
 
-        ways = {node["peer"]: node["reached"] for node in state["nodes"]}
         for node, kind in zip(nodes, FIREWALLS, strict=True):
-            own = field.until(node.name, lambda state: state["nodes"][0]["held"] == [0, 2])
-            assert own["nodes"][0]["root"] == state["root"]
-            assert own["nodes"][0]["dialable"] == (kind == "none")
             # Both ends change their port with each destination, or only one: no hole can be punched through the first.
             expected = ("circuit",) if kind == "symmetric" else ("punched", "direct")
-            assert own["seed_reached"] in expected, (kind, own["seed_reached"])
-            assert ways[own["nodes"][0]["peer"]] in expected, kind
+            own = field.until(node.name, is_reached(kind == "none", expected))
+            assert (own["nodes"][0]["held"], own["nodes"][0]["root"]) == ([0, 2], state["root"])
+            field.until("trainer", reaches(own["nodes"][0]["peer"], expected))
         assert field.state("relay")["circuits"] >= 1
         assert state["relays"] == {f"/ip4/{relay.address}/tcp/4001": ""}
 
