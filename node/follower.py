@@ -47,8 +47,8 @@ class _Update:
 
 
 class Follower:
-    """`idle()` waits until nothing is generated; `coming(version, root)` is told just before a commit; `changed()` when
-    something is different for whoever begins sequences."""
+    """`idle()` waits until nothing is generated; `coming(version, root)` is told just before a commit and
+    `paused(seconds)` just after it; `changed()` when something is different for whoever begins sequences."""
 
     def __init__(
         self,
@@ -57,10 +57,11 @@ class Follower:
         *,
         idle: Callable[[], Awaitable[None]],
         coming: Callable[[Version, bytes], None],
+        paused: Callable[[float], None],
         changed: Callable[[], None],
     ) -> None:
         self._engine, self._clock = engine, clock
-        self._idle, self._coming, self._changed = idle, coming, changed
+        self._idle, self._coming, self._paused, self._changed = idle, coming, paused, changed
         self._updates: deque[_Update] = deque()
         self._news = trio.Event()
         self.taking = False
@@ -124,5 +125,6 @@ class Follower:
             _log.warning("version %s was not committed: %s", update.version, error)
             return
         if took is not None:
+            self._paused(took.pause_s)
             wait_s = self._clock() - update.at
             self.commits.append(Commits(*update.version, wait_s, stage_s, took.pause_s, took.resume_s))

@@ -26,6 +26,13 @@ class Hours:
         self._seconds[self._state] += now - self._since
         self._state, self._since = state, now
 
+    def correct(self, seconds: float) -> None:
+        """Of what was just booked as `generate`, so much was `commit`: who draws learns of a pause when it is over."""
+        self.enter(self._state)
+        moved = min(seconds, self._seconds["generate"])
+        self._seconds["generate"] -= moved
+        self._seconds["commit"] += moved
+
     @property
     def state(self) -> State:
         return self._state

@@ -154,7 +154,9 @@ class NodeWorker:
         self._holdings = Holdings()
         self._flights: list[_Flight] = []
         self._witness = Witness(engine, send)
-        self._follower = Follower(engine, clock, idle=self._until_idle, coming=self._coming, changed=self._changed)
+        self._follower = Follower(
+            engine, clock, idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed
+        )
         self._behind = False
         """The ledger says that our version is too old for the work there is."""
         self._news = trio.Event()
@@ -436,6 +438,10 @@ class NodeWorker:
             if all(epoch != version[0] or version[1] - oldest > held.message.max_lag for held, _ in flight.jobs):
                 self._holdings.undo(flight.jobs)  # to be drawn anew, at the new version
                 self._cancel(flight)
+
+    def _paused(self, seconds: float) -> None:
+        if self._flights:
+            self.hours.correct(seconds)
 
     def _changed(self) -> None:
         self._behind = False

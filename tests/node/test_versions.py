@@ -237,6 +237,14 @@ def test_hours_add_up():
         now[0] += seconds
     assert hours.seconds == {"generate": 4.0, "wait_work": 2.0, "wait_version": 0.0, "commit": 0.5}
     assert hours.state == "commit"
+    hours.enter("generate")
+    now[0] += 1.0
+    hours.correct(0.25)
+    assert hours.seconds == {"generate": 4.75, "wait_work": 2.0, "wait_version": 0.0, "commit": 0.75}
+    assert hours.state == "generate"
+    hours.correct(100.0)
+    assert hours.seconds["generate"] == 0.0
+    assert sum(hours.seconds.values()) == 7.5
 
 
 async def test_an_engine_that_cannot_carry_finishes_first_and_begins_nothing_meanwhile(tmp_path, autojump_clock):
