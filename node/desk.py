@@ -191,7 +191,13 @@ class Desk:
 
     async def _rollouts(self, channel: AsyncChannel, asked: OpenRollouts) -> None:
         session = self._ledger.open(
-            asked.session, asked.n, asked.sampling, asked.max_lag, keep=asked.keep, whole=asked.whole
+            asked.session,
+            asked.n,
+            asked.sampling,
+            asked.max_lag,
+            keep=asked.keep,
+            whole=asked.whole,
+            total=asked.total,
         )
         try:
             async with trio.open_nursery() as nursery:

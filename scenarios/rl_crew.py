@@ -90,7 +90,8 @@ class Engine(ModelledEngine):
 
 @dataclass(eq=False)
 class Member:
-    """A node. `at_stake`: the tokens that it had drawn and not delivered when its fault began; of a liar, all since."""
+    """A node. `at_stake`: tokens that it had drawn and not delivered when its fault began. `drawn_before`: all that a
+    liar had drawn until then."""
 
     key: bytes
     kind: Kind
@@ -135,12 +136,11 @@ class Crew:
         """Something happens to a node that nobody is told of."""
         member.fault = fault
         engine = member.engine
-        if fault == "lying":
-            engine.lies, member.drawn_before = True, engine.drawn
-            return
         undelivered = engine.done - self.ledger.nodes[member.key].tokens if member.key in self.ledger.nodes else 0
         member.at_stake = engine.in_flight + max(0, undelivered)
-        if fault == "stalled":
+        if fault == "lying":
+            engine.lies, member.drawn_before = True, engine.drawn
+        elif fault == "stalled":
             engine.hang()
         else:
             self._gone.add(member.key)
@@ -148,9 +148,8 @@ class Crew:
 
     def staked(self, member: Member) -> int:
         """The tokens that its fault may cost."""
-        if member.fault != "lying":
-            return member.at_stake
-        return member.engine.drawn - member.drawn_before
+        since = member.engine.drawn - member.drawn_before if member.fault == "lying" else 0
+        return member.at_stake + since
 
     @property
     def drawn(self) -> int:

@@ -202,9 +202,9 @@ class Book:
         ledger.pool.next_order = max(ledger.pool.next_order, order)
         for entry in self.conduct():  # oldest first
             if entry["what"] == "quarantined":
-                ledger.resume_quarantine(entry["node"], entry["why"], entry["seconds"], entry["times"], now)
+                ledger.court.resume(entry["node"], entry["why"], entry["seconds"], entry["times"], now)
             else:
-                ledger.resume_quarantine(entry["node"], None, None, None, now)
+                ledger.court.resume(entry["node"], None, None, None, now)
         ledger.discard_old()
         return ledger
 

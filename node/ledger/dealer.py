@@ -113,7 +113,10 @@ class Dealer:
             if key in self._members and (other.outstanding or now - other.asked <= self.settings.asking_ttl_s)
         ]
         waits_s = [0.0 if other is node else self._wait_s(other, head, lag, now) for other in asking]
-        return share(node, asking, self._pool.wanted, waits_s, self.length.mean)
+        most = self.settings.open_samples(sum(other.capacity for other in asking))
+        endless = self._pool.samples() >= most and self._pool.endless
+        """As much is open as back-pressure allows: the trainer has more."""
+        return share(node, asking, self._pool.wanted, waits_s, self.length.mean, endless=endless)
 
     def _wait_s(self, node: Node, head: Head, lag: int, now: float) -> float:
         """How long until it may begin: until its engine should hold the head, where what it holds is too old."""

@@ -26,6 +26,8 @@ class Pool:
         self._open: list[tuple[int, bytes]] = []
         """Heap of (order, group) that may have free samples; entries that have none are skipped."""
         self._ready: dict[str, deque[bytes]] = {}
+        self.to_come: dict[str, int] = {}
+        """Samples that a session will still offer, of those that have said so."""
 
     def add(self, group: Group) -> None:
         """Take in a group as it is: a new one, or one that the book kept."""
@@ -104,8 +106,14 @@ class Pool:
 
     @property
     def wanted(self) -> int:
-        """Samples that are free or leased."""
-        return sum(len(group.free) + len(group.leased) for group in self.groups.values())
+        """Samples that are free or leased, or known to come."""
+        open_now = sum(len(group.free) + len(group.leased) for group in self.groups.values())
+        return open_now + sum(self.to_come.values())
+
+    @property
+    def endless(self) -> bool:
+        """There may be more than anybody has said, and none of it is waited for by a step that cannot begin before."""
+        return any(group.max_lag and group.session not in self.to_come for group in self.groups.values())
 
     def _not_ready(self, group: Group) -> None:
         ready = self._ready.get(group.session)

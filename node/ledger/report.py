@@ -1,8 +1,8 @@
 """The ledger as people and programs see it: plain values, read and never changed.
 
-`groups_open`, `groups_ready`, `samples_free`, `samples_leased`, `tokens_per_s` (all members), `useful` (the share of
-the nodes' time in which they generated), `accepted`, `refused` (by reason), `next_version_s` (until the next seal is
-expected, or None), `checks`, and `nodes` by public key in hex:
+`groups_open`, `groups_ready`, `samples_free`, `samples_leased`, `samples_to_come` (of prompts whose number is known),
+`tokens_per_s` (all members), `useful` (the share of the nodes' time in which they generated), `accepted`, `refused` (by
+reason), `next_version_s` (until the next seal is expected, or None), `checks`, and `nodes` by public key in hex:
 
 - `member`, `tokens_per_s`, `spread`, `outstanding`, `capacity`, `accepted`, `tokens`, `refused`
 - `quarantine`: None, or `why` and `left_s` (None: until it is released); `quarantines`: how often; `checked`,
@@ -32,16 +32,17 @@ def report(ledger: Ledger, now: float) -> dict[str, Any]:
         "groups_ready": sum(group.complete for group in groups),
         "samples_free": sum(len(group.free) for group in groups),
         "samples_leased": sum(len(group.leased) for group in groups),
+        "samples_to_come": sum(ledger.pool.to_come.values()),
         "tokens_per_s": sum(ledger.nodes[key].rate.value for key in ledger.members),
         "useful": _useful([ledger.nodes[key] for key in sorted(ledger.members)]),
         "next_version_s": None if math.isinf(due_s) else round(due_s, 3),
         "accepted": sum(node.accepted for node in nodes),
         "refused": dict(sum((Counter({str(r): n for r, n in node.refused.items()}) for node in nodes), Counter())),
         "checks": {
-            "begun": ledger.checks.begun,
-            "confirmed": ledger.checks.confirmed,
-            "open": len(ledger.checks.open),
-            "given_up": ledger.checks.given_up,
+            "begun": ledger.court.checks.begun,
+            "confirmed": ledger.court.checks.confirmed,
+            "open": len(ledger.court.checks.open),
+            "given_up": ledger.court.checks.given_up,
         },
         "nodes": {node.key.hex(): _node(ledger, node, now) for node in nodes},
     }

@@ -76,6 +76,8 @@ class Session:
     """Its work outlives the connection."""
     whole: bool = False
     """Groups are drawn whole; see `node.ledger.state.Group`."""
+    total: int | None = None
+    """Groups that will be offered since the session was opened, if the trainer knows."""
     news: trio.Event = field(default_factory=trio.Event)
     offered: int = 0
     allowed: int = 0
@@ -249,7 +251,7 @@ class LedgerService:
         try:
             self._hear(node, decode(body))
         except PeerError as error:
-            self._ledger.refuse(node, Reason.MALFORMED, self._clock())
+            self._ledger.court.refuse(node, Reason.MALFORMED, self._clock())
             _log.warning("work message from %s dropped: %s", node.hex()[:8], error)
         self._due.set()
 
@@ -265,7 +267,7 @@ class LedgerService:
                 try:
                     rollout = open_rollout(node, sealed)
                 except PeerError:
-                    self._ledger.refuse(node, Reason.BAD_SIGNATURE, now)
+                    self._ledger.court.refuse(node, Reason.BAD_SIGNATURE, now)
                     return
                 reason = self._ledger.submit(node, rollout, sealed, now)
                 self._out.append((node, Verdict(rollout.lease, rollout.sample, reason)))
@@ -277,7 +279,7 @@ class LedgerService:
                 if group is not None:
                     self._give_up(group, why)
             case Answer(check, epoch, version, logprobs):
-                self._ledger.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
+                self._ledger.court.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
             case Timesheet():
                 if (found := self._ledger.nodes.get(node)) is not None:
                     found.timesheet = message
@@ -297,7 +299,7 @@ class LedgerService:
         found = self._ledger.request_work(node, request, now, received)
         leases = found if isinstance(found, list) else []
         self._out.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
-        if (check := self._ledger.next_check(node, now)) is not None:
+        if (check := self._ledger.court.next_check(node, now)) is not None:
             self._out.append((node, _ask_message(check)))
         holding = tuple(self._ledger.nodes[node].leases) if node in self._ledger.nodes else ()
         unheard = set(holding).difference(request.holding)
@@ -329,9 +331,10 @@ class LedgerService:
         *,
         keep: bool = False,
         whole: bool = False,
+        total: int | None = None,
     ) -> Session:
         """A trainer wants groups of `n` samples, no older than `max_lag` versions. `keep`: it may come back for them.
-        `whole`: each is drawn by one node in one batch.
+        `whole`: each is drawn by one node in one batch. `total`: how many groups it will offer, if that is known.
 
         Raises `PeerError` when somebody has this session open.
         """
@@ -339,8 +342,9 @@ class LedgerService:
             raise PeerError(f"rollouts.session: {name!r} is open already")
         self._orphans.pop(name, None)
         self._ledger.reopen(name)
-        session = Session(name, n, sampling, max_lag, keep, whole)
+        session = Session(name, n, sampling, max_lag, keep, whole, total)
         self._sessions[name] = session
+        self._expect(session)
         self._due.set()
         return session
 
@@ -370,7 +374,12 @@ class LedgerService:
         except ValueError as error:
             raise PeerError(f"rollouts.offer: {error}") from error
         self._offers.append(offer)
+        self._expect(session)
         self._due.set()
+
+    def _expect(self, session: Session) -> None:
+        if session.total is not None:
+            self._ledger.expect(session.name, session.n * max(0, session.total - session.offered))
 
     def withdraw(self, session: Session, group: bytes) -> None:
         """Nobody waits for this group any more."""
@@ -385,13 +394,14 @@ class LedgerService:
 
     def accuse(self, group: bytes, sample: int, why: str) -> None:
         """The trainer found a sample that it was sent to be a lie: whoever signed it is out, and it is drawn anew."""
-        if self._ledger.accuse(group, sample, f"the trainer's own computation: {why}", self._clock()):
+        if self._ledger.court.accuse(group, sample, f"the trainer's own computation: {why}", self._clock()):
             _log.warning("a node was found out by the trainer: %s", why)
         self._due.set()
 
     def close(self, session: Session) -> None:
         """The trainer hung up."""
         del self._sessions[session.name]
+        self._ledger.expect(session.name, None)
         if session.keep:
             self._orphans[session.name] = self._clock() + ORPHAN_TTL_S
         else:
@@ -410,13 +420,13 @@ class LedgerService:
         found = self._ledger.nodes.get(node)
         if found is not None and (sentence := found.conduct.sentence) is not None and sentence.until is None:
             return False
-        self._ledger.quarantine(node, why or "put there by hand", None, self._clock())
+        self._ledger.court.quarantine(node, why or "put there by hand", None, self._clock())
         self._due.set()
         return True
 
     def release(self, node: bytes, why: str) -> bool:
         """By a person's word. False: it was free."""
-        released = self._ledger.release(node, why or "released by hand")
+        released = self._ledger.court.release(node, why or "released by hand")
         self._due.set()
         return released
 

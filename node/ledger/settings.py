@@ -85,3 +85,7 @@ class Settings:
     quarantine_s: float = 600.0
     """The first time; twice as long each time after, up to a day. Who was proven to lie stays until released."""
     quarantine_most_s: float = 86400.0
+
+    def open_samples(self, capacity: int) -> float:
+        """How many may be open when the nodes can hold `capacity` sequences."""
+        return min(self.ahead * capacity, self.max_open_samples)

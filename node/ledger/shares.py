@@ -7,25 +7,48 @@ from node.ledger.rate import Rate
 from node.ledger.settings import Settings
 from node.ledger.state import Node
 
-__all__ = ["duration_s", "finishable", "share", "together"]
+__all__ = ["duration_s", "finishable", "poured", "share", "together"]
 
 
 def share(
-    node: Node, asking: Sequence[Node], work: int, waits_s: Sequence[float] = (), tokens: float | None = None
+    node: Node,
+    asking: Sequence[Node],
+    work: int,
+    waits_s: Sequence[float] = (),
+    tokens: float | None = None,
+    *,
+    endless: bool = False,
 ) -> int:
     """How many more of `work` samples (open in all) `node` should get: b_i = B * rate_i / sum of rates (SparrowRL),
     less what it has. An idle node always gets one, or it could never be measured. `asking` includes `node`.
 
     `waits_s`: how long until each of them may begin, because its engine's version is too old. With `tokens`, what a
-    sample has lately, they then get so much that all are done at one time.
+    sample has lately, they then get so much that all are done at one time. `endless`: more comes for whatever is done,
+    so nobody waits for the end; what the fast have no room for now the others get.
     """
     rates = comparable([other.rate for other in asking])
     i = asking.index(node)
     if tokens is None or not any(waits_s):
-        amount = work * rates[i] / sum(rates)
+        amounts = [work * rate / sum(rates) for rate in rates]
     else:
-        amount = together([rate / tokens for rate in rates], waits_s, work)[i]
-    return max(math.ceil(amount) - node.outstanding, 0 if node.outstanding else 1)
+        amounts = together([rate / tokens for rate in rates], waits_s, work)
+    if endless:
+        amounts = poured(amounts, [other.capacity for other in asking])
+    return max(math.ceil(amounts[i]) - node.outstanding, 0 if node.outstanding else 1)
+
+
+def poured(amounts: Sequence[float], rooms: Sequence[float]) -> list[float]:
+    """`amounts` as far as each has room for its own, and what is too much for some among the others in proportion."""
+    got = list(amounts)
+    while over := sum(max(0.0, amount - room) for amount, room in zip(got, rooms, strict=True)):
+        got = [min(amount, room) for amount, room in zip(got, rooms, strict=True)]
+        weight = sum(amount for amount, room in zip(got, rooms, strict=True) if amount < room)
+        if not weight:
+            break
+        got = [
+            amount * (1.0 + over / weight) if amount < room else amount for amount, room in zip(got, rooms, strict=True)
+        ]
+    return got
 
 
 def together(speeds: Sequence[float], waits_s: Sequence[float], work: float) -> list[float]:

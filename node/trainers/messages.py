@@ -178,7 +178,8 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
     """I want `n` samples of each prompt that I shall offer, none older than `max_lag` versions when I get it.
 
     `session` names the batch. With `keep`, what was done for it outlives this connection: whoever opens the same
-    session again goes on with it. `whole`: each group is drawn by one node, in one batch.
+    session again goes on with it. `whole`: each group is drawn by one node, in one batch. `total`: how many prompts I
+    shall offer on this connection, if I know.
     """
 
     session: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -187,6 +188,7 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
     max_lag: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
     keep: bool = False
     whole: bool = False
+    total: U63 | None = None
 
 
 class Room(msgspec.Struct, frozen=True, tag="room"):

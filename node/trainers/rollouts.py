@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from node.engines.base import Span
 from node.ledger.checks import distance
@@ -116,7 +117,8 @@ class _Batch:
         self._parts: dict[bytes, list[Sample]] = {}
 
     def converse(self, channel: Channel) -> Iterator[RolloutGroup]:
-        channel.send(self._asked)
+        total = self._asked.total
+        channel.send(self._asked if total is None else replace(self._asked, total=self._left(total)))
         self._parts.clear()
         for group, (_, prompt) in self._open.items():
             channel.send(Offer(group, pack_tokens(prompt)))
@@ -140,6 +142,10 @@ class _Batch:
                         self._taken.append(message.group)
                 case Refusal(why):
                     raise RolloutsFailed(why)
+
+    def _left(self, total: int) -> int:
+        """Of `total` prompts, those whose groups were not had yet."""
+        return max(0, total - self._count) + len(self._open)
 
     def _receive(self, channel: Channel) -> Any:
         try:

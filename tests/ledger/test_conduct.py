@@ -92,9 +92,9 @@ def test_enough_of_what_no_honest_node_sends_is_enough(reason):
     ledger = ledger_at(n=64, bad_least=8)
     job = work(ledger, ALICE)
     for _ in range(7):
-        ledger.refuse(ALICE, reason, 1.0)
+        ledger.court.refuse(ALICE, reason, 1.0)
     assert ledger.nodes[ALICE].conduct.sentence is None
-    ledger.refuse(ALICE, reason, 1.0)
+    ledger.court.refuse(ALICE, reason, 1.0)
     assert str(reason) in ledger.nodes[ALICE].conduct.sentence.why
     assert ledger.request_work(ALICE, ask(4), 1.0) is Reason.QUARANTINED
     assert submit(ledger, job[0][0], draw(*job[0]), 1.0) is Reason.QUARANTINED
@@ -107,7 +107,7 @@ def test_enough_of_what_no_honest_node_sends_is_enough(reason):
 def test_what_networks_and_restarts_do_is_held_against_nobody(reason):
     ledger = ledger_at()
     for _ in range(200):
-        ledger.refuse(ALICE, reason, 1.0)
+        ledger.court.refuse(ALICE, reason, 1.0)
     assert ledger.nodes[ALICE].conduct.sentence is None
     assert ledger.nodes[ALICE].refused == {reason: 200}
 
@@ -161,11 +161,11 @@ def test_a_lease_that_makes_progress_and_is_late_is_no_hoard():
 def test_quarantine_outlives_a_restart_and_so_does_release(tmp_path: Path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = ledger_at()
-    ledger.quarantine(ALICE, "it lied", None, 0.0)
-    ledger.quarantine(BOB, "it was slow", 50.0, 0.0)
-    ledger.quarantine(CAROL, "by hand", None, 0.0)
-    assert ledger.release(CAROL, "a mistake")
-    assert not ledger.release(DAVE, "never there")
+    ledger.court.quarantine(ALICE, "it lied", None, 0.0)
+    ledger.court.quarantine(BOB, "it was slow", 50.0, 0.0)
+    ledger.court.quarantine(CAROL, "by hand", None, 0.0)
+    assert ledger.court.release(CAROL, "a mistake")
+    assert not ledger.court.release(DAVE, "never there")
     book.write(ledger.take_facts())
     again = book.restore(ledger.settings, ledger.head, now=1000.0)
     assert again.nodes[ALICE].conduct.sentence.until is None
@@ -194,7 +194,7 @@ def checked_ledger(**settings):
 
 def check_of(ledger, node, now=1.0, version=3):
     ledger.request_work(node, ask(0, version=version), now)
-    return ledger.next_check(node, now)
+    return ledger.court.next_check(node, now)
 
 
 HONEST, OTHER = (-0.5, -0.5, -0.5), (-0.5, -3.0, -0.5)
@@ -211,19 +211,19 @@ def test_a_second_node_confirms():
     check = check_of(ledger, BOB)
     assert (check.author, check.version, check.start, check.end) == (ALICE, (0, 3), 0, 3)
     assert check_of(ledger, CAROL) is None, "one at a time"
-    ledger.answer_check(BOB, check.id, (0, 3), HONEST, 2.0)
+    ledger.court.answer_check(BOB, check.id, (0, 3), HONEST, 2.0)
     assert ledger.nodes[ALICE].conduct.checked == 1
-    assert ledger.checks.confirmed == 1
-    assert not ledger.checks.open
+    assert ledger.court.checks.confirmed == 1
+    assert not ledger.court.checks.open
 
 
 def test_two_against_one_and_nothing_of_the_liar_counts():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
-    ledger.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
+    ledger.court.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
     assert ledger.nodes[ALICE].conduct.sentence is None, "one word against another's"
     assert check_of(ledger, CAROL) is check
-    ledger.answer_check(CAROL, check.id, (0, 3), (-0.5, float("-inf"), -0.5), 3.0)
+    ledger.court.answer_check(CAROL, check.id, (0, 3), (-0.5, float("-inf"), -0.5), 3.0)
     sentence = ledger.nodes[ALICE].conduct.sentence
     assert sentence.until is None
     assert "two nodes" in sentence.why
@@ -234,9 +234,9 @@ def test_two_against_one_and_nothing_of_the_liar_counts():
 def test_a_false_witness_is_found_out():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
-    ledger.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
+    ledger.court.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
     check_of(ledger, CAROL)
-    ledger.answer_check(CAROL, check.id, (0, 3), HONEST, 3.0)
+    ledger.court.answer_check(CAROL, check.id, (0, 3), HONEST, 3.0)
     assert ledger.nodes[ALICE].conduct.sentence is None
     assert ledger.nodes[ALICE].conduct.checked == 1
     assert "third node confirmed" in ledger.nodes[BOB].conduct.sentence.why
@@ -246,23 +246,23 @@ def test_what_nobody_can_judge_is_given_up():
     ledger = checked_ledger(check_ttl_s=60.0)
     assert check_of(ledger, BOB, version=2) is None, "it holds another version"
     check = check_of(ledger, BOB)
-    ledger.answer_check(BOB, check.id, (0, 2), HONEST, 2.0)
+    ledger.court.answer_check(BOB, check.id, (0, 2), HONEST, 2.0)
     assert check_of(ledger, CAROL) is check, "Bob had moved on; it is nobody's word"
-    ledger.answer_check(CAROL, check.id, (0, 3), OTHER, 3.0)
+    ledger.court.answer_check(CAROL, check.id, (0, 3), OTHER, 3.0)
     ledger.tick(61.5)
-    assert (ledger.nodes[ALICE].conduct.disputed, ledger.checks.given_up) == (1, 1)
-    ledger.answer_check(DAVE, check.id, (0, 3), OTHER, 62.0)
+    assert (ledger.nodes[ALICE].conduct.disputed, ledger.court.checks.given_up) == (1, 1)
+    ledger.court.answer_check(DAVE, check.id, (0, 3), OTHER, 62.0)
     assert ledger.nodes[ALICE].conduct.sentence is None
 
 
 def test_an_engine_that_cannot_score_is_asked_once():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
-    ledger.answer_check(BOB, check.id, (0, 3), (), 2.0)
+    ledger.court.answer_check(BOB, check.id, (0, 3), (), 2.0)
     assert check_of(ledger, BOB) is None
     assert check_of(ledger, CAROL) is check
-    ledger.answer_check(DAVE, check.id, (0, 3), OTHER, 2.0)
-    ledger.answer_check(CAROL, 999, (0, 3), OTHER, 2.0)
+    ledger.court.answer_check(DAVE, check.id, (0, 3), OTHER, 2.0)
+    ledger.court.answer_check(CAROL, 999, (0, 3), OTHER, 2.0)
     assert check.found == {}, "only who was asked is heard"
     ledger.member_lost(CAROL, 3.0)
     assert check_of(ledger, DAVE) is check
@@ -278,17 +278,17 @@ def test_the_longest_span_is_checked_and_only_so_many_are_open():
     spans = (VersionSpan(0, 2, root(0, 2), 1), VersionSpan(0, 3, root(0, 3), 3))
     for sample in range(4):
         assert submit(ledger, lease, draw(lease, sample, spans=spans), 1.0) is None
-    assert [(c.version, c.start, c.end) for c in ledger.checks.open.values()] == [((0, 3), 1, 3)] * 2
+    assert [(c.version, c.start, c.end) for c in ledger.court.checks.open.values()] == [((0, 3), 1, 3)] * 2
     check = check_of(ledger, BOB)
-    ledger.answer_check(BOB, check.id, (0, 3), (-0.5, -0.5), 2.0)
-    assert ledger.checks.confirmed == 1
+    ledger.court.answer_check(BOB, check.id, (0, 3), (-0.5, -0.5), 2.0)
+    assert ledger.court.checks.confirmed == 1
 
 
 def test_about_the_wanted_share_is_checked():
     ledger = ledger_at(groups=100, n=8, check_share=0.1, checks_open=1000)
     for lease, sample in work(ledger, ALICE, 800):
         submit(ledger, lease, draw(lease, sample), 1.0)
-    assert 40 <= ledger.checks.begun <= 120
+    assert 40 <= ledger.court.checks.begun <= 120
 
 
 def test_prints_of_tokens_do_not_depend_on_where_prompts_end():

@@ -8,7 +8,7 @@ from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, SAMPLING, ask, draw, gro
 from node.ledger.messages import Reason
 from node.ledger.rate import Rate
 from node.ledger.settings import Settings
-from node.ledger.shares import duration_s, finishable, together
+from node.ledger.shares import duration_s, finishable, poured, together
 from node.ledger.state import Node
 from node.ledger.timetable import Timetable
 
@@ -226,6 +226,73 @@ def test_all_the_work_is_dealt_and_nobody_could_end_sooner(nodes, work):
     ends = [wait + amount / speed for speed, wait, amount in zip(speeds, waits, amounts, strict=True) if amount > 0]
     assert max(ends) == pytest.approx(min(ends), rel=1e-3)
     assert all(wait >= min(ends) * (1 - 1e-6) for wait, amount in zip(waits, amounts, strict=True) if amount == 0)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "rooms", "expected"),
+    [
+        ((8.0, 1.0), (64, 64), [8.0, 1.0]),
+        ((240.0, 30.0), (64, 64), [64.0, 64.0]),
+        ((90.0, 20.0, 10.0), (60, 64, 64), [60.0, 40.0, 20.0]),
+        ((90.0, 50.0, 10.0), (60, 60, 80), [60.0, 60.0, 30.0]),
+        ((0.0, 10.0), (5, 4), [0.0, 4.0]),
+    ],
+)
+def test_what_some_have_no_room_for_the_others_get(amounts, rooms, expected):
+    assert poured(amounts, rooms) == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1e4), st.integers(0, 1000)), min_size=1, max_size=20))
+def test_nothing_is_left_while_anybody_has_room(nodes):
+    amounts, rooms = zip(*nodes, strict=True)
+    got = poured(amounts, rooms)
+    assert sum(got) == pytest.approx(min(sum(amounts), sum(rooms)), rel=1e-6)
+    assert all(amount <= room * (1 + 1e-9) for amount, room in zip(got, rooms, strict=True))
+    kept = [amount >= min(own, room) * (1 - 1e-9) for amount, own, room in zip(got, amounts, rooms, strict=True)]
+    assert all(kept), "nobody gets less than by its rate"
+
+
+@pytest.mark.parametrize(("max_lag", "slow"), [(1, 64), (0, 24)])
+def test_slow_nodes_are_filled_while_the_trainer_has_more_than_the_fast_can_hold(max_lag, slow):
+    """Ten to one, and open is what back-pressure allows. A synchronous step would wait for them."""
+    ledger = ledger_at(groups=0)
+    for node, tokens in ((ALICE, 10_000), (BOB, 1000)):
+        ledger.nodes[node].rate.observe(tokens, 100.0)
+        ledger.request_work(node, ask(64), 0.0)
+    for number in range(ledger.room("s", 8)):
+        ledger.offer(group_id(number), "s", PROMPT, 8, SAMPLING, max_lag=max_lag)
+    assert ledger.pool.samples() == 256
+    assert samples(ledger.request_work(ALICE, ask(64), 1.0)) == 64
+    assert samples(ledger.request_work(BOB, ask(64), 1.0)) == slow, "all it can hold, or about a tenth of what is open"
+    places(ledger)
+
+
+def test_the_last_of_the_work_goes_by_rates_alone():
+    """The trainer has no more: all should end together."""
+    ledger = ledger_at(groups=0)
+    for node, tokens in ((ALICE, 10_000), (BOB, 1000)):
+        ledger.nodes[node].rate.observe(tokens, 100.0)
+        ledger.request_work(node, ask(64), 0.0)
+    for number in range(ledger.room("s", 8) - 1):
+        ledger.offer(group_id(number), "s", PROMPT, 8, SAMPLING)
+    assert samples(ledger.request_work(ALICE, ask(64), 1.0)) == 64
+    assert samples(ledger.request_work(BOB, ask(64), 1.0)) == 24, "an eleventh of 248, in whole groups"
+
+
+def test_what_is_known_to_come_is_part_of_the_work():
+    """As many as are open, and the trainer has said that as many again come, and then none."""
+    ledger = ledger_at(groups=0)
+    for node, tokens in ((ALICE, 10_000), (BOB, 1000)):
+        ledger.nodes[node].rate.observe(tokens, 100.0)
+        ledger.request_work(node, ask(64), 0.0)
+    for number in range(ledger.room("s", 8)):
+        ledger.offer(group_id(number), "s", PROMPT, 8, SAMPLING)
+    ledger.expect("s", 256)
+    leases = ledger.request_work(BOB, ask(64), 1.0)
+    assert samples(leases) == 48, "an eleventh of 512, in whole groups"
+    ledger.give_back(BOB, [lease.id for lease in leases], 2.0)
+    ledger.expect("s", None)
+    assert samples(ledger.request_work(BOB, ask(64), 3.0)) == 64, "whoever says nothing may have more for ever"
 
 
 def test_a_whole_group_goes_to_one_node_or_waits():

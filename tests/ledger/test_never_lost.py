@@ -56,7 +56,7 @@ class World(RuleBasedStateMachine):
         self.now += 1000.0
         for node in self.members:
             self.ledger.member_up(node)
-            self.ledger.release(node, "at last")
+            self.ledger.court.release(node, "at last")
         for _ in range(3 * len(self.offered) + 3):
             leases = self.ledger.request_work(ALICE, self.request(64), self.now)
             for lease in leases if isinstance(leases, list) else []:
@@ -149,13 +149,13 @@ class World(RuleBasedStateMachine):
 
     @rule(node=NODES, seconds=st.sampled_from([None, 5.0]), crash=CRASH)
     def quarantine(self, node: bytes, seconds: float | None, crash: str) -> None:
-        self.ledger.quarantine(node, "for a test", seconds, self.now)
+        self.ledger.court.quarantine(node, "for a test", seconds, self.now)
         self.persist(crash)
         assert self.aside(node) or crash == "before the write"
 
     @rule(node=NODES, crash=CRASH)
     def release(self, node: bytes, crash: str) -> None:
-        self.ledger.release(node, "for a test")
+        self.ledger.court.release(node, "for a test")
         self.persist(crash)
         assert not self.aside(node) or crash == "before the write"
 

@@ -344,6 +344,7 @@ def work_off(ledger, speeds, n_groups, group_n=8, capacity=64):
     now, clocks, made = 0.0, dict.fromkeys(speeds, 0.0), dict.fromkeys(speeds, 0)
     for i in range(n_groups):
         ledger.offer(group_id(i), "s", PROMPT, group_n, SAMPLING)
+    ledger.expect("s", 0)
     queue = {node: [] for node in speeds}
     while ledger.groups:
         node = min(clocks, key=lambda key: (clocks[key], key))

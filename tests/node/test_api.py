@@ -408,6 +408,22 @@ def test_an_endless_iterator_is_taken_as_fast_as_it_is_worked_off(tmp_path: Path
         assert there.call(there.service.state)["groups_open"] == 0, "closing withdraws the rest"
 
 
+@pytest.mark.parametrize("sized", [True, False])
+def test_the_ledger_knows_how_much_comes_where_the_prompts_have_a_length(tmp_path: Path, sized: bool):
+    prompts = [[1]] * 5000 if sized else ([1] for _ in range(5000))
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        groups = swarm.rollouts(prompts, n=4, sampling=SAMPLING, timeout_s=30)
+        for _ in range(8):
+            next(groups)
+        to_come = there.call(there.service.state)["samples_to_come"]
+        assert (0 < to_come < 4 * 5000) if sized else (to_come == 0), to_come
+        groups.close()
+        deadline = time.monotonic() + 30
+        while there.call(there.service.state)["samples_to_come"]:
+            assert time.monotonic() < deadline, "nobody asks any more"
+            time.sleep(0.01)
+
+
 def test_a_group_that_takes_too_long_is_a_typed_error(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         there.node.paused = True
