@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from scenarios.floor import pass_on
+from scenarios.plot import drawing, png
 from scenarios.real import Node, distribute
 from scenarios.torrents import SUBJECTS, fetch_all, install
 from scenarios.wan import check_privileges
@@ -71,22 +72,14 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
 
 def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
     """Time and copies beside each other."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
     whole = [row for row in rows if "failed" not in row]
-    figure, both = pyplot.subplots(1, 2, figsize=(8, 3.4))
-    for axes, name, title in zip(both, ("ratio", "copies"), ("time, x bound", "origin sent, copies"), strict=True):
-        axes.bar(range(len(whole)), [row[name] for row in whole], width=0.6)
-        axes.axhline(1.0, color="black", linewidth=1, linestyle="--")
-        labels = [f"{row['subject']}\nN={row['nodes']}" for row in whole]
-        axes.set_xticks(range(len(whole)), labels, fontsize=7, rotation=30)
-        axes.set_title(title)
-    figure.tight_layout()
-    figure.savefig(plot, dpi=120)
-    pyplot.close(figure)
+    with drawing(plot, 2, inches=(8, 3.4)) as both:
+        for axes, name, title in zip(both, ("ratio", "copies"), ("time, x bound", "origin sent, copies"), strict=True):
+            axes.bar(range(len(whole)), [row[name] for row in whole], width=0.6)
+            axes.axhline(1.0, color="black", linewidth=1, linestyle="--")
+            labels = [f"{row['subject']}\nN={row['nodes']}" for row in whole]
+            axes.set_xticks(range(len(whole)), labels, fontsize=7, rotation=30)
+            axes.set_title(title)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -98,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     made.add_argument("--subjects", nargs="+", choices=ALL, default=ALL, metavar="NAME", help=f"of {', '.join(ALL)}")
     made.add_argument("--repeats", type=int, default=2, help="runs each, of which the median is shown")
     made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    made.add_argument("--plot", type=Path, help="draw a PNG")
+    made.add_argument("--plot", type=png, help="draw a PNG")
     options = made.parse_args(arguments)
     try:
         check_privileges()

@@ -20,6 +20,7 @@ from codec.errors import UsageError
 from codec.jit import compiled
 from scenarios.codec_data import REAL_RATES, SHAPES, Part, checkpoints, fabricate, real_steps
 from scenarios.codec_measure import Measurement, measure, scaling
+from scenarios.plot import drawing, png
 
 __all__ = ["main", "report"]
 
@@ -115,26 +116,20 @@ def _published(repeats: int) -> list[dict[str, Any]]:
 
 def _plot(path: Path, measured: list[dict[str, Any]], repeats: int) -> None:
     """Bits a change against density, with both bounds, and what was measured as dots."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("Plots need matplotlib: pip install 'swarm-node[scenarios]'.") from error
     curve = [report(measure(fabricate("16m", density, share=0.5), 1 << 30, repeats)) for density in _DENSITIES]
-    figure = Figure(figsize=(7, 4.5))
-    axes = figure.subplots()
-    densities = [100 * row["density"] for row in curve]
-    for label, key in (("rice (ours)", "bits_per_change"), ("naive bound", "bound_naive")):
-        axes.plot(densities, [row[key] for row in curve], "-" if key == "bits_per_change" else "--", label=label)
-    axes.plot(densities, [row["bound_conditional"] for row in curve], ":", label="conditional bound")
-    for name in curve[0]["anchors"]:
-        axes.plot(densities, [row["anchors"][name]["bits_per_change"] for row in curve], label=name)
-    for key, marker, label in (("bits_per_change", "ko", "ours"), ("bound_conditional", "k_", "conditional bound")):
-        dots = [row[key] for row in measured]
-        axes.plot([100 * row["density"] for row in measured], dots, marker, label=f"{label}, as measured")
-    axes.set(xscale="log", xlabel="changed elements, % (lines: made-up steps)", ylabel="bits a changed element")
-    axes.set(ylim=(0, 32))
-    axes.legend(loc="center right", bbox_to_anchor=(1, 0.5), ncols=2, fontsize=8)
-    figure.savefig(path, dpi=150)
+    with drawing(path, inches=(7, 4.5)) as axes:
+        densities = [100 * row["density"] for row in curve]
+        for label, key in (("rice (ours)", "bits_per_change"), ("naive bound", "bound_naive")):
+            axes.plot(densities, [row[key] for row in curve], "-" if key == "bits_per_change" else "--", label=label)
+        axes.plot(densities, [row["bound_conditional"] for row in curve], ":", label="conditional bound")
+        for name in curve[0]["anchors"]:
+            axes.plot(densities, [row["anchors"][name]["bits_per_change"] for row in curve], label=name)
+        for key, marker, label in (("bits_per_change", "ko", "ours"), ("bound_conditional", "k_", "conditional bound")):
+            dots = [row[key] for row in measured]
+            axes.plot([100 * row["density"] for row in measured], dots, marker, label=f"{label}, as measured")
+        axes.set(xscale="log", xlabel="changed elements, % (lines: made-up steps)", ylabel="bits a changed element")
+        axes.set(ylim=(0, 32))
+        axes.legend(loc="center right", bbox_to_anchor=(1, 0.5), ncols=2, fontsize=8)
 
 
 def _sources(options: argparse.Namespace) -> dict[str, tuple[Iterable[Part], int]]:
@@ -168,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new", type=Path)
     parser.add_argument("--repeats", type=int, default=3, help="the least time of so many counts")
     parser.add_argument("--published", action="store_true", help="also the published densities")
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", type=png)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if not compiled():

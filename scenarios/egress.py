@@ -16,11 +16,11 @@ being the first that its connections ever carried; 20 s of idle time lie between
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from scenarios.agreement import compare
 from scenarios.crowd import Crowd, Step, gather, step
+from scenarios.plot import png
 from scenarios.rows import crowd_of, parser, row_of, show
 
 __all__ = ["main", "simulate"]
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     made.add_argument("--real", type=int, action="append", default=[], metavar="N", help="so many real nodes (as root)")
     made.add_argument("--regions", type=int, default=6, help="regions that the nodes are spread over (1 to 6)")
     made.add_argument("--hidden", type=float, default=0.0, help="share of nodes that cannot be dialed")
-    made.add_argument("--plot", type=Path, help="draw a PNG")
+    made.add_argument("--plot", type=png, help="draw a PNG")
     options = made.parse_args(arguments)
     rows: list[dict[str, Any]] = []
     for nodes in options.real:

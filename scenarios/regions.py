@@ -4,9 +4,9 @@ python -m scenarios.regions --nodes 64 --seeds 3 --plot regions.png
 """
 
 import sys
-from pathlib import Path
 
 from scenarios.crowd import gather, step
+from scenarios.plot import png
 from scenarios.rows import crowd_of, parser, row_of, show
 
 __all__ = ["main"]
@@ -15,7 +15,7 @@ __all__ = ["main"]
 def main(arguments: list[str] | None = None) -> int:
     made = parser(__doc__)
     made.add_argument("--nodes", type=int, default=64)
-    made.add_argument("--plot", type=Path, help="draw a PNG")
+    made.add_argument("--plot", type=png, help="draw a PNG")
     options = made.parse_args(arguments)
     payload, seeds = int(options.mib * 2**20), range(options.seed, options.seed + options.seeds)
     rows = []

@@ -30,6 +30,7 @@ from typing import Any, Final
 import trio
 
 from node.ledger.settings import Settings
+from scenarios.plot import drawing, png
 from scenarios.rl_crew import Crew, Fault, Kind, Trainer, virtually
 from scenarios.rl_faults_real import real
 
@@ -151,23 +152,15 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3.2))
     shares = [100 * row["share"] for row in rows]
-    left.plot(shares, [row["step_ratio"] for row in rows], "o-")
-    left.axhline(REACH_STEP, color="grey", linestyle="--", linewidth=1)
-    left.set(xlabel="nodes struck a step, %", ylabel="step time, x without faults", ylim=(0.9, 1.3))
-    right.plot(shares, [row["lost"] / 1e3 for row in rows], "o-", label="lost")
-    right.plot(shares, [row["at_stake"] / 1e3 for row in rows], "s--", color="grey", label="at stake")
-    right.set(xlabel="nodes struck a step, %", ylabel="thousand tokens")
-    right.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    with drawing(path, 2, inches=(8, 3.2)) as (left, right):
+        left.plot(shares, [row["step_ratio"] for row in rows], "o-")
+        left.axhline(REACH_STEP, color="grey", linestyle="--", linewidth=1)
+        left.set(xlabel="nodes struck a step, %", ylabel="step time, x without faults", ylim=(0.9, 1.3))
+        right.plot(shares, [row["lost"] / 1e3 for row in rows], "o-", label="lost")
+        right.plot(shares, [row["at_stake"] / 1e3 for row in rows], "s--", color="grey", label="at stake")
+        right.set(xlabel="nodes struck a step, %", ylabel="thousand tokens")
+        right.legend()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check-share", type=float, default=0.02, help="of samples that others score (default 0.02)")
     parser.add_argument("--seed", type=int, default=0, help="of who is struck when (default 0)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--plot", type=Path, help="draw it into this PNG")
+    parser.add_argument("--plot", type=png, help="draw it into this PNG")
     parser.add_argument("--real", action="store_true", help="real processes instead of the virtual clock")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.nodes < 2 or options.groups < 1 or not all(0 <= s <= 1 for s in options.shares):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scenarios.crowd import Crowd, Step
+from scenarios.plot import drawing
 
 __all__ = ["crowd_of", "parser", "print_rows", "row_of", "show"]
 
@@ -78,18 +79,10 @@ def show(name: str, rows: Sequence[dict[str, Any]], *, as_json: bool, plot: Path
 
 
 def _draw(name: str, rows: Sequence[dict[str, Any]], plot: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.6))
-    at = range(len(rows))
-    axes.bar(at, [row["ratio"] for row in rows], width=0.6)
-    axes.axhline(1.0, color="black", linewidth=1, linestyle="--")
-    axes.set_xticks(list(at), [f"{row['case']}\nN={row['nodes']}" for row in rows])
-    axes.set_ylabel("time until all have it, times the bound")
-    axes.set_title(name)
-    figure.tight_layout()
-    figure.savefig(plot, dpi=120)
-    pyplot.close(figure)
+    with drawing(plot, inches=(6.4, 3.6)) as axes:
+        at = range(len(rows))
+        axes.bar(at, [row["ratio"] for row in rows], width=0.6)
+        axes.axhline(1.0, color="black", linewidth=1, linestyle="--")
+        axes.set_xticks(list(at), [f"{row['case']}\nN={row['nodes']}" for row in rows])
+        axes.set_ylabel("time until all have it, times the bound")
+        axes.set_title(name)

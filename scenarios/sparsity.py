@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from codec.errors import UsageError
 from codec.staging import encode
 from scenarios.codec_data import BACK, REAL_RATES, Part, checkpoints, real_steps
+from scenarios.plot import drawing, png
 
 __all__ = ["main", "spread"]
 
@@ -104,30 +105,26 @@ def _rows(rates: list[float]) -> list[dict[str, Any]]:
 
 def _plot(path: Path, rows: list[dict[str, Any]]) -> None:
     """Density against steps, a colour a rate."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("Plots need matplotlib: pip install 'swarm-node[scenarios]'.") from error
-    figure = Figure(figsize=(7, 4.5))
-    axes = figure.subplots()
-    for rate in sorted({row["lr"] for row in rows}):
-        mine = [row for row in rows if row["lr"] == rate]
-        (line,) = axes.plot(
-            [row["steps"] for row in mine], [100 * row["density"] for row in mine], "o", label=f"lr {rate:g}"
+    with drawing(path, inches=(7, 4.5)) as axes:
+        for rate in sorted({row["lr"] for row in rows}):
+            mine = [row for row in rows if row["lr"] == rate]
+            (line,) = axes.plot(
+                [row["steps"] for row in mine], [100 * row["density"] for row in mine], "o", label=f"lr {rate:g}"
+            )
+            axes.plot(
+                [row["steps"] for row in mine], [100 * row["theory"] for row in mine], "--", color=line.get_color()
+            )
+        axes.set(
+            xscale="log", yscale="log", xlabel="steps between publishes", ylabel="changed elements, % (dashed: theory)"
         )
-        axes.plot([row["steps"] for row in mine], [100 * row["theory"] for row in mine], "--", color=line.get_color())
-    axes.set(
-        xscale="log", yscale="log", xlabel="steps between publishes", ylabel="changed elements, % (dashed: theory)"
-    )
-    axes.legend()
-    figure.savefig(path, dpi=150)
+        axes.legend()
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lr", type=float, action="append", help="learning rate of a run (default: three)")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", type=png)
     options = parser.parse_args(arguments)
     try:
         rows = _rows(options.lr or list(REAL_RATES))

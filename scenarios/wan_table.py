@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from scenarios.floor import pass_on
+from scenarios.plot import drawing, png
 from scenarios.real import Node, Outcome, RealSwarm, distribute
 from scenarios.wan import check_privileges
 
@@ -216,23 +217,15 @@ def _cell(row: dict[str, Any], name: str, form: str) -> str:
 
 def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
     """Times against the bound, with the reach marked."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
     whole = [row for row in rows if "failed" not in row][::-1]
-    figure, axes = pyplot.subplots(figsize=(8, 0.5 + 0.42 * max(1, len(whole))))
-    axes.barh(range(len(whole)), [row["ratio"] for row in whole], height=0.6, color="tab:blue")
-    for at, row in enumerate(whole):
-        if "wanted_s" in row:
-            axes.plot([row["wanted_s"] / row["bound_s"]] * 2, [at - 0.4, at + 0.4], color="tab:red", linewidth=2)
-    axes.axvline(1.0, color="black", linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(whole)), [row["case"] for row in whole])
-    axes.set_xlabel("time until all have it, times the bound (red: to be reached)")
-    figure.tight_layout()
-    figure.savefig(plot, dpi=120)
-    pyplot.close(figure)
+    with drawing(plot, inches=(8, 0.5 + 0.42 * max(1, len(whole)))) as axes:
+        axes.barh(range(len(whole)), [row["ratio"] for row in whole], height=0.6, color="tab:blue")
+        for at, row in enumerate(whole):
+            if "wanted_s" in row:
+                axes.plot([row["wanted_s"] / row["bound_s"]] * 2, [at - 0.4, at + 0.4], color="tab:red", linewidth=2)
+        axes.axvline(1.0, color="black", linewidth=1, linestyle="--")
+        axes.set_yticks(range(len(whole)), [row["case"] for row in whole])
+        axes.set_xlabel("time until all have it, times the bound (red: to be reached)")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -241,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     made.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
     made.add_argument("--repeats", type=int, default=2, help="versions a row, of which the (lower) median is shown")
     made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    made.add_argument("--plot", type=Path, help="draw a PNG")
+    made.add_argument("--plot", type=png, help="draw a PNG")
     options = made.parse_args(arguments)
     try:
         check_privileges()
