@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import UsageError
-from scenarios.rl_wan import common, say, wan_of
+from scenarios.plot import drawing
+from scenarios.rl_wan import SYNC_STEPS, common, run_of, say, wan_of
 from scenarios.virtual.compute import Compute
 from scenarios.virtual.training import train
 
@@ -73,13 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _row(name: str, options: argparse.Namespace, compute: Compute, keep: float) -> dict[str, Any]:
     carrier, payload, ahead = ROWS[name]
-    run = compute.run(options.model, payload=payload, synchronous=ahead == 0)
-    steps, warm = (options.steps, 4) if ahead else (2, 1)  # synchronous steps are all alike
+    run = run_of(options, compute, options.model, payload, synchronous=ahead == 0)
+    counted = {"steps": options.steps, "warm": 4} if ahead else SYNC_STEPS
 
     def tokens_s(gbit: float | None) -> float:
         wan = wan_of(compute, gbit, options.regions, options.congestion)
         sent = "swarm" if gbit is None else carrier
-        return train(run, wan, sent, steps=steps, warm=warm, max_lag=ahead, seed=options.seed).tokens_s
+        return train(run, wan, sent, **counted, max_lag=ahead, seed=options.seed).tokens_s
 
     free = tokens_s(None)
     tries: list[tuple[float, float]] = []
@@ -136,22 +137,14 @@ def _print(rows: Sequence[dict[str, Any]], keep: float, reach: float) -> None:
 
 
 def _draw(rows: Sequence[dict[str, Any]], keep: float, path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.8))
-    for row in rows:
-        axes.plot([gbit for gbit, _ in row["tries"]], [found for _, found in row["tries"]], "o-", label=row["what"])
-    axes.axhline(keep, color="black", linewidth=1, linestyle="--")
-    axes.set_xscale("log")
-    axes.set_xlabel("Gbit/s of every link")
-    axes.set_ylabel("share of a free network's tokens/s")
-    axes.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    with drawing(path, inches=(6.4, 3.8)) as axes:
+        for row in rows:
+            axes.plot([gbit for gbit, _ in row["tries"]], [found for _, found in row["tries"]], "o-", label=row["what"])
+        axes.axhline(keep, color="black", linewidth=1, linestyle="--")
+        axes.set_xscale("log")
+        axes.set_xlabel("Gbit/s of every link")
+        axes.set_ylabel("share of a free network's tokens/s")
+        axes.legend(fontsize=7)
 
 
 if __name__ == "__main__":

@@ -57,11 +57,26 @@ class ModelledEngine:
         """Where each flight began, and how long its completions become."""
         self._flight = 0
         self._ended = 0
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
 
     @property
     def drawn(self) -> int:
         """Tokens so far, of whatever became of them."""
         return self._ended + sum(self._made_of(flight) for flight in self._running)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds so far in which it drew."""
+        self._look()
+        return self._busy_s
+
+    def _look(self) -> None:
+        """Whether it draws may have changed."""
+        now = trio.current_time()
+        if self._busy_since is not None:
+            self._busy_s += now - self._busy_since
+        self._busy_since = now if self._running and self._since is not None else None
 
     def _made_of(self, flight: int) -> int:
         start, lengths = self._running[flight]
@@ -92,6 +107,7 @@ class ModelledEngine:
         self._flight += 1
         flight = self._flight
         self._running[flight] = (start, lengths)
+        self._look()
         try:
             while (left := start + max(lengths) - self._now) > 1e-6:
                 news = self._news
@@ -104,6 +120,7 @@ class ModelledEngine:
         finally:
             self._ended += self._made_of(flight)
             del self._running[flight]
+            self._look()
         drawn = zip(prompts, lengths, strict=True)
         return [self._completion(p, n, start, sampling) for p, n in drawn], trio.current_time() - began
 
@@ -135,11 +152,13 @@ class ModelledEngine:
 
     async def commit(self, version: Version, root: bytes) -> Commitment:
         self._made, self._since = self._now, None
+        self._look()
         self._tell()
         await trio.sleep(self.pause_s)
         self.version, self.root = version, root
         self._taken = [*self._taken[-8:], (version, self._made)]
         self._since = trio.current_time()
+        self._look()
         self._tell()
         return Commitment(self.pause_s)
 

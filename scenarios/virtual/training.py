@@ -47,8 +47,9 @@ SETTLE_S: Final = 20.0
 DURABLE_S: Final = 0.001
 """A write of the book."""
 FREE_MBIT: Final = 1e6
-LIMIT_STEPS: Final = 50.0
-"""Whoever needs so many times longer for a step than a free network has stopped."""
+LIMIT_STEPS: Final = 100.0
+"""Whoever needs so many times longer for a step than a free network has stopped. Four full copies of 14B at 0.25 Gbit/s
+take 68 times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,9 @@ class Mark:
     wasted: int
     """Of those: cancelled, refused, or accepted and too old when their group was complete."""
     busy_s: float
-    """Seconds in which nodes drew."""
+    """Seconds in which engines drew."""
+    told_s: tuple[float, float]
+    """What the nodes told the ledger: seconds in which they generated, and all that they spoke of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,9 @@ class Outcome:
     wasted: float
     """Share of the tokens drawn."""
     useful: float
-    """Share of the nodes' time in which they drew."""
+    """Share of the nodes' time in which their engines drew."""
+    useful_told: float
+    """The same share as `status` would say it, from what the nodes told the ledger."""
     step_s: float
     transfer_s: float
     """From a version's seal until the last node's replica is that version: mean."""
@@ -124,7 +129,7 @@ class Outcome:
 class _Record(Book):
     """The ledger's book, which also counts what was accepted in vain."""
 
-    discarded = 0
+    in_vain = 0
     """Tokens."""
 
     def write(self, facts: Iterable[Fact]) -> None:
@@ -133,7 +138,7 @@ class _Record(Book):
             if isinstance(fact, Accepted):
                 self._lengths[fact.group, fact.sample] = len(fact.done.rollout.token_ids) // 4
             elif isinstance(fact, Discarded):
-                self.discarded += self._lengths[fact.group, fact.sample]
+                self.in_vain += self._lengths[fact.group, fact.sample]
         super().write(facts)
 
     def __init__(self) -> None:
@@ -146,7 +151,9 @@ class _Seat:
 
     def __init__(self, world: World, node: Node, run: Run) -> None:
         self.node = node
-        self.engine = ModelledEngine(run.tokens_s, run.tokens, run.spread, run.stage_s, run.pause_s, node.root)
+        self.engine = ModelledEngine(
+            run.tokens_s, run.tokens, run.spread, run.stage_s, run.pause_s, node.root, joins=run.joins
+        )
         pace = Pace(capacity=2 * run.rows, batch=run.rows)
 
         async def send(body: bytes) -> None:
@@ -214,7 +221,7 @@ class _Training:
 
     def _arrived(self, node: Node, version: VersionId) -> None:
         self.held_at.setdefault(version, []).append(self.world.now)
-        self.seats[node.key.public].worker.update(tuple(version), root_of(version), nothing())
+        self.seats[node.key.public].worker.update((version.epoch, version.version), root_of(version), nothing())
         self.world.halt()
 
     def _seal(self, version: VersionId) -> None:
@@ -302,9 +309,14 @@ class _Training:
             at=trio.current_time(),
             lag=self.head - oldest,
             drawn=sum(seat.engine.drawn for seat in seats),
-            wasted=self.book.discarded + sum(seat.worker.lost_tokens for seat in seats),
-            busy_s=sum(seat.worker.hours.seconds["generate"] for seat in seats),
+            wasted=self.book.in_vain + sum(seat.worker.lost_tokens for seat in seats),
+            busy_s=sum(seat.engine.busy_s for seat in seats),
+            told_s=self._told_s(),
         )
+
+    def _told_s(self) -> tuple[float, float]:
+        sheets = [node["seconds"] for node in self.service.state()["nodes"].values() if node["seconds"] is not None]
+        return sum(sheet["generate"] for sheet in sheets), sum(sum(sheet.values()) for sheet in sheets)
 
 
 def _size_bytes(body: bytes, run: Run) -> int:
@@ -333,6 +345,7 @@ def train(
         tokens_s=run.grain * (drawn - wasted) / took,
         wasted=wasted / drawn,
         useful=(last.busy_s - first.busy_s) / (took * run.nodes),
+        useful_told=(last.told_s[0] - first.told_s[0]) / (last.told_s[1] - first.told_s[1]),
         step_s=took / steps,
         transfer_s=fmean(late) if late else math.inf,
         longest_s=max(late, default=math.inf),

@@ -3,6 +3,7 @@ promise to say."""
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,9 +174,28 @@ def test_one_step_ahead_hides_the_way_of_a_delta(small: Path) -> None:
     assert ours.transfer_s > 1.0
 
 
+def test_status_says_the_share_of_useful_time_that_the_engines_count(small: Path) -> None:
+    run = Compute(small).run("tiny", grain=1)
+    waiting = train(run, Wan(2.0, (0.05, 0.1)), max_lag=0, steps=2, warm=1)
+    assert waiting.useful == pytest.approx(20 / waiting.step_s, rel=0.05)
+    assert waiting.useful_told == pytest.approx(waiting.useful, abs=0.02)
+    pausing = train(replace(run, pause_s=2.0), Wan(2.0, (0.05, 0.1)), steps=2, warm=1)
+    assert pausing.useful == pytest.approx(1 - 2.0 / pausing.step_s, abs=0.01)
+    assert pausing.useful_told == pytest.approx(pausing.useful, abs=0.02)
+
+
+@pytest.mark.slow
+def test_where_lengths_differ_no_place_is_empty_if_each_sequence_is_drawn_by_itself(small: Path) -> None:
+    run = replace(Compute(small).run("tiny", grain=1), spread=0.5)
+    apart = train(run, Wan(None), steps=2, warm=2)
+    batches = train(replace(run, joins=False), Wan(None), steps=2, warm=2)
+    assert apart.tokens_s / (1 - apart.wasted) > 0.98 * run.ideal_tokens_s
+    assert batches.tokens_s / (1 - batches.wasted) < 0.9 * run.ideal_tokens_s
+
+
 @pytest.mark.slow
 def test_rl_wan_says_what_it_compares(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--compute", str(small), "--size", "tiny", "--gbit", "0.005", "--regions", "1", "--regions", "4"]
+    words = ["--compute", str(small), "--size", "tiny", "--gbit", "0.02", "--regions", "1", "--regions", "4"]
     plot = tmp_path / "wan.png"
     assert rl_wan.main([*words, "--steps", "4", "--json", "--plot", str(plot)]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -185,7 +205,9 @@ def test_rl_wan_says_what_it_compares(small: Path, tmp_path: Path, capsys: pytes
         assert row["share"] == pytest.approx(row["tokens_s"] / row["free_tokens_s"])
         full = {carrier: found["at_best"] for carrier, found in row["full_tokens_s"].items()}
         assert row["tokens_s"] > full["relayed"] > full["star"]
-        assert all(found["in_turn"] <= found["at_best"] for found in row["full_tokens_s"].values())
+        assert all(row["full_tokens_s"][c]["in_turn"] <= full[c] for c in ("relayed", "regions"))
+        assert row["sync"]["worst_lag"] == 0
+        assert row["sync_share"] == pytest.approx(row["sync"]["tokens_s"] / row["sync_free"]["tokens_s"])
     assert near["full_tokens_s"]["regions"] == pytest.approx(near["full_tokens_s"]["relayed"])
     assert far["full_tokens_s"]["regions"]["in_turn"] < far["full_tokens_s"]["relayed"]["in_turn"]
     assert [(verdict["what"], verdict["reach"]) for verdict in said["reach"]] == [("lost from 1 to 4 regions", 0.03)]
