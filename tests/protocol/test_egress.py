@@ -3,11 +3,11 @@
 import random
 
 import pytest
+from authority_kit import clock, join, renewal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from protocol_kit import AUTHORITY, TUNING, header, key_of, manifest, only, say, sends
-from test_authority import clock, join, renewal
 
 from codec import ChunkKey
 from swarm.protocol.authority import Authority

@@ -1,10 +1,10 @@
 """What a ticket's peers fetch: who is believed, what is charged, who is put out."""
 
+from authority_kit import an_authority, comes, join, persisted
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from protocol_kit import AUTHORITY, TUNING, capability, join_message, key_of, only, report, say, sends
-from test_authority import an_authority, comes, join, persisted
 
 from swarm.protocol.authority import Authority
 from swarm.protocol.documents import heartbeat_hash, seal

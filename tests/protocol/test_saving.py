@@ -1,5 +1,6 @@
 """A machine that has sent its day's bytes: it says so at once, stands in no tree, gives nothing, and comes back."""
 
+from authority_kit import TICKET, an_authority, join
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from member_kit import a_member, reports_in, tick
@@ -19,7 +20,6 @@ from protocol_kit import (
     say,
     sends,
 )
-from test_authority import TICKET, an_authority, join
 
 from swarm.protocol.authority import Authority
 from swarm.protocol.documents import heartbeat_hash, open_report, seal

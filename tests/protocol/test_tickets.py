@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
+from authority_kit import an_authority, clock, comes, join, renewal
+from authority_kit import members as with_members
 from msgspec.structs import replace
 from protocol_kit import AUTHORITY, TUNING, capability, join_message, key_of, only, say, sends
-from test_authority import an_authority, clock, comes, join, renewal
-from test_authority import members as with_members
 
 from codec.errors import PeerError
 from swarm.protocol.authority import Authority
