@@ -136,11 +136,11 @@ class Swarm:
         """`n` accepted samples of every prompt, a group at a time, as they are complete.
 
         `prompts` (token ids, or text for the base folder's tokenizer) are taken as fast as the nodes work them off, so
-        an endless iterator is fine. Where you wait for the last of them, give a list: then all nodes end together. With a `key`, work that is done survives this process: asked again with the same
-        key and prompts, it goes on. `whole`: each group is drawn by one node in one batch, so that with a `key` its
-        bits do not depend on who draws it. `check`: look at samples yourself before you get them. Raises
-        `SwarmTimeout` when no group was completed for `timeout_s`, `SwarmDown` when the seed stays away that long.
-        Closing the iterator withdraws the rest.
+        an endless iterator is fine; of a list the nodes know where it ends, and end together. With a `key`, work that
+        is done survives this process: asked again with the same key and prompts, it goes on. `whole`: each group is
+        drawn by one node in one batch, so that with a `key` its bits do not depend on who draws it. `check`: look at
+        samples yourself before you get them. Raises `SwarmTimeout` when no group was completed for `timeout_s`,
+        `SwarmDown` when the seed stays away that long. Closing the iterator withdraws the rest.
         """
         session = key or os.urandom(16).hex()
         total = len(prompts) if isinstance(prompts, Sized) else None
