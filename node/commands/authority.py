@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from codec.errors import UsageError
 from codec.sign import Key
 from node import keyfile
-from node.commands.report import TRAIN, AsJson, examples, print_json
+from node.commands.report import TRAIN, AsJson, offer, print_json
 from node.config import InviteConfig, SeedConfig, default_home
 
 __all__ = ["register"]
@@ -130,34 +130,24 @@ def publish(
 
 
 def register(app: App) -> None:
-    app.command(
-        keygen,
-        group=TRAIN,
-        help_epilogue=examples("swarm-node keygen", "swarm-node keygen --out ~/secrets/policy.key"),
-    )
-    app.command(
+    offer(app, keygen, TRAIN, "swarm-node keygen", "swarm-node keygen --out ~/secrets/policy.key")
+    offer(
+        app,
         seed,
-        group=TRAIN,
-        help_epilogue=examples(
-            "swarm-node seed --base ~/models/Qwen3-8B",
-            "swarm-node seed --base . --listen 4001 --announce 203.0.113.7:31001 --up-mbit 900",
-            "swarm-node seed --base ~/models/Qwen3-8B --via 203.0.113.9:4001    (swarm-node relay TICKET runs there)",
-            "swarm-node seed --base runs/step_0 --watch runs --watch-marker STABLE",
-            "swarm-node seed --base ~/models/Qwen3-8B --egress-copies 1.1",
-            "swarm-node seed --raw-mb 512",
-        ),
+        TRAIN,
+        "swarm-node seed --base ~/models/Qwen3-8B",
+        "swarm-node seed --base . --listen 4001 --announce 203.0.113.7:31001 --up-mbit 900",
+        "swarm-node seed --base ~/models/Qwen3-8B --via 203.0.113.9:4001    (swarm-node relay TICKET runs there)",
+        "swarm-node seed --base runs/step_0 --watch runs --watch-marker STABLE",
+        "swarm-node seed --base ~/models/Qwen3-8B --egress-copies 1.1",
+        "swarm-node seed --raw-mb 512",
     )
-    app.command(
-        invite,
-        group=TRAIN,
-        help_epilogue=examples("swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json"),
-    )
-    app.command(
+    offer(app, invite, TRAIN, "swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json")
+    offer(
+        app,
         publish,
-        group=TRAIN,
-        help_epilogue=examples(
-            "swarm-node publish runs/step_17",
-            "swarm-node publish runs/step_17 --wait --json",
-            "swarm-node publish --raw data.tar.zst --wait",
-        ),
+        TRAIN,
+        "swarm-node publish runs/step_17",
+        "swarm-node publish runs/step_17 --wait --json",
+        "swarm-node publish --raw data.tar.zst --wait",
     )

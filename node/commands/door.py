@@ -8,7 +8,7 @@ from cyclopts import App
 
 from codec.errors import PeerError, UsageError
 from node.commands.asking import member_named, seed_of
-from node.commands.report import TRAIN, AsJson, examples, print_json
+from node.commands.report import TRAIN, AsJson, offer, print_json
 from node.config import default_home
 
 if TYPE_CHECKING:
@@ -155,18 +155,13 @@ def _show(swarm: dict[str, Any], *, as_json: bool) -> None:
 
 
 def register(app: App) -> None:
-    app.command(
-        kick,
-        group=TRAIN,
-        help_epilogue=examples("swarm-node kick box-7", "swarm-node kick 12D3KooW... --json"),
-    )
-    app.command(
+    offer(app, kick, TRAIN, "swarm-node kick box-7", "swarm-node kick 12D3KooW... --json")
+    offer(
+        app,
         revoke,
-        group=TRAIN,
-        help_epilogue=examples(
-            "swarm-node revoke",
-            "swarm-node revoke swarm1...",
-            "swarm-node revoke box-7",
-            "swarm-node revoke 12D3KooW... --undo --json",
-        ),
+        TRAIN,
+        "swarm-node revoke",
+        "swarm-node revoke swarm1...",
+        "swarm-node revoke box-7",
+        "swarm-node revoke 12D3KooW... --undo --json",
     )

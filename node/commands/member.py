@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from codec.errors import UsageError
-from node.commands.report import LEND, examples
+from node.commands.report import LEND, offer
 from node.config import JoinConfig, RelayConfig
 
 __all__ = ["register"]
@@ -80,23 +80,21 @@ async def relay(ticket: str, /, *, config: Annotated[RelayConfig, Parameter(name
 
 
 def register(app: App) -> None:
-    app.command(
+    offer(
+        app,
         join,
-        group=LEND,
-        help_epilogue=examples(
-            "swarm-node join swarm1...",
-            "swarm-node join swarm1... --model ~/Qwen3-8B --up-mbit 200",
-            "swarm-node join swarm1... --engine vllm --vllm-python ~/vllm/bin/python --engines 4 --tp 2",
-            "swarm-node join swarm1... --engine-url http://127.0.0.1:8000",
-            "swarm-node join swarm1... --up-mbit 200 --up-gb-day 50",
-            "swarm-node join swarm1... --listen 4001 --announce 203.0.113.7:31001",
-        ),
+        LEND,
+        "swarm-node join swarm1...",
+        "swarm-node join swarm1... --model ~/Qwen3-8B --up-mbit 200",
+        "swarm-node join swarm1... --engine vllm --vllm-python ~/vllm/bin/python --engines 4 --tp 2",
+        "swarm-node join swarm1... --engine-url http://127.0.0.1:8000",
+        "swarm-node join swarm1... --up-mbit 200 --up-gb-day 50",
+        "swarm-node join swarm1... --listen 4001 --announce 203.0.113.7:31001",
     )
-    app.command(
+    offer(
+        app,
         relay,
-        group=LEND,
-        help_epilogue=examples(
-            "swarm-node relay swarm1... --up-mbit 900 --up-gb-day 1000",
-            "swarm-node relay swarm1... --announce 203.0.113.9:4001     (then: seed --via 203.0.113.9:4001)",
-        ),
+        LEND,
+        "swarm-node relay swarm1... --up-mbit 900 --up-gb-day 1000",
+        "swarm-node relay swarm1... --announce 203.0.113.9:4001     (then: seed --via 203.0.113.9:4001)",
     )

@@ -1,11 +1,13 @@
-"""What every reporting command prints: JSON for programs, lines for people, on stdout and nothing else there."""
+"""What every command has: its place and examples in the help, and how it reports: JSON for programs, lines for people,
+on stdout and nothing else there."""
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter
 
-__all__ = ["LEND", "SEE", "TRAIN", "TRY", "AsJson", "examples", "print_json"]
+__all__ = ["LEND", "SEE", "TRAIN", "TRY", "AsJson", "offer", "print_json"]
 
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON for programs instead of lines for people.")]
 
@@ -21,6 +23,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=str))
 
 
-def examples(*lines: str) -> str:
-    """The end of a command's help."""
-    return "\n".join(["Examples:", "", *(f"  {line}" for line in lines)])
+def offer(app: App, command: Callable[..., Any], group: Group | None, *examples: str) -> None:
+    """Take `command` into `app`; the examples stand at the end of its help."""
+    epilogue = "\n".join(["Examples:", "", *(f"  {line}" for line in examples)])
+    app.command(command, group=group, help_epilogue=epilogue)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from codec.errors import UsageError
-from node.commands.report import SEE, TRY, AsJson, examples, print_json
+from node.commands.report import SEE, TRY, AsJson, offer, print_json
 from node.config import DemoConfig, default_home
 from node.sources import CONFIGURABLE, explain, toml_path
 
@@ -113,16 +113,16 @@ def _config_show(app: App, command: str | None, as_json: bool) -> None:
 
 
 def register(app: App) -> None:
-    app.command(
+    offer(
+        app,
         status,
-        group=SEE,
-        help_epilogue=examples(
-            "swarm-node status", "swarm-node status --watch", "swarm-node status --prove", "swarm-node status --json"
-        ),
+        SEE,
+        "swarm-node status",
+        "swarm-node status --watch",
+        "swarm-node status --prove",
+        "swarm-node status --json",
     )
-    app.command(
-        demo, group=TRY, help_epilogue=examples("swarm-node demo", "swarm-node demo --nodes 8 --steps 20 --json")
-    )
+    offer(app, demo, TRY, "swarm-node demo", "swarm-node demo --nodes 8 --steps 20 --json")
     config = App(name="config", help="Show what is configured, and where.", help_epilogue="", group=SEE)
 
     def show(command: str | None = None, /, *, as_json: AsJson = False) -> None:
@@ -137,7 +137,7 @@ def register(app: App) -> None:
         """
         _config_show(app, command, as_json)
 
-    config.command(show, help_epilogue=examples("swarm-node config show join", "swarm-node config show --json"))
+    offer(config, show, None, "swarm-node config show join", "swarm-node config show --json")
     app.command(config)
 
     def show_version(*, as_json: AsJson = False) -> None:

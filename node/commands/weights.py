@@ -5,7 +5,7 @@ from pathlib import Path
 from cyclopts import App
 
 from codec.errors import UsageError
-from node.commands.report import TRY, AsJson, examples, print_json
+from node.commands.report import TRY, AsJson, offer, print_json
 from node.config import MAX_MBIT
 
 __all__ = ["register"]
@@ -74,13 +74,12 @@ def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> 
 
 
 def register(app: App) -> None:
-    app.command(
+    offer(
+        app,
         delta,
-        group=TRY,
-        help_epilogue=examples(
-            "swarm-node delta runs/step_16 runs/step_17",
-            "swarm-node delta old.safetensors new.safetensors --up-mbit 200 --nodes 32 --json",
-            "swarm-node delta runs/step_16 runs/step_17 --out step_17.delta",
-        ),
+        TRY,
+        "swarm-node delta runs/step_16 runs/step_17",
+        "swarm-node delta old.safetensors new.safetensors --up-mbit 200 --nodes 32 --json",
+        "swarm-node delta runs/step_16 runs/step_17 --out step_17.delta",
     )
-    app.command(apply, group=TRY, help_epilogue=examples("swarm-node apply runs/step_16 step_17.delta again/step_17"))
+    offer(app, apply, TRY, "swarm-node apply runs/step_16 step_17.delta again/step_17")

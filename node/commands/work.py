@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from codec.errors import UsageError
 from node.commands.asking import seed_of
-from node.commands.report import SEE, TRAIN, AsJson, examples, print_json
+from node.commands.report import SEE, TRAIN, AsJson, offer, print_json
 from node.config import GatewayConfig, default_home
 
 __all__ = ["register"]
@@ -146,21 +146,19 @@ def _find(node: str, state: dict[str, Any]) -> bytes:
 
 
 def register(app: App) -> None:
-    app.command(
+    offer(
+        app,
         gateway,
-        group=TRAIN,
-        help_epilogue=examples(
-            "swarm-node gateway",
-            "swarm-node gateway --at 127.0.0.1:9000 --model-name Qwen3-8B",
-            "SWARM_API_KEY=... swarm-node gateway --at 0.0.0.0:8000 --in-flight 4096",
-        ),
+        TRAIN,
+        "swarm-node gateway",
+        "swarm-node gateway --at 127.0.0.1:9000 --model-name Qwen3-8B",
+        "SWARM_API_KEY=... swarm-node gateway --at 0.0.0.0:8000 --in-flight 4096",
     )
-    app.command(
+    offer(
+        app,
         quarantine,
-        group=SEE,
-        help_epilogue=examples(
-            "swarm-node quarantine",
-            "swarm-node quarantine box-7 --why 'answers too well'",
-            "swarm-node quarantine box-7 --release --json",
-        ),
+        SEE,
+        "swarm-node quarantine",
+        "swarm-node quarantine box-7 --why 'answers too well'",
+        "swarm-node quarantine box-7 --release --json",
     )
