@@ -113,8 +113,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     made.add_argument("--size", action="append", help="model of the input file (may be repeated; default 4b, 8b, 14b)")
     made.add_argument("--gbit", type=float, action="append", help="of every link (may be repeated; default 0.25 to 10)")
     made.add_argument("--regions", type=int, action="append", help="1 to 4 (may be repeated)")
-    made.add_argument("--steps", type=int, default=6, help="steps that count (default 6)")
-    made.add_argument("--warm", type=int, default=3, help="steps before those (default 3)")
+    made.add_argument("--steps", type=int, default=4, help="steps that count (default 4)")
+    made.add_argument("--warm", type=int, default=2, help="steps before those (default 2)")
     made.add_argument("--payload", choices=("published", "swarm"), default="published", help="a delta's size")
     made.add_argument("--no-full", dest="full", action="store_false", help="no full broadcasts beside it")
     return made.parse_args(arguments)
@@ -142,7 +142,9 @@ def _rows(options: argparse.Namespace, compute: Compute) -> Iterator[dict[str, A
             baseline, in_turn = free(size, regions, True), free(size, regions, False)
             say(f"{run.name}, {gbit:g} Gbit/s, {regions} region{'s'[: regions > 1]}")
             wan = wan_of(compute, gbit, regions, options.congestion)
-            ours, alternating = train(run, wan, **counted), train(run, wan, **alike)
+            ours = train(run, wan, **counted)
+            say(f"    {ours.tokens_s:,.0f} tokens/s, {ours.tokens_s / baseline.tokens_s:.2%} of a free network")
+            alternating = train(run, wan, **alike)
             full = _full(run, wan, baseline, options.seed) if options.full else {}
             yield {
                 "size": size,
