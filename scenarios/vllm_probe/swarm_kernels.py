@@ -2,7 +2,8 @@
 swarm_kernels.Kernels`): what quantized and repacked models of a GPU do, small enough to be looked at.
 
 By the layer of the model: 0 is held as int8 with a scale a row, 1 upside down in the same shape, 2 as it is, but
-computes with a copy that is derived from it. The others stay as they are.
+computes with a copy that is derived from it; the last projection of 3 too, whose copy a helper keeps. All else stays as
+it is.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -27,6 +28,8 @@ def _process(method: Any, layer: Any) -> None:
     _original(method, layer)
     found = re.search(r"layers\.(\d+)\.", getattr(layer, "prefix", ""))
     make = {"0": _quantize, "1": _repack, "2": _derive}.get(found[1] if found else "")
+    if getattr(layer, "prefix", "").endswith("3.mlp.down_proj"):
+        make = _delegate
     if make is not None:
         layer.cpu_linear = make(layer)
 
@@ -55,6 +58,20 @@ def _derive(layer: Any) -> Any:
     else:
         layer.twin = twin
     return lambda x, weight, bias: x @ layer.twin
+
+
+class _Helper:
+    """Is no module, and has what it computes with."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.packed = weight.t().contiguous()
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+        return x @ self.packed
+
+
+def _delegate(layer: Any) -> Any:
+    return _Helper(layer.weight.data)
 
 
 UnquantizedLinearMethod.process_weights_after_loading = _process

@@ -19,6 +19,7 @@ import structlog
 from numpy.typing import NDArray
 
 from codec import Layout, Replica, patch_hashes, state_root
+from codec.checkpoint import is_model_file
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
 from node.engines.base import EngineError, Prompt, SamplingParams, Version
@@ -378,6 +379,10 @@ def _check_files(layout: Layout, facts: Front) -> None:
             raise UsageError(f"vLLM's model folder lacks the swarm's {spec.name}: serve a copy of the swarm's base.")
         if theirs != spec.hash:
             raise UsageError(f"vLLM's {spec.name} is not the swarm's: serve a copy of the swarm's base, unchanged.")
+    ours = {spec.name for spec in layout.files}
+    for name in sorted(facts.files):
+        if is_model_file(name) and name not in ours:  # a chat template of its own would be taken before the tokenizer's
+            raise UsageError(f"vLLM's model folder has a {name} that the swarm's has not: serve a copy of its base.")
 
 
 def _tensors(layout: Layout) -> tuple[Tensor, ...]:

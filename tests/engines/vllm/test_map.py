@@ -1,6 +1,8 @@
 """Where checkpoint elements live in a model that packs and cuts them up: found by its own loader, without a vLLM."""
 
 import os
+from types import SimpleNamespace as Space
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +17,14 @@ from node.engines.vllm.classes import Classes  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.boxes import Box  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.messages import Part, Tensor  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.shared import Unsealed, map_scratch, map_sealed  # noqa: E402
-from node.engines.vllm.plugin.swarm_vllm.sources import ReplicaSource  # noqa: E402
+from node.engines.vllm.plugin.swarm_vllm.sources import OtherSource, ReplicaSource  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.weights import LiveWeights, NotStaged  # noqa: E402
 from scenarios.engine_models import step_of  # noqa: E402
 
 LAYOUT = Layout(
     (
         TensorSpec("embed", "BF16", (10, 8), ("head",)),
+        *(TensorSpec(f"expert{e}.{part}", "BF16", (4, 8)) for e in range(3) for part in ("gate", "up")),
         TensorSpec("gate", "BF16", (6, 8)),
         TensorSpec("out", "BF16", (8, 12)),
         TensorSpec("scale", "F32", (8,)),
@@ -32,8 +35,8 @@ LAYOUT = Layout(
 
 
 class Packed(torch.nn.Module):
-    """As vLLM lays a rank's share out: gate and up in one, `out` cut by columns, rows padded, one weight in bf16 that
-    the checkpoint has in fp32, one that is transposed in its loader."""
+    """As vLLM lays a rank's share out: gate and up in one, those of all experts too, `out` cut by columns, rows padded,
+    one weight in bf16 that the checkpoint has in fp32, one that is transposed in its loader."""
 
     def __init__(self, rank: int, world: int) -> None:
         super().__init__()
@@ -41,13 +44,22 @@ class Packed(torch.nn.Module):
         bf16 = torch.bfloat16
         self.embed = torch.nn.Parameter(torch.zeros(16 // world, 8, dtype=bf16))
         self.gate_up = torch.nn.Parameter(torch.zeros(12 // world, 8, dtype=bf16))
+        self.experts = torch.nn.Parameter(torch.zeros(3, 8 // world, 8, dtype=bf16))
         self.out = torch.nn.Parameter(torch.zeros(8, 12 // world, dtype=bf16))
         self.scale = torch.nn.Parameter(torch.zeros(8, dtype=bf16))
         self.twisted = torch.nn.Parameter(torch.zeros(4, 4, dtype=bf16))
 
     def load_weights(self, weights) -> None:
         for name, weight in weights:
-            getattr(self, "_" + name)(weight)
+            if name.startswith("expert"):
+                self._expert(int(name[6]), name.endswith("up"), weight)
+            else:
+                getattr(self, "_" + name)(weight)
+
+    def _expert(self, expert: int, up: bool, weight) -> None:
+        rows = 4 // self.world
+        part = weight.narrow(0, self.rank * rows, rows)
+        self.experts.data[expert].narrow(0, rows if up else 0, rows).copy_(part)
 
     def _embed(self, weight) -> None:
         rows = 16 // self.world
@@ -111,7 +123,10 @@ def scratch(parts: list[Part], held: Replica) -> int:
     return fd
 
 
+EXPERTS = tuple(f"expert{e}.{part}" for e in range(3) for part in ("gate", "up"))
+SCATTERED = ("embed", "gate", "out", "up", *EXPERTS)
 PARTS = [Part("embed", 0, 80, 0), Part("gate", 0, 48, 160), Part("out", 0, 96, 256), Part("up", 8, 40, 448)]
+PARTS += [Part(name, 0, 32, 528 + 64 * i) for i, name in enumerate(EXPERTS)]
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -120,7 +135,7 @@ def test_all_ranks_together_hold_every_element_and_follow_every_patch(world: int
     ranks = ranks_of(held, world)
     for _, weights in ranks:
         assert set(weights.opaque) == {"scale", "twisted"}
-    for name in ("embed", "gate", "out", "up"):
+    for name in SCATTERED:
         assert sum(weights.covered[name] for _, weights in ranks) == LAYOUT.tensor(name).elements
     for seed in range(3):
         staged = step_of(held, seed, 0.2)
@@ -128,7 +143,7 @@ def test_all_ranks_together_hold_every_element_and_follow_every_patch(world: int
         held.scatter(staged)
         before = [[p.clone() for p in model.parameters()] for model, _ in ranks]
         for _, weights in ranks:
-            weights.stage(map_sealed(os.dup(fd)), f"0.{seed}", frozenset({"embed", "gate", "out", "up"}))
+            weights.stage(map_sealed(os.dup(fd)), f"0.{seed}", frozenset(SCATTERED))
         for (model, _), kept in zip(ranks, before, strict=True):  # staging touches nothing
             assert all(
                 torch.equal(a.view(torch.int16), b.view(torch.int16))
@@ -163,6 +178,61 @@ def test_a_copy_that_differs_on_one_rank_is_found() -> None:
     ranks[0][0].scale.data.view(torch.int16)[1] ^= 1
     assert ranks[0][1].changed(["scale"]) == ["scale"]
     os.close(memory)
+
+
+class Helper:
+    """As a kernel or a quantization method, which is no module."""
+
+    def __init__(self, twin: Any) -> None:
+        self.kernel = Space(twin=twin)
+
+
+class Beside(torch.nn.Module):
+    """What is kept of `gate` by a helper of the module above it, and of nothing else; a view of `up` that its storage
+    carries along; a table and a number that are the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.above = torch.nn.Module()
+        for name in ("gate", "up"):
+            layer = torch.nn.Linear(8, 6, bias=False, dtype=torch.bfloat16)
+            setattr(self.above if name == "gate" else self, name, layer)
+        self.seen = torch.nn.Parameter(self.up.weight.data.t(), requires_grad=False)
+        self.turns = torch.nn.Module()
+        self.turns.register_buffer("table", torch.ones(16))
+        self.scale = torch.tensor(2.0)
+        self.above.helper = Helper(torch.zeros(8, 6, dtype=torch.bfloat16))  # type: ignore[assignment]
+
+    def load_weights(self, weights) -> None:
+        for name, weight in weights:
+            layer = self.above.gate if name == "gate" else self.up
+            layer.weight.data.copy_(weight)
+
+    def reload(self, weights) -> None:
+        """As vLLM does: then whatever is made of weights is made anew."""
+        self.load_weights(weights)
+        self.above.helper = Helper(self.above.gate.weight.data.t().contiguous())  # type: ignore[assignment]
+
+
+def test_what_is_made_of_weights_elsewhere_is_found_and_held_to_follow() -> None:
+    held = replica()
+    tensors = [Tensor((t.name,), t.dtype, t.shape, LAYOUT.offset(t.name)) for t in LAYOUT.tensors]
+    source = ReplicaSource(map_sealed(os.dup(held.seal_for_readers())), BLOCK_ELEMENTS)
+    model = Beside()
+    weights = LiveWeights(model, [t for t in tensors if t.names[0] in ("gate", "up")], source)
+    assert weights.opaque == {"gate": "above.helper.kernel.twin is derived from it"}
+    weights.load(["gate"], model.reload)
+    weights.remember(["gate"])
+    first = model.above.helper.kernel.twin.clone()
+    assert weights.unmoved(["gate"]) == ["above.helper.kernel.twin", "gate"]
+    weights.load(["gate"], model.reload, OtherSource(source))
+    assert (weights.unmoved(["gate"]), weights.changed(["gate"])) == ([], ["gate"])
+    weights.load(["gate"], model.reload)
+    assert weights.changed(["gate"]) == []
+    assert torch.equal(model.above.helper.kernel.twin.view(torch.int16), first.view(torch.int16))
+    # a reload that forgets what was made of it
+    weights.load(["gate"], model.load_weights, OtherSource(source))
+    assert weights.unmoved(["gate"]) == ["above.helper.kernel.twin"]
 
 
 @given(st.data())

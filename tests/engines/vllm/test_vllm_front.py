@@ -48,10 +48,21 @@ def refused(folder, where, value):
         setattr(at, names[-1], value)
     return _refusal(config, Space(args=config.args), Path(config.model_config.model))
 
+def development_routes():
+    from fastapi import FastAPI
+    from vllm.entrypoints.rl.factories import register_rl_api_routers
+    from vllm.entrypoints.serve import register_vllm_dev_api_routers
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    register_vllm_dev_api_routers(app)
+    register_rl_api_routers(app)
+    return [("203.0.113.9", route.path) for route in app.routes]
+
 asked = json.loads(sys.argv[1])
+development = development_routes()
 print(json.dumps({
     "statuses": [asyncio.run(statuses(*each)) for each in asked["statuses"]],
     "refused": [refused(*each) for each in asked["refused"]],
+    "development": dict(zip([path for _, path in development], asyncio.run(statuses("auto", development)))),
 }))
 """
 HERE, THERE = "127.0.0.1", "203.0.113.9"
@@ -91,6 +102,11 @@ def said(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 def test_routes_that_change_weights_are_for_this_machine_only(said):
     # attached to nothing: the body names no socket
     assert said["statuses"][0] == [*[403] * len(ROUTES), 200, 400, 200]
+
+
+def test_each_development_route_that_this_vllm_has_is_for_this_machine_only(said):
+    assert len(said["development"]) > 15
+    assert set(said["development"].values()) == {403}, said["development"]
 
 
 def test_an_engine_that_is_not_proven_answers_nobody(said):

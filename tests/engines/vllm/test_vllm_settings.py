@@ -161,6 +161,8 @@ def test_files_must_be_the_swarms():
         _check_files(layout, Front(1, "0.32", 1, right | {"tokenizer.json": b"x" * 32}, "", None))
     with pytest.raises(UsageError, match=r"lacks the swarm's config\.json"):
         _check_files(layout, Front(1, "0.32", 1, {"tokenizer.json": b"t" * 32}, "", None))
+    with pytest.raises(UsageError, match=r"has a chat_template\.jinja that the swarm's has not"):
+        _check_files(layout, Front(1, "0.32", 1, right | {"chat_template.jinja": b"x" * 32}, "", None))
 
 
 def test_answers_are_looked_at():

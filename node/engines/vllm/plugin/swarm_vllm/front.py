@@ -59,6 +59,7 @@ _DEV = (
     "/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version", "/weight_info",
     "/weight_checker", "/get_world_size", "/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache",
     "/reset_encoder_cache", "/sleep", "/wake_up", "/is_sleeping", "/server_info", "/shutdown_weight_transfer_engine",
+    "/release_kv_cache_memory",
 )  # fmt: skip
 """vLLM's development routes, which ask for no password: whoever reaches them can change the weights."""
 _MAX_BODY_BYTES = 4096

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from .messages import (
     Unchanged,
 )
 from .shared import map_scratch, map_sealed
-from .sources import FolderSource, ReplicaSource, Source
+from .sources import FolderSource, OtherSource, ReplicaSource, Source
 from .weights import LiveWeights, NotStaged
 
 __all__ = ["SwarmEngine", "check_on", "commit_on", "load_on"]
@@ -194,14 +194,23 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             return {"error": f"{type(error).__name__}: {error}", "touched": True}
         return {"error": "", "touched": True, "loaded_s": time.perf_counter() - started}
 
-    def check(self, names: Iterable[str], worker: Any) -> dict[str, Any]:
-        """Load tensors again from their origin and see whether that changes anything. Never raises."""
+    def check(self, names: Collection[str], worker: Any) -> dict[str, Any]:
+        """Load other bits, which must show everywhere, and those of the origin again, which must leave what the first
+        load left. Never raises."""
         started = time.perf_counter()
         try:
             if self._weights is None or self._origin is None:
                 raise NotStaged("nothing is attached")
             self._weights.remember(names)
-            self._weights.load(names, lambda pairs: worker.reload_weights(weights_iterator=pairs), self._origin)
+
+            def reload_weights(pairs: Iterable[Any]) -> None:
+                worker.reload_weights(weights_iterator=pairs)
+
+            self._weights.load(names, reload_weights, OtherSource(self._origin))
+            unmoved = self._weights.unmoved(names)
+            self._weights.load(names, reload_weights, self._origin)
+            if unmoved:
+                raise NotStaged(f"vLLM's reload leaves {unmoved[0]} as it was")
             if changed := self._weights.changed(names):
                 raise NotStaged(f"reloading {changed[0]} does not make of it what its first load did")
         except Exception as error:

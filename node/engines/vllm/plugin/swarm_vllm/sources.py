@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .messages import Tensor
 
-__all__ = ["DTYPES", "FolderSource", "ReplicaSource", "Source"]
+__all__ = ["DTYPES", "FolderSource", "OtherSource", "ReplicaSource", "Source"]
 
 DTYPES = {
     "BF16": torch.bfloat16,
@@ -75,6 +75,23 @@ class FolderSource:
         dtype = DTYPES[tensor.dtype]
         flat = weight.reshape(-1).view(torch.uint8).numpy()
         return weight, _block_hashes(flat, self._block_elements * dtype.itemsize)
+
+
+class OtherSource:
+    """Other weights of the same shapes: whatever is made of weights is made otherwise of these.
+
+    Twice as much, with the other sign: neither a sum nor an absolute maximum stays what it was. Tensors of integers are
+    left as they are, since they may be places.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def read(self, tensor: Tensor) -> tuple[torch.Tensor, bytes]:
+        weight, hashes = self._source.read(tensor)
+        if weight.is_floating_point():
+            weight = (weight.to(torch.float64) * -2).to(weight.dtype)
+        return weight, hashes
 
 
 def _block_hashes(flat: NDArray[np.uint8], step: int) -> bytes:

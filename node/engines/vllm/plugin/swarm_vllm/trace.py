@@ -5,7 +5,9 @@ every copy of a view of the probe into a view of a live tensor, and skips it. Wh
 (a computed value, another dtype) makes the checkpoint tensor opaque: it is loaded, not scattered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -13,11 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .boxes import Box
 
-__all__ = ["INTEGERS", "Storages", "TensorMap", "derived_tensors", "trace"]
+__all__ = ["INTEGERS", "Kept", "Storages", "TensorMap", "kept_beside", "trace"]
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FILLS = (torch.ops.aten.fill_, torch.ops.aten.zero_)
 """Loaders clear the padding of vocabularies with these; it stays as it was."""
+_HELPERS_DEEP = 2
+"""A quantization method has a kernel, which has the tensors."""
+_NO_HELPERS = (torch.nn.Module, type, ModuleType, FunctionType, MethodType)
 
 
 class Storages:
@@ -137,16 +142,57 @@ def trace(
     return found
 
 
-def derived_tensors(model: torch.nn.Module, storages: Storages) -> dict[str, str]:
-    """Modules that keep floating point tensors beside their parameters and buffers: (module, attribute).
+@dataclass(frozen=True)
+class Kept:
+    """A tensor that no loader fills, beside weights that one does: a module's (named `prefix`), or a helper's of it."""
 
-    Such a copy would not follow a scatter. Key-value caches are no weights.
+    prefix: str
+    module: torch.nn.Module
+    path: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.prefix}.{self.path}"
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """As it is now: vLLM may have put another one there, or another helper, or none."""
+        found: Any = self.module
+        for name in self.path.split("."):
+            found = getattr(found, name, None)
+        return found if isinstance(found, torch.Tensor) else None
+
+
+def kept_beside(model: torch.nn.Module, storages: Storages, filled: set[int]) -> dict[str, list[Kept]]:
+    """By module: tensors that may have been made of its weights after they were loaded, so would not follow a scatter.
+
+    They stand in the module, in one that it is a part of, or in their helpers (an attention's kernel, a quantization
+    method). `filled`: the storages that loaders write to; views of these follow by themselves. Key-value caches are no
+    weights, integers say where and not what, and single numbers (norms, scales) belong to the model's shape.
     """
-    found: dict[str, str] = {}
-    for prefix, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name.startswith("kv_cache") or not isinstance(value, torch.Tensor) or not value.is_floating_point():
-                continue
-            if value.numel() and storages.of(value) is None:
-                found[prefix] = name
+    prefixes = {module: prefix for prefix, module in model.named_modules()}
+    found: dict[str, list[Kept]] = {}
+    for module, prefix in prefixes.items():
+        kept = [
+            Kept(prefix, module, path)
+            for path, tensor in _held(module, "", _HELPERS_DEEP)
+            if tensor.numel() > 1 and storages.of(tensor) not in filled
+            if tensor.is_floating_point() or isinstance(tensor, torch.nn.Parameter)
+        ]
+        for part in module.modules() if kept else ():
+            found.setdefault(prefixes[part], []).extend(kept)
     return found
+
+
+def _held(owner: Any, path: str, deep: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """(path from the module, tensor) of what a module or a helper has by itself."""
+    own = vars(owner)
+    if isinstance(owner, torch.nn.Module):
+        own = own | owner._parameters | owner._buffers
+    for name, value in own.items():
+        if name.startswith("kv_cache"):
+            continue
+        if isinstance(value, torch.Tensor):
+            yield path + name, value
+        elif deep and hasattr(value, "__dict__") and not isinstance(value, _NO_HELPERS):
+            yield from _held(value, f"{path}{name}.", deep - 1)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from .boxes import Box
 from .messages import Part, Tensor
 from .patch import entries
 from .sources import DTYPES, Source
-from .trace import Storages, TensorMap, derived_tensors, trace
+from .trace import Kept, Storages, TensorMap, kept_beside, trace
 
 __all__ = ["LiveWeights", "NotStaged"]
 
@@ -51,9 +51,10 @@ class LiveWeights:
         self._staged: tuple[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
         self.sources: dict[str, bytes] = {}
         """Block hashes of what was last loaded from the replica, by tensor."""
-        self._as_loaded: dict[int, bytes] = {}
-        """Digest of each storage that loaders filled, as they left it."""
-        derived = derived_tensors(model, self._storages)
+        self._kept: dict[str, list[Kept]] = {}
+        """What may have been made of each tensor beside the storages that its loader fills."""
+        self._as_loaded: dict[int | str, bytes] = {}
+        """Digest of each storage that loaders filled, and of what was made of it, as they left it."""
         refused: dict[str, Exception] = {}
         for name, tensor in self._tensors.items():
             if tensor.dtype not in DTYPES:
@@ -63,9 +64,6 @@ class LiveWeights:
             except Exception as error:
                 refused[name] = error
                 continue
-            for prefix in sorted(self._modules(found)):
-                if prefix in derived and not found.opaque:
-                    found.opaque = f"{prefix}.{derived[prefix]} is derived from it"
             self._maps[name] = found
         if refused:
             fed = {} if fed_modules is None else fed_modules([self._tensors[name] for name in refused])
@@ -74,6 +72,16 @@ class LiveWeights:
                 if not modules:
                     raise ValueError(f"vLLM's model does not take the checkpoint's {name}: {error}") from error
                 self._maps[name] = TensorMap.of_modules(self._storages, modules, accepted)
+        self._look_beside(model)
+
+    def _look_beside(self, model: torch.nn.Module) -> None:
+        """What is kept of weights where their loaders do not write makes them opaque."""
+        filled = {number for found in self._maps.values() for number in found.storages}
+        beside = kept_beside(model, self._storages, filled)
+        for name, found in self._maps.items():
+            self._kept[name] = [kept for prefix in sorted(self._modules(found)) for kept in beside.get(prefix, ())]
+            if self._kept[name] and not found.opaque:
+                found.opaque = f"{self._kept[name][0].label} is derived from it"
 
     def _modules(self, found: TensorMap) -> set[str]:
         return {prefix for number in found.storages for prefix in self._storages.modules[number]}
@@ -156,14 +164,30 @@ class LiveWeights:
             return _strided(flat.numpy(), box.live_offset, box.shape, box.live_strides)
         return torch.as_strided(flat, box.shape, box.live_strides, box.live_offset).cpu().numpy()
 
-    def changed(self, names: Iterable[str]) -> list[str]:
-        """Those of the tensors whose storages are not as their loaders left them."""
-        numbers = {number for name in names for number in self._maps[name].storages}
-        wrong = {number for number in numbers if self._digest(number) != self._as_loaded.get(number)}
-        return sorted(name for name in names if self._maps[name].storages & wrong)
+    def changed(self, names: Collection[str]) -> list[str]:
+        """Those of the tensors whose storages, or what is kept of them, are not as their loaders left them."""
+        differ = self._differ(names)
+        return sorted(name for name in names if any(differ[place] for place in self._places(name)))
 
-    def _digest(self, number: int) -> bytes:
-        return blake3(self._storages.flat[number].cpu().numpy().view(np.uint8).data).digest()
+    def unmoved(self, names: Collection[str]) -> list[str]:
+        """What is as it was, though all of `names` was loaded with other bits: tensors, or what is kept of one."""
+        differ = self._differ(names)
+        stayed = {place for place, moved in differ.items() if isinstance(place, str) and not moved}
+        for name in names:
+            moved = [differ[place] for place in self._places(name)]
+            if DTYPES[self._tensors[name].dtype].is_floating_point and moved and not any(moved):
+                stayed.add(name)
+        return sorted(stayed)
+
+    def _differ(self, names: Iterable[str]) -> dict[int | str, bool]:
+        """Is each place of these tensors otherwise than is remembered?"""
+        places = {place: tensor for name in names for place, tensor in self._places(name).items()}
+        return {place: _digest(tensor) != self._as_loaded.get(place) for place, tensor in places.items()}
+
+    def _places(self, name: str) -> dict[int | str, torch.Tensor | None]:
+        """Where it shows what a tensor was loaded with: its storages by number, what is kept of it by its label."""
+        own: dict[int | str, torch.Tensor | None] = {n: self._storages.flat[n] for n in self._maps[name].storages}
+        return own | {kept.label: kept.tensor for kept in self._kept[name]}
 
     # ------------------------------------------------------------ between two steps
 
@@ -198,9 +222,9 @@ class LiveWeights:
         _synchronize(self._storages)
 
     def remember(self, names: Iterable[str]) -> None:
-        """From now on `changed` holds these tensors' storages against what they are now."""
-        for number in {number for name in names for number in self._maps[name].storages}:
-            self._as_loaded[number] = self._digest(number)
+        """From now on `changed` holds these tensors' storages, and what is kept of them, against what they are now."""
+        places = {place: tensor for name in names for place, tensor in self._places(name).items()}
+        self._as_loaded |= {place: _digest(tensor) for place, tensor in places.items()}
 
     def hash(self, source: Source) -> None:
         """Put the hashes of what a source has into `sources`, without loading anything."""
@@ -228,6 +252,12 @@ class _Pace:
         if worked_s >= _WORK_S:
             time.sleep(_RESTS * worked_s)
             self._since = time.perf_counter()
+
+
+def _digest(tensor: torch.Tensor | None) -> bytes:
+    if tensor is None:
+        return b""
+    return blake3(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
 
 
 def _strided(flat: NDArray[Any], offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
