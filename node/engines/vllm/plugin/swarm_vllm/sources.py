@@ -90,7 +90,8 @@ class OtherSource:
     def read(self, tensor: Tensor) -> tuple[torch.Tensor, bytes]:
         weight, hashes = self._source.read(tensor)
         if weight.is_floating_point():
-            weight = (weight.to(torch.float64) * -2).to(weight.dtype)
+            known = weight if weight.element_size() > 1 else weight.to(torch.bfloat16)  # bytes do not multiply
+            weight = (known * -2).to(weight.dtype)
         return weight, hashes
 
 
