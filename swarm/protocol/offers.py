@@ -6,6 +6,7 @@ until then, and while it is on its way, it counts as one of the few that are giv
 """
 
 from codec import ChunkKey
+from swarm.protocol.chunks import Chunk
 from swarm.protocol.relief import WISHES_HOLD_S
 from swarm.protocol.state import State
 from swarm.protocol.wire import Offer, Wishes
@@ -76,9 +77,13 @@ class Offers:
         for _, peer in sorted(waiting):
             for key in self._wishes[peer][1]:
                 chunk = self._state.chunks.find(key)
-                if chunk is not None and chunk.whole:
+                if chunk is not None and chunk.whole and not self._pushes(chunk, peer):
                     return peer, key
         return None
+
+    def _pushes(self, chunk: Chunk, peer: bytes) -> bool:
+        """It is our own child, to which this goes in its turn: it would leave twice."""
+        return chunk.stripe is not None and peer in self._state.exchange.children.get(chunk.stripe, {})
 
     def _idle(self, now: float) -> bool:
         """Our uplink has little to do."""

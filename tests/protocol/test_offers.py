@@ -100,6 +100,13 @@ def test_wishes_lapse_are_taken_back_and_go_with_their_session() -> None:
     assert giver.looks(WISHES_HOLD_S + ANSWER_S) == []
 
 
+def test_a_child_is_not_offered_what_is_pushed_to_it() -> None:
+    giver = Giver(0)
+    giver.state.exchange.attached(ANNA, Attach(0, 0, 0, 0, ()), 0.0, [])
+    assert giver.hears(ANNA, wishes(0)) == []
+    assert giver.hears(BEN, wishes(0)) == [(BEN, Offer(*of(0)))]
+
+
 @pytest.mark.parametrize("why", ["its own children wait", "it may give nothing today"])
 def test_who_has_no_uplink_to_spare_offers_nothing(why: str) -> None:
     giver = Giver(0)
