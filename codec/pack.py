@@ -29,13 +29,15 @@ def chunk_target(payload_bytes: int) -> int:
     return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, payload_bytes // (32 * STRIPES)))
 
 
-def piece_target(payload_bytes: int) -> int:
-    """Bytes of a piece: F/(200 K) rounded to a power of two, from 16 to 128 KiB.
+def piece_target(payload_bytes: int, nodes: int | None = None) -> int:
+    """Bytes of a piece: F/(200 K) rounded to a power of two, from 16 to 128 KiB; F/(100 K) among few nodes.
 
     A piece crosses a tree of depth D in D of its own sending times; two hundred a stripe keep that near D/2 percent.
-    Below 16 KiB its hash (32 bytes) and the turn in each relay cost more than the wait that they save.
+    Below 16 KiB its hash (32 bytes) and the turn in each relay cost more than the wait that they save. Up to 2 K
+    `nodes` (None: who knows) stand about one relay deep: half as many pieces cost each of them half as many turns.
     """
-    return _power_of_two(payload_bytes // (200 * STRIPES), MIN_PIECE_BYTES, MAX_PIECE_BYTES)
+    pieces = 100 if nodes is not None and nodes <= 2 * STRIPES else 200
+    return _power_of_two(payload_bytes // (pieces * STRIPES), MIN_PIECE_BYTES, MAX_PIECE_BYTES)
 
 
 class Packer:

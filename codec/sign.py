@@ -4,6 +4,7 @@ Every signature covers `domain || 0x00 || body`, so that a signed heartbeat can 
 signed is the exact bytes that travel: verify first, then decode.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -42,10 +43,16 @@ class Key:
         return f"Key({self.public.hex()[:8]})"
 
 
+@lru_cache(maxsize=64)
+def _opened(public: bytes) -> Ed25519PublicKey:
+    """Decoding a key costs half as much as checking a signature by it, and one key signs all chunks of a swarm."""
+    return Ed25519PublicKey.from_public_bytes(public)
+
+
 def verify(public: bytes, domain: bytes, body: bytes, signature: bytes) -> None:
     """Raise `PeerError` unless `public` signed `body` under `domain`."""
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, domain + b"\0" + body)
+        _opened(public).verify(signature, domain + b"\0" + body)
     except (InvalidSignature, ValueError) as error:
         raise PeerError(f"signature: not {public.hex()[:8]}'s over this {domain.decode(errors='replace')}") from error
 

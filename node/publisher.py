@@ -230,7 +230,7 @@ class _Version:
             self.seed.replica.layout.hash,
             deltas,
             self.seed.key,
-            piece_target(attempt.last_payload_bytes),
+            piece_target(attempt.last_payload_bytes, attempt.nodes),
         )
         self.chunk_ids.append(chunk.id)
         self.payload_bytes += chunk.nbytes

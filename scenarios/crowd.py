@@ -140,7 +140,8 @@ def begin(world: World, payload_bytes: int) -> Begun:
     chunk = min(chunk_target(payload_bytes), payload_bytes)
     before = world.authority.socket_bytes
     chunks = max(1, round(payload_bytes / chunk))
-    published = world.publish(chunks=chunks, chunk_bytes=chunk - HEADER_BYTES, piece_bytes=piece_target(payload_bytes))
+    piece = piece_target(payload_bytes, len(nodes))
+    published = world.publish(chunks=chunks, chunk_bytes=chunk - HEADER_BYTES, piece_bytes=piece)
     return Begun(published, nodes, before)
 
 

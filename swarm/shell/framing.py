@@ -1,5 +1,7 @@
 """Bytes from a stream, exactly as many as asked for, and control messages with their length in front."""
 
+import math
+from collections import deque
 from struct import Struct
 from typing import Final
 
@@ -8,10 +10,34 @@ import trio
 from codec.errors import PeerError
 from swarm.protocol.wire import MAX_MESSAGE_BYTES, Message, decode, encode
 
-__all__ = ["ByteReader", "frame_message", "read_message"]
+__all__ = ["ByteReader", "Patience", "frame_message", "read_message"]
 
 _LENGTH: Final = Struct("<I")
 _RECEIVE_BYTES: Final = 256 << 10
+
+
+class Patience:
+    """A deadline for what comes thousands of times a second: a task of its own looks at the clock now and then, where
+    a cancel scope each time would cost more than what it guards."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since_s = math.inf
+
+    def begin(self) -> None:
+        """From now on we wait for a peer."""
+        self._since_s = trio.current_time()
+
+    def end(self) -> None:
+        """It came."""
+        self._since_s = math.inf
+
+    async def watch(self) -> None:
+        """Raises `trio.TooSlowError` once something has lasted too long; for ever otherwise."""
+        while True:
+            await trio.sleep_until(min(self._since_s, trio.current_time()) + self._seconds)
+            if trio.current_time() >= self._since_s + self._seconds:
+                raise trio.TooSlowError
 
 
 class ByteReader:
@@ -19,32 +45,49 @@ class ByteReader:
 
     def __init__(self, stream: trio.abc.ReceiveStream) -> None:
         self._stream = stream
-        self._buffer = bytearray()
+        self._chunks: deque[bytes] = deque()
         self._at = 0
+        """Bytes of the first chunk that were taken already."""
+        self._size = 0
+
+    def has(self, size: int) -> bool:
+        """Whether the next `size` bytes are here already, so that `take` may be called."""
+        return self._size >= size
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes, which are here."""
+        parts: list[bytes] = []
+        left = size
+        while left:
+            first = self._chunks[0]
+            end = self._at + left
+            if end < len(first):
+                parts.append(first[self._at : end])
+                self._at = end
+                break
+            parts.append(first[self._at :])
+            left -= len(first) - self._at
+            self._at = 0
+            self._chunks.popleft()
+        self._size -= size
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def exactly(self, size: int) -> bytes:
         """The next `size` bytes. Raises `PeerError` when the stream ends within them."""
-        while len(self._buffer) - self._at < size:
+        while self._size < size:
             if not await self._fill():
                 raise PeerError("stream: it ended inside a frame")
-        data = bytes(memoryview(self._buffer)[self._at : self._at + size])
-        self._at += size
-        return data
-
-    def has(self, size: int) -> bool:
-        """Whether the next `size` bytes are here already, so that `exactly` will not wait."""
-        return len(self._buffer) - self._at >= size
+        return self.take(size)
 
     async def at_end(self) -> bool:
         """Wait for the next byte: False, or True when the stream has ended cleanly."""
-        return len(self._buffer) == self._at and not await self._fill()
+        return not self._size and not await self._fill()
 
     async def _fill(self) -> bool:
-        if self._at:
-            del self._buffer[: self._at]
-            self._at = 0
-        data = await self._stream.receive_some(_RECEIVE_BYTES)
-        self._buffer += data
+        data = bytes(await self._stream.receive_some(_RECEIVE_BYTES))
+        if data:
+            self._chunks.append(data)
+            self._size += len(data)
         return bool(data)
 
 
@@ -54,16 +97,18 @@ def frame_message(message: Message) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-async def read_message(reader: ByteReader, deadline_s: float) -> tuple[Message, int] | None:
+async def read_message(reader: ByteReader, patience: Patience) -> tuple[Message, int] | None:
     """The next message and its size on the wire; None at the end of the stream.
 
-    Waits for ever for a message to begin (silence is the leases' business), but `deadline_s` for it to arrive. Raises
-    `PeerError`, `trio.TooSlowError`.
+    Waits for ever for a message to begin (silence is the leases' business), but only so long for it to arrive. Raises
+    `PeerError`.
     """
     if await reader.at_end():
         return None
-    with trio.fail_after(deadline_s):
-        (size,) = _LENGTH.unpack(await reader.exactly(_LENGTH.size))
-        if not 0 < size <= MAX_MESSAGE_BYTES:
-            raise PeerError(f"message: {size} bytes, at most {MAX_MESSAGE_BYTES}")
-        return decode(await reader.exactly(size)), _LENGTH.size + size
+    patience.begin()
+    (size,) = _LENGTH.unpack(await reader.exactly(_LENGTH.size))
+    if not 0 < size <= MAX_MESSAGE_BYTES:
+        raise PeerError(f"message: {size} bytes, at most {MAX_MESSAGE_BYTES}")
+    data = await reader.exactly(size)
+    patience.end()
+    return decode(data), _LENGTH.size + size

@@ -12,7 +12,7 @@ from codec.errors import PeerError
 from swarm.protocol.events import Event, HeaderStored, PieceStored, Stray, VersionId
 from swarm.protocol.wire import FRAME_HEAD, NO_STRIPE, Frame, FrameKind, unpack_frame_head
 from swarm.shell.counts import Counts
-from swarm.shell.framing import ByteReader
+from swarm.shell.framing import ByteReader, Patience
 from swarm.shell.limits import Limits
 from swarm.store import ChunkStore, StoredChunk
 
@@ -59,10 +59,17 @@ class Inbound:
         self._settled = settled
 
     async def run(self, stream: trio.abc.ReceiveStream, peer: bytes) -> None:
-        """Read frames until the stream ends. Raises `PeerError` at the first that does not verify."""
-        reader = ByteReader(stream)
+        """Read frames until the stream ends. Raises groups of `PeerError`, at the first that does not verify, and of
+        `trio.TooSlowError`, when the rest of one does not come."""
+        patience = Patience(self._limits.frame_deadline_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(patience.watch)
+            await self._take_all(ByteReader(stream), patience, peer)
+            nursery.cancel_scope.cancel()
+
+    async def _take_all(self, reader: ByteReader, patience: Patience, peer: bytes) -> None:
         while not await reader.at_end():
-            frame, body = await self._frame(reader)
+            frame, body = await self._frame(reader, patience)
             stripe = None if frame.stripe == NO_STRIPE else frame.stripe
             if frame.kind == FrameKind.HEADER:
                 await self._take_header(peer, stripe, frame, body)
@@ -71,17 +78,13 @@ class Inbound:
             else:
                 await self._part(peer, frame, body)
 
-    async def _frame(self, reader: ByteReader) -> tuple[Frame, bytes]:
-        """The next frame, of which something has come. Raises `PeerError`, `trio.TooSlowError`."""
-        if reader.has(FRAME_HEAD):  # a deadline costs more than most frames; one that is here needs none
-            frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
-            if reader.has(frame.length):
-                return frame, await reader.exactly(frame.length)
-            with trio.fail_after(self._limits.frame_deadline_s):
-                return frame, await reader.exactly(frame.length)
-        with trio.fail_after(self._limits.frame_deadline_s):
-            frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
-            return frame, await reader.exactly(frame.length)
+    async def _frame(self, reader: ByteReader, patience: Patience) -> tuple[Frame, bytes]:
+        """The next frame, of which something has come. Raises `PeerError`."""
+        patience.begin()
+        frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
+        body = await reader.exactly(frame.length)
+        patience.end()
+        return frame, body
 
     async def _take_header(self, peer: bytes, stripe: int | None, frame: Frame, body: bytes) -> None:
         if self._authority is None:

@@ -16,6 +16,7 @@ from codec.errors import PeerError
 from swarm.protocol.events import Event, Gave, SendBlob, SendBlock, SendDone, SendHeader, SendPiece
 from swarm.protocol.wire import NO_STRIPE, Frame, FrameKind, Lacks, Message, pack_frame
 from swarm.shell.counts import Counts
+from swarm.shell.framing import Patience
 from swarm.shell.limits import Limits
 from swarm.store import ChunkStore
 
@@ -112,8 +113,23 @@ class Outbound:
         """Write until there was nothing to send for `idle_s`. `answer` queues a control message; `post` takes the
         `SendDone`s and `Gave`s.
 
-        Raises `trio.TooSlowError` when the peer takes nothing, `trio.BrokenResourceError`.
+        Raises groups of `trio.TooSlowError`, when the peer takes nothing, and of `trio.BrokenResourceError`.
         """
+        patience = Patience(self._limits.write_deadline_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(patience.watch)
+            await self._write_all(stream, answer, post, peer, patience, idle_s)
+            nursery.cancel_scope.cancel()
+
+    async def _write_all(
+        self,
+        stream: trio.abc.SendStream,
+        answer: Callable[[Message], None],
+        post: Callable[[Event], Awaitable[None]],
+        peer: bytes,
+        patience: Patience,
+        idle_s: float,
+    ) -> None:
         while True:
             if not len(self):
                 with trio.move_on_after(idle_s):
@@ -139,8 +155,9 @@ class Outbound:
                     done += [Gave(peer, given)] if given else []
             if parts:
                 self._writing = True
-                with trio.fail_after(self._limits.write_deadline_s):
-                    await stream.send_all(b"".join(parts))
+                patience.begin()
+                await stream.send_all(b"".join(parts))
+                patience.end()
                 self._writing = False
             for event in done:
                 await post(event)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 import trio
 
-from codec import Manifest
+from codec import ChunkKey, Manifest
 from codec.errors import SwarmError, UsageError
 from swarm.protocol.events import (
     Announce,
@@ -61,6 +61,8 @@ __all__ = ["Core", "Face", "Shell"]
 
 _EVENTS_A_TURN: Final = 32
 """Events applied before others get their turn: a few milliseconds at most."""
+_GATHER_S: Final = 0.2
+"""Chunks that become whole wait so long for others, so that they are written together."""
 _log = structlog.get_logger(__name__)
 
 
@@ -128,7 +130,10 @@ class Shell:
         self._persist_asked = self._persist_done = 0
         self._persisted = trio.Event()
         self._commits: deque[Commit] = deque()
+        self._unwritten: list[ChunkKey] = []
+        """Chunks that are whole, and in memory."""
         self._wake_persist, self._wake_commit, self._wake_upkeep = trio.Event(), trio.Event(), trio.Event()
+        self._wake_write = trio.Event()
         self._failed: UsageError | None = None
         self._failing = trio.Event()
         self._whole_since = False
@@ -173,7 +178,7 @@ class Shell:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             addrs = await nursery.start(self._transport.serve, self._accept)
-            for work in (self._persist_all, self._settle_all, self._keep_up, self._apply_all):
+            for work in (self._write_all, self._persist_all, self._settle_all, self._keep_up, self._apply_all):
                 nursery.start_soon(self._mind, work)
             self.perform(self._core.start(trio.current_time(), self._outward(addrs)))
             task_status.started(addrs)
@@ -398,7 +403,18 @@ class Shell:
             await self._run_sync(self._store.evict, self._settled, self._limits.retain_versions)
 
     def _whole(self, chunk: StoredChunk) -> None:
-        self._nursery.start_soon(self._mind, self._run_sync, self._store.chunks.spill, chunk.key)
+        self._unwritten.append(chunk.key)
+        self._wake_write.set()
+
+    async def _write_all(self) -> None:
+        """Write chunks that have become whole, many at a time: a visit to a thread costs more than writing one does,
+        and what children still wait for is in memory meanwhile."""
+        while True:
+            await self._wake_write.wait()
+            await trio.sleep(_GATHER_S)
+            self._wake_write = trio.Event()
+            keys, self._unwritten = self._unwritten, []
+            await self._run_sync(self._store.chunks.spill, *keys)
 
     async def _relieve(self) -> None:
         await self._mind(self._run_sync, self._store.chunks.spill_all)

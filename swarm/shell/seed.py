@@ -24,7 +24,7 @@ from swarm.shell.model import Model
 from swarm.shell.rewind import Rewind
 from swarm.shell.runtime import Shell
 from swarm.shell.threads import RunSync, in_thread
-from swarm.store import Seal, Store
+from swarm.store import Seal, Store, StoredChunk
 
 __all__ = ["Attempt", "Seed", "genesis"]
 
@@ -34,13 +34,15 @@ _BLOCKS_AT_A_TIME: Final = 16
 
 
 class Attempt(NamedTuple):
-    """One try at publishing one version. `last_payload_bytes`: F of the version before (0: there was none)."""
+    """One try at publishing one version. `last_payload_bytes`: F of the version before (0: there was none). `nodes`:
+    how many we are connected to."""
 
     epoch: int
     version: int
     attempt: int
     parent_root: bytes
     last_payload_bytes: int
+    nodes: int
 
 
 def genesis(
@@ -126,8 +128,7 @@ class Seed:
             piece = header.piece_range(index)
             self._store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
         await self._shell.post(LocalChunk(header_stored(stored, None, None)))
-        await self._run_sync(self._store.chunks.spill, header.key)
-        await self._run_sync(self._jobs.model.stage, stored)
+        await self._run_sync(self._keep, stored)
 
     async def seal(self, manifest: Manifest) -> bytes:
         """Make the version durable, send its seal, scatter it into the replica; its root.
@@ -176,6 +177,11 @@ class Seed:
         while part := await self._run_sync(_some, blocks):
             yield part
 
+    def _keep(self, chunk: StoredChunk) -> None:
+        """Write and decode it, in one visit to a worker thread."""
+        self._store.chunks.spill(chunk.key)
+        self._jobs.model.stage(chunk)
+
     def _find(self, root: bytes | None, version: int | None) -> Seal:
         seals = self._store.records.seals()
         newest = seals[-1]
@@ -200,7 +206,7 @@ class Seed:
         self._store.records.put([(name, str(number).encode())])
         for stale in range(number):
             self._store.chunks.drop(id_, stale)
-        return Attempt(*id_, number, newest.root, newest.payload_bytes)
+        return Attempt(*id_, number, newest.root, newest.payload_bytes, len(list(self._shell.peers)))
 
 
 def _some(blocks: Iterator[tuple[BlockDelta, int]]) -> list[tuple[BlockDelta, int]]:

@@ -12,7 +12,7 @@ from swarm.protocol.events import Event, Heard
 from swarm.protocol.wire import Lacks, Message
 from swarm.shell.bulk import BulkStreams
 from swarm.shell.counts import Counts
-from swarm.shell.framing import ByteReader, frame_message, read_message
+from swarm.shell.framing import ByteReader, Patience, frame_message, read_message
 from swarm.shell.limits import Limits
 from swarm.shell.outbound import Bulk
 from swarm.shell.requests import Requests
@@ -97,26 +97,30 @@ class Session:
         """
         with self._scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write)
+                reading, writing = Patience(self._limits.frame_deadline_s), Patience(self._limits.write_deadline_s)
+                for patience in (reading, writing):
+                    nursery.start_soon(patience.watch)
+                nursery.start_soon(self._write, writing)
                 nursery.start_soon(self.bulk.run, open_bulk, ways, self.send, post, self.peer)
-                await self._read(post)
+                await self._read(post, reading)
                 self._scope.cancel()
 
-    async def _read(self, post: Callable[[Event], Awaitable[None]]) -> None:
+    async def _read(self, post: Callable[[Event], Awaitable[None]], patience: Patience) -> None:
         reader = ByteReader(self._stream)
-        while (found := await read_message(reader, self._limits.frame_deadline_s)) is not None:
+        while (found := await read_message(reader, patience)) is not None:
             message, size = found
             self._counts.control_received += size
             if isinstance(message, Lacks):
                 self.requests.give_up(message.request)
             await post(Heard(self.peer, message))
 
-    async def _write(self) -> None:
+    async def _write(self, patience: Patience) -> None:
         while True:
             while self._queue:
                 batch = self._batch()
-                with trio.fail_after(self._limits.write_deadline_s):
-                    await self._stream.send_all(batch)
+                patience.begin()
+                await self._stream.send_all(batch)
+                patience.end()
                 self._queued_bytes -= len(batch)
                 self._counts.control_sent += len(batch)
             if self._closing:

@@ -1,8 +1,8 @@
 """Chunks and pieces: in memory while they arrive, in one pack a version attempt from then on.
 
-A piece that has just been verified is wanted at once, by children and by the decoder, so it stays in memory until its
-chunk is whole and a worker thread writes that in one go (`spill`). What is in memory is bounded by the caller: past
-`memory_bytes` it spills what there is.
+A piece that has just been verified is wanted at once, by children and by the decoder, so it stays in memory for a
+while: then a worker thread writes all that has become whole meanwhile (`spill`). What is in memory is bounded by the
+caller: past `memory_bytes` it spills what there is.
 """
 
 import threading
@@ -92,8 +92,12 @@ class ChunkStore:
             self.memory_bytes += len(data)
             return True
 
-    def spill(self, key: ChunkKey) -> None:
-        """Write what is in memory of this chunk to its pack, not yet durably. Raises `DiskFull`."""
+    def spill(self, *keys: ChunkKey) -> None:
+        """Write what is in memory of these chunks to their packs, not yet durably. Raises `DiskFull`."""
+        for key in keys:
+            self._spill(key)
+
+    def _spill(self, key: ChunkKey) -> None:
         with self._lock:
             chunk = self._chunks.get(key)
             if chunk is None or not chunk.memory:
@@ -114,13 +118,11 @@ class ChunkStore:
         """Write everything that is in memory to the packs."""
         with self._lock:
             keys = [key for key, chunk in self._chunks.items() if chunk.memory]
-        for key in keys:
-            self.spill(key)
+        self.spill(*keys)
 
     def sync(self, version: VersionId, attempt: int) -> None:
         """Make every chunk of this attempt durable. Raises `DiskFull`."""
-        for chunk in self.of(version, attempt):
-            self.spill(chunk.key)
+        self.spill(*(chunk.key for chunk in self.of(version, attempt)))
         with self._lock:
             pack = self._packs.get((version, attempt))
         if pack is not None:
@@ -271,17 +273,17 @@ def _sizes(header: ChunkHeader) -> tuple[int, ...]:
     return tuple(len(header.piece_range(i)) for i in range(header.n_pieces))
 
 
-def _runs(pieces: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
-    """Neighbouring pieces joined: (index of the first, bytes)."""
+def _runs(pieces: dict[int, bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """Neighbouring pieces: (index of the first, their bytes)."""
     run: list[bytes] = []
     first = previous = -2
     for index in sorted(pieces):
         if index != previous + 1 and run:
-            yield first, b"".join(run)
+            yield first, run
             run = []
         if not run:
             first = index
         run.append(pieces[index])
         previous = index
     if run:
-        yield first, b"".join(run)
+        yield first, run

@@ -8,7 +8,7 @@ sealed, and then one is enough for all its chunks.
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -54,10 +54,11 @@ class Pack:
             self._end = body + size
             return body
 
-    def write(self, data: bytes, offset: int) -> None:
+    def write(self, parts: Sequence[bytes], offset: int) -> None:
+        """Write `parts`, one behind the other."""
         with self._lock:
             if not self.closed:
-                self._disk.write_at(self._file, data, offset, self.path)
+                self._disk.write_parts_at(self._file, parts, offset, self.path)
 
     def read(self, offset: int, size: int) -> bytes | None:
         """`size` bytes; None when they are not there (the pack was dropped, the file cut short)."""

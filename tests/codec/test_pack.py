@@ -24,6 +24,11 @@ def test_sizes(payload: int, chunk: int, piece: int) -> None:
     assert piece_target(payload) == piece
 
 
+def test_few_nodes_get_larger_pieces() -> None:
+    assert piece_target(100 << 20, 8) == piece_target(100 << 20, 16) == 128 << 10
+    assert piece_target(100 << 20, 17) == piece_target(100 << 20) == 64 << 10
+
+
 @given(st.lists(st.integers(1, 100_000), max_size=60), st.integers(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES))
 def test_every_delta_goes_into_one_chunk(sizes: list[int], target: int) -> None:
     packer = Packer(target)

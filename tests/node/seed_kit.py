@@ -101,7 +101,7 @@ class FakeSeed:
         epoch, version = self.head
         name = (epoch, version + 1) if back_to is None else (epoch + 1, back_to.id.version)
         tries = sum(attempt[:2] == name for attempt in self.attempts)
-        self.attempts.append(Attempt(*name, tries, self.replica.root, 0))
+        self.attempts.append(Attempt(*name, tries, self.replica.root, 0, 1))
         return self.attempts[-1]
 
     async def rewind(self, to: Seal):

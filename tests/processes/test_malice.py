@@ -32,7 +32,7 @@ from swarm.protocol.wire import (
     Welcome,
     pack_frame,
 )
-from swarm.shell.framing import ByteReader, frame_message, read_message
+from swarm.shell.framing import ByteReader, Patience, frame_message, read_message
 from swarm.transport.base import Lane, Unreachable
 from swarm.transport.libp2p import Libp2pTransport
 
@@ -103,7 +103,7 @@ class Villain:
         reader, heard = ByteReader(stream), []
         with trio.fail_after(within_s):
             try:
-                while (found := await read_message(reader, 10.0)) is not None:
+                while (found := await read_message(reader, Patience(10.0))) is not None:
                     heard.append(found[0])
             except GONE:
                 pass
@@ -154,7 +154,7 @@ async def test_floods_garbage_and_replays_stop_nobody(swarm: Swarm) -> None:
         refusals = 0
         with trio.move_on_after(3):
             reader = ByteReader(stream)
-            while (found := await read_message(reader, 10.0)) is not None:
+            while (found := await read_message(reader, Patience(10.0))) is not None:
                 assert isinstance(found[0], Refused)
                 refusals += 1
         assert refusals < 20
@@ -172,7 +172,7 @@ async def test_floods_garbage_and_replays_stop_nobody(swarm: Swarm) -> None:
         stream = await first.dial(key.public, seed_port)
         await first.say(stream, join(key, seed_port))
         with trio.fail_after(20):
-            message, _ = await read_message(ByteReader(stream), 10.0) or (None, 0)
+            message, _ = await read_message(ByteReader(stream), Patience(10.0)) or (None, 0)
         assert isinstance(message, Welcome)
         for victim, port in ((box, box_port), (key.public, seed_port)):
             thief = await second.dial(victim, port)
@@ -225,7 +225,7 @@ async def test_an_older_seed_stops_when_a_later_boot_of_its_key_is_heard(swarm: 
         stream = await messenger.dial(key.public, seed_port)
         await messenger.say(stream, join(key, seed_port))
         with trio.fail_after(20):
-            await read_message(ByteReader(stream), 10.0)
+            await read_message(ByteReader(stream), Patience(10.0))
         beat = Heartbeat(key.public, (1 << 31) - 1, 1, 2e9, 1, 0, 0, b"", b"")
         await messenger.say(stream, HeartbeatNews(seal(beat, key)))
         assert await trio.to_thread.run_sync(swarm.ends, "seed") == 1
@@ -237,7 +237,7 @@ async def member(villain: Villain, key: Key, seed_port: int, box: bytes, box_por
     stream = await villain.dial(key.public, seed_port)
     await villain.say(stream, join(key, seed_port))
     with trio.fail_after(20):
-        found = await read_message(ByteReader(stream), 10.0)
+        found = await read_message(ByteReader(stream), Patience(10.0))
     assert found is not None
     assert isinstance(found[0], Welcome)
     to_box = await villain.dial(box, box_port)

@@ -25,7 +25,7 @@ from swarm.protocol.wire import (
 )
 from swarm.shell import Limits, Manifests, Shell, here_and_now
 from swarm.shell.answers import Answers
-from swarm.shell.framing import ByteReader, read_message
+from swarm.shell.framing import ByteReader, Patience, read_message
 from swarm.shell.jobs import Jobs
 from swarm.shell.model import Model
 from swarm.store import Store
@@ -144,7 +144,7 @@ def part_frame(request: int, body: bytes, offset: int = 0, total: int | None = N
 
 async def read(stream: trio.abc.ReceiveStream) -> Message | None:
     with trio.fail_after(30):
-        found = await read_message(ByteReader(stream), 10)
+        found = await read_message(ByteReader(stream), Patience(10))
         return None if found is None else found[0]
 
 
