@@ -52,3 +52,28 @@ def test_the_readme_names_commands_that_exist(capsys: pytest.CaptureFixture[str]
     for command in named:
         assert run([command, "--help"]) == 0, command
     capsys.readouterr()
+
+
+def typed(prefix: str) -> list[tuple[str, str]]:
+    """(page, line) of what the pages tell people to type that begins so; comments and continued lines put together."""
+    found = []
+    for page in (HOUSE / "README.md", *sorted((HOUSE / "docs").glob("*.md"))):
+        lines = page.read_text().replace("\\\n", " ").splitlines()
+        found += [(page.name, line.partition(" #")[0].strip()) for line in lines if line.strip().startswith(prefix)]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), typed("swarm-node "))
+def test_flags_that_people_are_told_to_type_exist(page: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([line.split()[1], "--help"]) == 0
+    known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+    assert set(re.findall(r"(?<=\s)--[a-z][a-z-]*", line)) <= known, page
+
+
+@pytest.mark.parametrize(("page", "line"), typed("python -m scenarios.") + typed("python -m node."))
+def test_modules_that_people_are_told_to_run_exist(page: str, line: str) -> None:
+    path = HOUSE / line.split()[2].replace(".", "/")
+    source = next(each for each in (path.with_suffix(".py"), path / "__main__.py") if each.exists()).read_text()
+    for flag in re.findall(r"(?<=\s)--([a-z][a-z-]*)", line):
+        assert flag in source or flag.replace("-", "_") in source, (page, flag)
