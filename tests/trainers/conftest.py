@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 # Under `--import-mode=importlib` a test's folder is not on the path; ranks import from it too.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "node")]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), *(str(HERE.parent / room) for room in ("node", "processes"))]
 
 HAS_TORCH = find_spec("torch") is not None
 collect_ignore_glob = [] if HAS_TORCH else ["test_grpo_*.py", "test_fsdp2.py"]

@@ -1,13 +1,10 @@
 """Two ranks of FSDP2 train by GRPO over a seed and three nodes, one of them vLLM's: every engine has the trainer's bits
 at each step, also when the trainer is killed and resumed, and when it goes back."""
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "processes"))
 
 pytest.importorskip("torch")
 from kit import swarm_in

@@ -4,7 +4,6 @@ prime-rl is on no package index. Where its repository is at hand, `PRIME_RL_SOUR
 tests/trainers/test_prime_rl.py` runs its own code too, at `COMMIT`.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -16,7 +15,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final
 
+import kit
 import pytest
+from published_kit import drawing
 
 from node.status.query import ask
 from scenarios.environments import environment
@@ -25,14 +26,6 @@ HERE: Final = Path(__file__).parent
 COMMIT: Final = "559b44772e471d1538537b8805cc77f3824a5e64"
 SOURCE: Final = os.environ.get("PRIME_RL_SOURCE")
 MODEL: Final = "the/policy"
-
-
-@pytest.fixture
-def kit() -> Any:
-    sys.path.insert(0, str(HERE.parent / "processes"))
-    import kit
-
-    return kit
 
 
 def post(port: int, route: str, value: object = None, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -75,14 +68,14 @@ def admin_on() -> Iterator[Any]:
         admin.process.wait()
 
 
-def broadcast(folder: Path, kit: Any, words: Any) -> Path:
+def broadcast(folder: Path, words: Any) -> Path:
     """As prime-rl leaves one."""
     kit.checkpoint(folder, words)
     (folder / "STABLE").touch()
     return folder
 
 
-def test_its_routes(kit: Any, tmp_path: Path, admin_on: Any) -> None:
+def test_its_routes(tmp_path: Path, admin_on: Any) -> None:
     words = kit.weights(4)
     with kit.swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", words))
@@ -93,7 +86,7 @@ def test_its_routes(kit: Any, tmp_path: Path, admin_on: Any) -> None:
         assert speak(port, "GET", "/v1/models")[1]["data"][0]["id"] == MODEL
         assert post(port, "/pause?mode=keep&clear_cache=false")[0] == 200
 
-        first = broadcast(tmp_path / "broadcasts" / "step_1", kit, kit.step(words, 1))
+        first = broadcast(tmp_path / "broadcasts" / "step_1", kit.step(words, 1))
         root = kit.root_of(kit.step(words, 1))
         assert post(port, "/update_weights", {"weight_dir": str(first)})[1]["version"] == [0, 1]
         assert swarm.state("node")["nodes"][0]["root"] == root, "it is answered when the nodes hold the version"
@@ -101,7 +94,7 @@ def test_its_routes(kit: Any, tmp_path: Path, admin_on: Any) -> None:
         assert post(port, "/resume")[0] == 200
         assert ask(swarm.home("seed"))["head"] == [0, 1]
 
-        other = broadcast(tmp_path / "broadcasts" / "step_2", kit, kit.weights(3))
+        other = broadcast(tmp_path / "broadcasts" / "step_2", kit.weights(3))
         for wrong, why in (
             ({"weight_dir": str(other)}, "another model"),
             ({"weight_dir": str(tmp_path / "none")}, "none"),
@@ -139,31 +132,16 @@ def _check(drawn: dict[str, Any]) -> None:
     assert drawn["finish_reason"] in ("stop", "length")
 
 
-@contextlib.contextmanager
-def serving(kit: Any, tmp_path: Path) -> Iterator[tuple[Any, Path, str]]:
-    """A seed, a node that generates, and a gateway: (the swarm, its base, the gateway's URL)."""
-    from node.trainers.grpo.tiny import tiny_folder
-
-    base = tiny_folder(lambda line: None)
-    at = f"127.0.0.1:{kit.free_port()}"
-    with kit.swarm_in(tmp_path) as swarm:
-        swarm.seed(base)
-        swarm.start("node", "join", swarm.ticket(), "--engine", "transformers", "--threads", "1", *kit.LOOPBACK)
-        swarm.start("gateway", "gateway", "--home", str(swarm.home("seed")), "--at", at, "--model-name", MODEL)
-        swarm.until("seed", lambda state: len(state["nodes"]) == 1 and state["nodes"][0]["engine"] is not None)
-        yield swarm, base, f"http://{at}/v1"
-
-
 @pytest.mark.slow
-def test_its_environments_draw_tokens(kit: Any, tmp_path: Path) -> None:
-    with serving(kit, tmp_path) as (_, base, url):
-        _check(_run(tmp_path, base, url))
+def test_its_environments_draw_tokens(tmp_path: Path) -> None:
+    with drawing(tmp_path, "--model-name", MODEL) as (_, base, url):
+        _check(_run(tmp_path, base, f"{url}/v1"))
 
 
 if SOURCE:
 
     @pytest.mark.slow
-    def test_its_own_client_updates_and_draws(kit: Any, tmp_path: Path, admin_on: Any) -> None:
+    def test_its_own_client_updates_and_draws(tmp_path: Path, admin_on: Any) -> None:
         import torch
         from safetensors.torch import load_file, save_file
 
@@ -173,7 +151,7 @@ if SOURCE:
             ["git", "archive", COMMIT, "src", "packages"], cwd=str(SOURCE), capture_output=True, check=True
         )
         subprocess.run(["tar", "x", "-C", source], input=archive.stdout, check=True)
-        with serving(kit, tmp_path) as (swarm, base, url):
+        with drawing(tmp_path, "--model-name", MODEL) as (swarm, base, url):
             admin = admin_on(kit.free_port(), swarm.home("seed"))
             folder = tmp_path / "run" / "broadcasts" / "step_1"
             shutil.copytree(base, folder)
@@ -182,6 +160,6 @@ if SOURCE:
                 tensor.view(torch.int16).flatten()[::7] ^= 1
             save_file(weights, folder / "model.safetensors")
             (folder / "STABLE").touch()
-            _check(_run(tmp_path, base, url, str(source), admin.url, str(folder)))
+            _check(_run(tmp_path, base, f"{url}/v1", str(source), admin.url, str(folder)))
             assert (folder / "NCCL_READY").exists(), "its own code came by"
             assert ask(swarm.home("seed"))["head"] == [0, 1]

@@ -1,49 +1,19 @@
 """verl's published classes, unchanged, publish to a swarm of processes and draw tokens from it."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from published_kit import drawing, train
 
 from node.status.query import ask
-from scenarios.environments import environment
 
 pytestmark = pytest.mark.slow
-HERE = Path(__file__).parent
 STEPS = 2
 
 
-@pytest.fixture
-def kit():
-    sys.path.insert(0, str(HERE.parent / "processes"))
-    import kit
-
-    return kit
-
-
-def test_verl_publishes_and_draws(kit, tmp_path: Path) -> None:
-    from node.trainers.grpo.tiny import tiny_folder
-
-    base = tiny_folder(lambda line: None)
-    python = environment("trainers", HERE / "trainers.txt", inherit=True)
-    port = kit.free_port()
-    with kit.swarm_in(tmp_path) as swarm:
-        swarm.seed(base)
-        ticket = swarm.ticket()
-        swarm.start("node", "join", ticket, "--engine", "transformers", "--threads", "1", *kit.LOOPBACK)
-        swarm.start("gateway", "gateway", "--home", str(swarm.home("seed")), "--at", f"127.0.0.1:{port}")
-        swarm.until("seed", lambda state: len(state["nodes"]) == 1 and state["nodes"][0]["engine"] is not None)
-        environ = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
-        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # six processes import the same large packages
-        words = [str(swarm.home("seed")), str(base), f"http://127.0.0.1:{port}"]
-        done = subprocess.run(
-            [python, HERE / "verl_run.py", *words], env=environ, capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == 0, done.stderr[-3000:] + swarm.log("gateway")
-        report = json.loads(done.stdout.strip().splitlines()[-1])
+def test_verl_publishes_and_draws(tmp_path: Path) -> None:
+    with drawing(tmp_path) as (swarm, base, url):
+        report = train(swarm, "verl_run.py", swarm.home("seed"), base, url)
         state = ask(swarm.home("seed"))
         assert state["head"] == [0, STEPS]
         assert swarm.state("node")["nodes"][0]["root"] == state["root"]
