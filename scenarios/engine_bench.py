@@ -58,11 +58,19 @@ class Bench:
 
     def update(self, staged: Sequence[Staged]) -> float:
         """The replica and then the engine become the next version; seconds of pause."""
+        self.stage(staged)
+        return self.commit()
+
+    def stage(self, staged: Sequence[Staged]) -> None:
+        """The replica becomes the next version, and the engine is ready to."""
         fd = self.advance(staged)
         try:
             self.engine.stage(fd, (0, self.version))
         finally:
             os.close(fd)
+
+    def commit(self) -> float:
+        """The engine becomes what the replica is; seconds of pause."""
         return self.engine.commit((0, self.version), self.replica.root)
 
     def reload(self) -> bytes:
