@@ -15,6 +15,7 @@ import trio
 from libp2p.abc import INetStream, ISecureConn
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
@@ -50,6 +51,7 @@ _IDLE_S: Final = 60.0
 """A bulk connection beyond the first that carried nothing for this long is closed by who dialed it."""
 _SWEEP_S: Final = 15.0
 
+_LOST = (Unreachable, ConnectionClosedError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 _log = logging.getLogger(__name__)
 _dialing_for: ContextVar[Lane | None] = ContextVar("_dialing_for", default=None)
 """Why the connection that this task makes is being made: the library has no place to say it."""
@@ -390,7 +392,7 @@ class Libp2pTransport(Transport):
             if not self._gate.may(muxed.muxed_conn, protocol):
                 raise PeerError(f"{protocol} is for those who hold a grant")
             if protocol in self._serves:
-                await self._serves[protocol](muxed.muxed_conn, muxed.stream)
+                await self._serve_own(protocol, muxed.muxed_conn, muxed.stream)
                 return
             if protocol not in LANE_OF:
                 net_stream.set_protocol(TProtocol(protocol))
@@ -405,6 +407,18 @@ class Libp2pTransport(Transport):
             muxed.stream.reset()
             return
         self._give(muxed, LANE_OF[protocol])
+
+    async def _serve_own(self, protocol: str, connection: MuxedConnection, stream: YamuxStream) -> None:
+        """Raises only what `_on_stream` takes for the peer's doing; a bug of ours ends its stream, too, and is told."""
+        try:
+            await self._serves[protocol](connection, stream)
+        except _LOST as error:
+            raise PeerError(f"{protocol}: {error}") from error
+        except PeerError:
+            raise
+        except Exception:  # the library has no place for it to go on to
+            _log.exception("our own handler failed protocol=%s", protocol)
+            raise
 
     def _give(self, muxed: MuxedStream, lane: Lane) -> None:
         connection = muxed.muxed_conn

@@ -203,9 +203,15 @@ class CountedSocket(ReadWriteCloser):
         return data
 
     async def read_into(self, buffer: memoryview) -> int:
-        """As `read`, into memory that is there already: a fresh quarter of a megabyte each time costs page faults."""
+        """As `read`, into memory that is there already: a fresh quarter of a megabyte each time costs page faults. It
+        waits first and reads then: to try at once, as trio does, is in vain nearly always."""
+        sock = self._stream.socket
         try:
-            length = await self._stream.socket.recv_into(buffer)
+            length = -1
+            while length < 0:
+                await trio.lowlevel.wait_readable(sock)
+                with suppress(BlockingIOError):
+                    length = os.readv(sock.fileno(), (buffer,))
         except (OSError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"the TCP connection broke: {error}") from error
         self._received += length

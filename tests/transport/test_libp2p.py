@@ -21,6 +21,7 @@ from codec.sign import Key
 from swarm.transport import tls
 from swarm.transport.base import Lane, PeerKey, Unreachable
 from swarm.transport.identity import peer_id, peer_key
+from swarm.transport.lanes import WAYS_ID
 from swarm.transport.libp2p import DialRules, Libp2pTransport
 from swarm.transport.tuning import tune
 from swarm.transport.yamux import Limits
@@ -131,6 +132,29 @@ async def test_a_bug_in_accept_ends_serve() -> None:
         async with two(broken) as (a, b, _):
             await a.open_stream(b.key, Lane.CONTROL)
             await trio.sleep_forever()
+
+
+async def test_a_bug_in_a_handler_of_ours_ends_its_stream_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with two() as (a, b, _):
+        b._serves[WAYS_ID] = broken
+        stream = await a.open_library_stream(b.key, WAYS_ID)
+        with pytest.raises(trio.BrokenResourceError):
+            await until_ended(stream)
+        assert [record.levelname for record in caplog.records if "ZeroDivisionError" in (record.exc_text or "")] == [
+            "ERROR"
+        ]
+        assert a.peers() == [b.key]
+
+
+async def test_a_peer_that_asks_for_more_connections_and_says_no_number(caplog: pytest.LogCaptureFixture) -> None:
+    async with two() as (a, b, _):
+        stream = await a.open_library_stream(b.key, WAYS_ID)
+        await stream.send_eof()
+        await until_ended(stream)
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_port_in_use_and_bad_addresses() -> None:
