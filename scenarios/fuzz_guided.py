@@ -8,11 +8,10 @@ and guides in their place, and whatever the compiled one accepts must be what th
 The first byte chooses the decoder. Ends with a stack trace and the input at anything but a `PeerError`.
 """
 
-import argparse
 import importlib.util
 import sys
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -20,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from codec.errors import PeerError, UsageError
+from scenarios.guided import fuzz
 
 __all__ = ["main"]
 
@@ -102,7 +102,7 @@ class _Targets:
         assert np.array_equal(words.astype(np.uint64), expected), f"{name}: the decoders differ"
 
 
-def _corpus(folder: Path, targets: _Targets) -> None:
+def _corpus(targets: _Targets, folder: Path) -> None:
     """Honest inputs to start from."""
     from codec import pco, rice
     from codec.chunk import BlockDelta, ChunkKey, seal_chunk
@@ -127,31 +127,16 @@ def _corpus(folder: Path, targets: _Targets) -> None:
     (folder / "manifest").write_bytes(b"\x0a" + manifest[signature_bytes:])
 
 
+def _load() -> tuple[Callable[[bytes], None], Callable[[Path], None]]:
+    targets = _Targets()
+    return targets.one, partial(_corpus, targets)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--corpus", type=Path, help="where interesting inputs are kept (default: nowhere)")
-    options = parser.parse_args()
-    try:
-        import atheris
-    except ImportError:
-        print("Guided fuzzing needs atheris: pip install 'swarm-node[fuzz]' (Linux).", file=sys.stderr)
-        return 2
     import codec.planes
     import codec.scan  # noqa: F401  # before the others, and not instrumented: these are compiled
 
-    with atheris.instrument_imports(include=["codec", "plain_decoder"]):
-        targets = _Targets()
-    folder = options.corpus or Path(tempfile.mkdtemp(prefix="swarm-fuzz-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    _corpus(folder, targets)
-    limits = [f"-max_total_time={options.seconds}", f"-seed={options.seed}", "-max_len=4096", "-timeout=5"]
-    atheris.Setup(
-        [sys.argv[0], str(folder), f"-artifact_prefix={folder}/", "-print_final_stats=1", *limits], targets.one
-    )
-    atheris.Fuzz()  # ends the process
-    return 0
+    return fuzz(__doc__, ["codec", "plain_decoder"], _load)
 
 
 if __name__ == "__main__":

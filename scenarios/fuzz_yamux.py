@@ -8,10 +8,9 @@ windows allow, take no turn for ever, and end cleanly. Ends with a stack trace a
 `PeerError`.
 """
 
-import argparse
 import contextlib
 import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ import trio
 import trio.testing
 
 from codec.errors import PeerError
+from scenarios.guided import fuzz
 
 __all__ = ["main", "one"]
 
@@ -141,27 +141,15 @@ def _corpus(folder: Path) -> None:
     (folder / "negotiation").write_bytes(b"\x01" + encode(HEADER, "ls", "/x/1", "/b/1"))
 
 
+def _load() -> tuple[Callable[[bytes], None], Callable[[Path], None]]:
+    import swarm.transport.multistream
+    import swarm.transport.yamux  # noqa: F401
+
+    return one, _corpus
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--corpus", type=Path, help="where interesting inputs are kept (default: nowhere)")
-    options = parser.parse_args()
-    try:
-        import atheris
-    except ImportError:
-        print("Guided fuzzing needs atheris: pip install 'swarm-node[fuzz]' (Linux).", file=sys.stderr)
-        return 2
-    with atheris.instrument_imports(include=["swarm.transport.yamux", "swarm.transport.multistream"]):
-        import swarm.transport.multistream
-        import swarm.transport.yamux  # noqa: F401
-    folder = options.corpus or Path(tempfile.mkdtemp(prefix="swarm-fuzz-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    _corpus(folder)
-    limits = [f"-max_total_time={options.seconds}", f"-seed={options.seed}", "-max_len=4096", "-timeout=5"]
-    atheris.Setup([sys.argv[0], str(folder), f"-artifact_prefix={folder}/", "-print_final_stats=1", *limits], one)
-    atheris.Fuzz()  # ends the process
-    return 0
+    return fuzz(__doc__, ["swarm.transport.yamux", "swarm.transport.multistream"], _load)
 
 
 if __name__ == "__main__":

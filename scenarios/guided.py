@@ -1,0 +1,39 @@
+"""What the guided fuzzers share: their flags, the folder of inputs, and libFuzzer by way of atheris."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+__all__ = ["fuzz"]
+
+Target = Callable[[bytes], None]
+Corpus = Callable[[Path], None]
+
+
+def fuzz(about: str | None, packages: Sequence[str], load: Callable[[], tuple[Target, Corpus]]) -> int:
+    """Look for inputs that make the target fail, for as long as the user says. Ends the process.
+
+    `load` imports what is to be tested, from `packages`, and gives the target and what writes honest inputs to start
+    from into a folder. Without atheris: a sentence, and 2.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--corpus", type=Path, help="where interesting inputs are kept (default: nowhere)")
+    options = parser.parse_args()
+    try:
+        import atheris
+    except ImportError:
+        print("Guided fuzzing needs atheris: pip install 'swarm-node[fuzz]' (Linux).", file=sys.stderr)
+        return 2
+    with atheris.instrument_imports(include=list(packages)):
+        one, write_corpus = load()
+    folder = options.corpus or Path(tempfile.mkdtemp(prefix="swarm-fuzz-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_corpus(folder)
+    limits = [f"-max_total_time={options.seconds}", f"-seed={options.seed}", "-max_len=4096", "-timeout=5"]
+    atheris.Setup([sys.argv[0], str(folder), f"-artifact_prefix={folder}/", "-print_final_stats=1", *limits], one)
+    atheris.Fuzz()
+    return 0
