@@ -12,8 +12,8 @@ passed on when its turn comes), but the authority deals the next chunk to a stri
 Headers run ahead of pieces: a child knows at once what its parent is to bring, and gets what comes late from whoever
 has uplink to spare (see `relief`). It then tells the parent to *skip* the chunk.
 
-A child that takes nothing for `lag_after_s` while something waits for it is *lagging*: it counts no more among those
-that are behind, and it pulls what it lacks.
+A child that takes nothing while something waits for it, for `lag_after_s` or sooner if it was quick, is *lagging*: it
+counts no more among those that are behind, and it pulls what it lacks.
 """
 
 from collections import Counter, deque
@@ -36,6 +36,11 @@ MAX_AHEAD_BYTES = 1 << 20
 bounded, and what has not been handed over can still be skipped."""
 CREDIT_STEP_BYTES = 128 << 10
 """Credit is given in steps of a quarter window or this, whichever is more: two pieces a message."""
+LAG_LEAST_S = 0.5
+LAG_TIMES = 10
+"""A child that takes nothing for ten times as long as it usually needs, and at least half a second, lags."""
+HEIR_S = 0.4
+"""Who takes a lost parent's place brings what it has within this; the rest is asked of others."""
 BEHIND_BYTES = 512 << 10
 """A child's children may be this far behind before it counts."""
 
@@ -55,6 +60,8 @@ class ChildEdge:
     """Handed to the shell, not yet taken by the socket: (chunk, index) -> bytes."""
     flying_bytes: int = 0
     moved_at: float = 0.0
+    pace_s: float = 0.0
+    """How long something takes from being next to being taken, smoothed."""
     behind: int = 0
     """What waits at the child for its own children, each, as it says."""
     lagging: bool = False
@@ -98,23 +105,32 @@ class Exchange:
         self.parents: dict[int, ParentEdge] = {}
         self.purse: Egress | None = None
         """What pays for all that is given away; None: nothing needs to be paid for."""
+        self._piece_bytes = 0
+        """Of the newest chunk that we heard of."""
         self.gives = True
         """Whether this machine has uplink to give today; what waits meanwhile goes on waiting."""
         self._copies: Counter[ChunkKey] = Counter()
         """How many children were begun to be given each chunk."""
         self.progress_at: dict[int, float] = {}
-        """Local time at which each stripe last brought something."""
+        """Local time at which each stripe last brought something; earlier, where we wait for less than usual before we
+        pull."""
+        self._patient_s: dict[int, float] = {}
+        """How long, by stripe."""
 
     # ------------------------------------------------------------ as a child
 
-    def attach_to(self, stripe: int, peer: bytes, after: VersionId, now: float, effects: list[Effect]) -> None:
-        """Hang on `peer` for this stripe, and on nobody else."""
+    def attach_to(
+        self, stripe: int, peer: bytes, after: VersionId, now: float, effects: list[Effect], *, heir: bool = False
+    ) -> None:
+        """Hang on `peer` for this stripe, and on nobody else. `heir`: in place of one that is lost, so it may well not
+        have what that one owed us: that is pulled soon."""
         old = self.parents.get(stripe)
         if old is not None and old.peer != peer:
             effects.append(Send(old.peer, Detach(stripe)))
         window = self._window(peer)
         self.parents[stripe] = ParentEdge(peer, 0, window)
-        self.progress_at[stripe] = now
+        self._patient_s[stripe] = max(HEIR_S, 3 * self._rtt_s(peer)) if heir else self._tuning.pull_after_s
+        self._moved(stripe, now)
         effects.append(Send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after))))
 
     def _window(self, peer: bytes) -> int:
@@ -122,7 +138,12 @@ class Exchange:
         queues of the way, and let this child take what its siblings wait for."""
         tuning = self._tuning
         rtt_s = self._rtt_s(peer) or tuning.rtt_guess_s
-        return min(tuning.window_bytes, tuning.window_least_bytes + int(tuning.stripe_bytes_s * (rtt_s + 0.02)))
+        least = max(tuning.window_least_bytes, 2 * self._piece_bytes)
+        return min(tuning.window_bytes, least + int(tuning.stripe_bytes_s * (rtt_s + 0.02)))
+
+    def _moved(self, stripe: int, now: float) -> None:
+        patient_s = min(self._patient_s.get(stripe, self._tuning.pull_after_s), self._tuning.pull_after_s)
+        self.progress_at[stripe] = now + patient_s - self._tuning.pull_after_s
 
     def parent(self, stripe: int) -> bytes | None:
         """Who pushes this stripe to us."""
@@ -140,7 +161,7 @@ class Exchange:
         """`size` bytes of a stripe came in from `peer` (a duplicate counts too: its credit is used up)."""
         if stripe is None:
             return
-        self.progress_at[stripe] = now
+        self._moved(stripe, now)
         edge = self.parents.get(stripe)
         if edge is not None and edge.peer == peer:
             edge.received += size
@@ -221,6 +242,8 @@ class Exchange:
         """We hold this header (index -1) or piece now: on to every child of its stripe but the one it came from."""
         if chunk.stripe is None:
             return
+        if index == HEADER and chunk.sizes:
+            self._piece_bytes = chunk.sizes[0]
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         for peer, edge in self.children.get(chunk.stripe, {}).items():
             if peer == source or id_ <= edge.after or chunk.key in edge.skipped or chunk.key in edge.unpaid:
@@ -238,8 +261,10 @@ class Exchange:
         if edge is None or size is None:
             return
         edge.flying_bytes -= size
-        edge.moved_at = now
-        edge.lagging = False
+        if index != HEADER:  # headers go whether it takes anything or not
+            edge.pace_s += 0.1 * (now - edge.moved_at - edge.pace_s)
+            edge.moved_at = now
+            edge.lagging = False
         self._pump(peer, stripe, edge, now, effects)
         self._tell_behind(stripe, effects)
 
@@ -276,7 +301,8 @@ class Exchange:
         """Find children that lag."""
         for stripe, edges in self.children.items():
             for edge in edges.values():
-                stuck = edge.backlog > 0 and now - edge.moved_at > self._tuning.lag_after_s
+                limit_s = min(self._tuning.lag_after_s, max(LAG_LEAST_S, LAG_TIMES * edge.pace_s))
+                stuck = edge.backlog > 0 and now - edge.moved_at > limit_s
                 if stuck and not edge.lagging:
                     edge.lagging = True
                     self._tell_behind(stripe, effects)

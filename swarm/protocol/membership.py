@@ -31,6 +31,9 @@ from swarm.protocol.wire import (
 
 __all__ = ["Membership", "reach_out"]
 
+DOUBT_S = 0.5
+"""A parent of which nothing came for so long, while a version is on its way, is asked whether it is there; and has as
+long again to answer, or four round trips. A loop that is busy, or a full uplink, takes less."""
 BACKUPS_TRIED = 64
 """Of a large roster: where so many cannot be had it is we who are cut off."""
 
@@ -252,7 +255,8 @@ class Membership:
             return
         edge = state.exchange.parents.get(stripe)
         if self._reach(roster, parent, now) and state.sessions.ready(parent) and (edge is None or edge.peer != parent):
-            state.exchange.attach_to(stripe, parent, state.floor, now, state.effects)
+            heir = planned != AUTHORITY and parent != state.peer_of(planned)
+            state.exchange.attach_to(stripe, parent, state.floor, now, state.effects, heir=heir)
 
     def _usable(self, roster: Roster, slot: int, now: float) -> bool:
         """It lives, we have not lost it, and there is a session with it or a way to have one."""
@@ -335,11 +339,43 @@ class Membership:
             del self._lost[slot]
         self._mind_roster(now)
         self._find_silent(now)
+        self._find_stuck(now)
         self.rewire(now)
         if self.renewals.account.engine and now >= self._rest_until:  # work comes from the authority itself
             state.sessions.reach(state.swarm, self._authority, now, state.effects)
         self.renewals.tick(now)
         self._mind_own_lease(now)
+
+    def is_lost(self, slot: int | None) -> bool:
+        """It was a parent of ours that is gone, or does not answer."""
+        return slot in self._lost
+
+    def answered(self, session: Session, now: float) -> None:
+        """It is there after all."""
+        if session.slot in self._lost:
+            del self._lost[session.slot]
+            self.rewire(now)
+
+    def _find_stuck(self, now: float) -> None:
+        """A parent that brings nothing, and does not answer, is replaced until it does. (A closed connection says so by
+        itself; a frozen process, or a cut cable, does not.)"""
+        state = self._state
+        if all(version.complete or version.id <= state.floor for version in state.chunks.versions.values()):
+            return
+        came: dict[bytes, float] = {}
+        for stripe, edge in state.exchange.parents.items():
+            came[edge.peer] = max(came.get(edge.peer, 0.0), state.exchange.progress_at.get(stripe, 0.0))
+        for peer, at in sorted(came.items()):
+            session = state.sessions.get(peer)
+            if session is None or session.slot is None or session.slot in self._lost:
+                continue
+            heard_at = max(at, session.heard_at)
+            if session.pinged_at <= heard_at:
+                if now - heard_at > DOUBT_S:
+                    state.sessions.ping(session, now, state.effects)
+            elif now - session.pinged_at > max(DOUBT_S, 4 * session.rtt_s):
+                self._lost[session.slot] = now
+                state.notify("stuck", peer=peer, slot=session.slot)
 
     def _find_silent(self, now: float) -> None:
         """A parent that says nothing for three heartbeats while others do has stopped: the library will not tell."""

@@ -164,7 +164,7 @@ class Peer:
             LacksChunk: self._lacks_chunk,
             Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
             Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
-            Pong: lambda s, m, now: self.state.sessions.pong(s, now),
+            Pong: self._pong,
             WantBlob: self._want_blob,
             WantBlock: self._want_block,
             Lacks: lambda s, m, now: self.catchup.lacks(s.peer, m.request, now),
@@ -270,6 +270,10 @@ class Peer:
             self.progress.manifest(sealed, now, source=None)
         self.membership.rewire(now)
 
+    def _pong(self, session: Session, message: Pong, now: float) -> None:
+        self.state.sessions.pong(session, now)
+        self.membership.answered(session, now)
+
     def _heartbeat(self, session: Session, message: HeartbeatNews, now: float) -> None:
         self.membership.heartbeat(message.heartbeat, now)
 
@@ -321,7 +325,8 @@ class Peer:
     def _sources(self) -> list[bytes]:
         """Whom to ask for what the trees do not bring: members we are connected to, the authority last."""
         state = self.state
-        ready = sorted(s.peer for s in state.sessions if s.ready and s.slot is not None)
+        lost = self.membership.is_lost
+        ready = sorted(s.peer for s in state.sessions if s.ready and s.slot is not None and not lost(s.slot))
         turn = state.grant.slot % len(ready) if ready and state.grant is not None else 0
         authority = [state.swarm] if state.sessions.ready(state.swarm) else []
         return ready[turn:] + ready[:turn] + authority

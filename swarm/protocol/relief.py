@@ -171,7 +171,7 @@ class Relief:
         late: list[ChunkKey] = []
         for key in left:
             chunk, at = chunks[key]
-            if now >= at and not chunk.have and owed - left[key] >= self._tuning.owed_bytes:
+            if now >= at and not chunk.have and owed - left[key] >= max(self._tuning.owed_bytes, 4 * chunk.sizes[0]):
                 late.append(key)
                 owed -= left[key]
         return late

@@ -10,7 +10,7 @@ from protocol_kit import TUNING, book_with, header, key_of, version
 from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, Chunks
 from swarm.protocol.events import Effect, Send, SendHeader, SendPiece
-from swarm.protocol.exchange import BEHIND_BYTES, HEADER, MAX_AHEAD_BYTES, Exchange
+from swarm.protocol.exchange import BEHIND_BYTES, HEADER, LAG_LEAST_S, MAX_AHEAD_BYTES, Exchange
 from swarm.protocol.wire import Attach, Credit, Detach, Have
 
 PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
@@ -207,6 +207,16 @@ def test_a_window_follows_from_the_round_trip() -> None:
     assert window(0.25) >= 0.25 * TUNING.stripe_bytes_s
 
 
+def test_a_window_holds_two_pieces_however_large() -> None:
+    _, exchange, chunk = a_chunk(pieces=4, piece_bytes=128 << 10)
+    exchange.attach_to(0, PARENT, version(0), 0.0, [])
+    before = exchange.parents[0].allowed
+    effects: list[Effect] = []
+    exchange.push(chunk, HEADER, PARENT, 0.0, effects)
+    exchange.arrived(PARENT, 0, 128 << 10, 0.0, effects)
+    assert credits(effects) == [before + (128 << 10) + 2 * (128 << 10) - TUNING.window_least_bytes]
+
+
 def test_bytes_from_someone_else_return_no_credit_to_the_parent() -> None:
     _, exchange, _ = a_chunk()
     effects: list[Effect] = []
@@ -272,6 +282,29 @@ def test_a_child_that_lags_counts_no_more_among_those_that_are_behind() -> None:
     exchange.credited(ANNA, Credit(0, MUCH), 2.0, effects)  # it moves again, and counts again
     exchange.sent(ANNA, 0, chunk.key, 0, 2.0, effects)
     assert exchange.children[0][ANNA].lagging is False
+
+
+def test_headers_that_it_takes_do_not_hide_that_a_child_lags() -> None:
+    book, chunks = book_with([header(1, seq, pieces=1, piece_bytes=1000) for seq in range(4)])
+    exchange, effects = Exchange(book, TUNING), []
+    exchange.attached(BEN, attach(credit=0, have=book.haves(version(0))), 0.0, effects)
+    exchange.push(chunks[0], 0, PARENT, 0.0, effects)
+    for at, chunk in enumerate(chunks[1:], 1):
+        exchange.push(chunk, HEADER, PARENT, 0.2 * at, effects)
+        exchange.sent(BEN, 0, chunk.key, HEADER, 0.2 * at, effects)
+    exchange.tick(LAG_LEAST_S + 0.01, effects)
+    assert exchange.children[0][BEN].lagging
+
+
+def test_what_a_lost_parent_owed_is_pulled_sooner_than_what_is_only_late() -> None:
+    _, exchange, _ = a_chunk()
+    exchange.attach_to(0, PARENT, version(0), 10.0, [])
+    assert exchange.progress_at[0] == 10.0
+    exchange.attach_to(0, BEN, version(0), 10.0, [], heir=True)
+    assert 10.0 - TUNING.pull_after_s < exchange.progress_at[0] < 10.0
+    exchange.attach_to(0, PARENT, version(0), 11.0, [])
+    exchange.arrived(PARENT, 0, 1000, 12.0, [])
+    assert exchange.progress_at[0] == 12.0
 
 
 # ---------------------------------------------------------------- skipping

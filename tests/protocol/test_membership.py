@@ -9,6 +9,7 @@ from protocol_kit import (
     TUNING,
     admit,
     grant,
+    header,
     heartbeat,
     key_of,
     manifest,
@@ -24,6 +25,8 @@ from protocol_kit import (
 from swarm.protocol.documents import open_heartbeat, open_report
 from swarm.protocol.events import Close, Effect, LocalLeave, PeerDown, PeerUp
 from swarm.protocol.lease import Standing
+from swarm.protocol.membership import DOUBT_S
+from swarm.protocol.peer import Peer
 from swarm.protocol.wire import (
     Attach,
     Bye,
@@ -35,6 +38,7 @@ from swarm.protocol.wire import (
     ManifestNews,
     Message,
     Ping,
+    Pong,
     Refused,
     Reports,
     RosterNews,
@@ -281,6 +285,48 @@ def test_a_parent_that_is_silent_while_others_are_not() -> None:
         say(peer, 2, HeartbeatNews(heartbeat(beat)), now)
         effects += tick(peer, now + 0.1)
     assert [c.peer for c in only(effects, Close)] == [key_of(1).public]
+
+
+def under_way() -> Peer:
+    """A chunk of version 1 has begun to come from slot 1, our parent; slot 2 is there as well."""
+    peer = a_member()
+    meet(peer, 2)
+    meet(peer, 1)
+    say(peer, 1, Pong(0), 0.1)
+    say(peer, 2, Pong(0), 0.1)
+    peer.apply(header(1, 0, peer=key_of(1).public), 1.0)
+    return peer
+
+
+def ticks(peer: Peer, begin: float, end: float) -> list[Effect]:
+    return [e for n in range(round((end - begin) / TUNING.tick_s)) for e in tick(peer, begin + n * TUNING.tick_s)]
+
+
+def test_a_parent_that_is_stuck_is_asked_and_then_replaced_until_it_answers() -> None:
+    peer = under_way()
+    assert only(ticks(peer, 1.0, 1.0 + DOUBT_S), Close) == []
+    assert parents(peer) == {0: key_of(1).public}
+    effects = ticks(peer, 1.0 + DOUBT_S, 2.5 + 2 * DOUBT_S)
+    assert len(sends(effects, Ping, to=1)) == 1
+    assert parents(peer) == {0: key_of(2).public}
+    assert len(sends(effects, Detach, to=1)) == 1
+    assert only(effects, Close) == []
+    assert key_of(1).public not in peer._sources()
+    say(peer, 1, Pong(0), 4.0)
+    assert parents(peer) == {0: key_of(1).public}
+
+
+def test_a_parent_that_answers_or_owes_nothing_is_not_stuck() -> None:
+    peer = under_way()
+    for n in range(12):
+        tick(peer, 1.0 + n * TUNING.tick_s)
+        say(peer, 1, Pong(0), 1.1 + n * TUNING.tick_s)
+    assert parents(peer) == {0: key_of(1).public}
+    idle = a_member()
+    meet(idle, 2)
+    meet(idle, 1)
+    ticks(idle, 1.0, 4.0)
+    assert parents(idle) == {0: key_of(1).public}
 
 
 def test_nobody_is_silent_while_the_authority_is() -> None:
