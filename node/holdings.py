@@ -109,9 +109,11 @@ class Holdings:
     def begin(self, version: Version, room: int) -> list[Job]:
         """The next samples of equal sampling, at most `room`, that an engine at `version` may draw; now it does.
 
-        A whole group is a batch by itself, which waits for room, and for all where there will never be enough.
+        What is urgent comes first. A whole group is a batch by itself, which waits for room, and for all where there
+        will never be enough.
         """
         fit = [h for h in self.leases.values() if h.waiting and (h.message.epoch, h.message.version) <= version]
+        fit.sort(key=lambda held: not held.message.urgent)
         if not fit or room <= 0:
             return []
         first = fit[0]

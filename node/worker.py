@@ -157,6 +157,8 @@ class NodeWorker:
         self._follower = Follower(
             engine, clock, idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed
         )
+        self._largest = 1
+        """Samples of a lease, so far."""
         self._behind = False
         """The ledger says that our version is too old for the work there is."""
         self._news = trio.Event()
@@ -229,6 +231,7 @@ class NodeWorker:
         match message:
             case WorkLease():
                 self._holdings.take(message, self._clock())
+                self._largest = max(self._largest, len(message.samples))
                 self._behind = False
             case Verdict(lease, sample, refused):
                 if (held := self._holdings.settle(lease, sample)) is not None:
@@ -475,7 +478,7 @@ class NodeWorker:
         if not self._engine.ready or not self._tested:
             self._asked_at = now
             return
-        capacity = max(0, self._pace.capacity - self._holdings.waiting - self._rows)
+        capacity = max(0, self._most - self._holdings.waiting - self._rows)
         asking = (capacity, self._engine.version, self._engine.root)
         if now < self._asked_at + self._pace.ask_every_s and not self._is_news(asking):
             return
@@ -493,6 +496,15 @@ class NodeWorker:
         if self._asked is None or asking[1:] != self._asked[1:] or not self._holdings.waiting:
             return asking != self._asked
         return abs(asking[0] - self._asked[0]) >= max(1, self._pace.batch // FEW)
+
+    @property
+    def _most(self) -> int:
+        """Sequences to hold. Where places become free one by one, a group in hand is enough: what waits here is begun
+        at the version that is live then, while the ledger knows of a newer one."""
+        pace = self._pace
+        if not self._engine.joins:
+            return pace.capacity
+        return min(pace.capacity, pace.batch + max(pace.batch // 4, self._largest))
 
     def _timesheet(self) -> Timesheet:
         s = self.hours.seconds

@@ -63,8 +63,8 @@ async def crew_rate(folder: Path, kinds: Sequence[Kind], groups: int, steps: int
 def virtual_row(ratio: float, nodes: int, steps: int) -> dict[str, Any]:
     """Half of `nodes` are `ratio` times as fast as the other half."""
     fast, half = replace(SLOW, tokens_s=ratio * SLOW.tokens_s), nodes // 2
-    groups = half * 4 * round(ratio + 1)
-    """About two batches of every node in a step."""
+    groups = half * 8 * round(ratio + 1)
+    """Two batches of every node in a step, so that a slow node's samples are done before they are too old."""
 
     def rate(kinds: Sequence[Kind], share: int) -> tuple[float, float]:
         with tempfile.TemporaryDirectory(prefix="rl-hetero-") as folder:

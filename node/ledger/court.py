@@ -64,6 +64,10 @@ class Court:
         node = self._moves.nodes[lease.node]
         lapsed = len(lease.open) == len(lease.samples) and not lease.progress
         self._moves.requeue(lease, Reason.EXPIRED, now)
+        if now - node.pulse.heard > self._settings.fresh_s:  # it is gone, perhaps: one death is one lapse
+            if node.gone_since == node.pulse.heard:
+                return
+            node.gone_since = node.pulse.heard
         self._sentence_if(node, node.conduct.note_lease(lapsed, self._settings), now)
 
     def _sentence_if(self, node: Node, why: str | None, now: float) -> None:

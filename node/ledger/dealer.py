@@ -8,7 +8,7 @@ from node.ledger.leases import LeaseTable, remember
 from node.ledger.messages import Reason
 from node.ledger.pool import Pool
 from node.ledger.settings import Settings
-from node.ledger.shares import duration_s, finishable, share
+from node.ledger.shares import duration_s, finishable, sample_s, share
 from node.ledger.state import Group, Head, Lease, Node
 from node.ledger.timetable import Average, Timetable
 
@@ -55,6 +55,8 @@ class Dealer:
         def part(group: Group) -> int:
             """How many of its free samples to take now."""
             free, room = len(group.free), min(capacity, limits[group.max_lag])
+            if self._urgent(group):
+                return min(free, capacity)
             if free <= room and (free <= count or 2 * count >= group.n or group.whole or trial):
                 return free
             if node.outstanding and (free <= whole or group.whole):
@@ -72,7 +74,8 @@ class Dealer:
             if reason is None:
                 if group.max_lag not in limits:
                     limits[group.max_lag] = self._limit(node, head, group, capacity, now)
-                if limits[group.max_lag] <= 0:
+                late = self._too_late(node, head, group, now) if self._urgent(group) else limits[group.max_lag] <= 0
+                if late:
                     reason = Reason.LATE
                 elif not part(group):
                     return False
@@ -93,6 +96,19 @@ class Dealer:
             lease.duration_s = duration_s(node, self._pool.groups[lease.group].sampling.max_tokens, self.settings)
             self._table.renew(lease, now + lease.duration_s)
         return leases, why
+
+    @staticmethod
+    def _urgent(group: Group) -> bool:
+        """What is done of it grows old: the rest goes to whoever has a place, and is begun there before all else."""
+        return bool(group.done) and not group.whole
+
+    def _too_late(self, node: Node, head: Head, group: Group, now: float) -> bool:
+        """One more sample, begun at once, would not be done while its version counts."""
+        assert node.version is not None
+        if node.version == head.name:
+            return False
+        tokens = group.sampling.max_tokens if self.length.mean is None else self.length.mean
+        return self.timetable.usable_s(node.version, head.name, group.max_lag, now) < sample_s(node, tokens)
 
     def _limit(self, node: Node, head: Head, group: Group, capacity: int, now: float) -> int:
         """How many samples like those of `group` the node's version allows it to take."""

@@ -136,7 +136,8 @@ class WorkLease(WorkMessage, frozen=True, tag=2):
 
     What was begun at a version may go on over the commit of later ones, as long as its oldest token is at most
     `max_lag` versions behind the newest. `whole`: where it is not 0, so many samples, from number 0 on, are drawn in
-    one batch that holds nothing else, and those that were leased are returned.
+    one batch that holds nothing else, and those that were leased are returned. `urgent`: before others, because what
+    is done of its group grows old.
     """
 
     lease: U63
@@ -150,6 +151,7 @@ class WorkLease(WorkMessage, frozen=True, tag=2):
     version: U63
     max_lag: U32
     whole: Annotated[int, msgspec.Meta(ge=0, le=MAX_CAPACITY)] = 0
+    urgent: bool = False
 
 
 class Renew(WorkMessage, frozen=True, tag=3):

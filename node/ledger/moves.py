@@ -5,6 +5,8 @@ offered ---> free --lease--> leased --accepted--> done --all n--> ready --taken-
               +----requeued----+------discarded-----+
 """
 
+import math
+
 from node.ledger.facts import Accepted, Discarded, Dropped, Fact, Leased, Offered, Requeued, Taken
 from node.ledger.leases import LeaseTable
 from node.ledger.messages import Reason
@@ -61,6 +63,8 @@ class Moves:
         node.accepted += 1
         node.tokens += tokens
         node.busy_tokens += tokens
+        if math.isfinite(lease.granted):
+            node.token_s.observe((now - lease.granted) / tokens)
         self._measure(node, now)
         node.pulse.flow(now, counted=False)
         self.facts.append(Accepted(group.id, sample, done))

@@ -459,6 +459,7 @@ def _lease_message(lease: Lease, group: Group, now: float) -> WorkLease:
         version=version,
         max_lag=group.max_lag,
         whole=group.n if group.whole else 0,
+        urgent=bool(group.done),
     )
 
 

@@ -7,7 +7,7 @@ from node.ledger.rate import Rate
 from node.ledger.settings import Settings
 from node.ledger.state import Node
 
-__all__ = ["duration_s", "finishable", "poured", "share", "together"]
+__all__ = ["duration_s", "finishable", "poured", "sample_s", "share", "together"]
 
 
 def share(
@@ -65,6 +65,11 @@ def together(speeds: Sequence[float], waits_s: Sequence[float], work: float) -> 
     return [own * max(0.0, end_s - wait_s) for own, wait_s in zip(speeds, waits_s, strict=True)]
 
 
+def sample_s(node: Node, tokens: float) -> float:
+    """How long `node` should need for one sample of about `tokens` tokens; 0 while nothing is known."""
+    return tokens * (node.token_s.mean or 0.0)
+
+
 def finishable(node: Node, seconds: float, tokens: float) -> int:
     """How many more samples of about `tokens` tokens `node` should finish within `seconds`, besides what it has.
 
@@ -72,6 +77,8 @@ def finishable(node: Node, seconds: float, tokens: float) -> int:
     """
     if math.isinf(seconds):
         return 1 << 30
+    if seconds < sample_s(node, tokens):
+        return 0
     if not node.rate.value:
         return 0 if node.outstanding else 1
     return math.floor(seconds * node.rate.value / max(tokens, 1.0)) - node.outstanding

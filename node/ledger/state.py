@@ -8,6 +8,7 @@ from node.ledger.conduct import Conduct
 from node.ledger.messages import Reason, Rollout, Timesheet
 from node.ledger.pulse import Pulse
 from node.ledger.rate import Rate
+from node.ledger.timetable import Average
 
 __all__ = ["Done", "Group", "Head", "Lease", "Node"]
 
@@ -108,6 +109,10 @@ class Node:
     serial: int = -1
     version: Version | None = None
     """What its engine held when it last asked."""
+    token_s: Average = field(default_factory=Average)
+    """Of one sequence, its waiting at the node included, lately."""
+    gone_since: float = float("-inf")
+    """When it was last heard of, at the last lapse of a lease that nothing was heard after."""
     busy_since: float = 0.0
     busy_tokens: int = 0
     accepted: int = 0

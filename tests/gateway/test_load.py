@@ -41,7 +41,8 @@ def assert_all(answers, count: int) -> None:
 
 
 async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: Path):
-    settings = {"min_deadline_s": 1.0, "max_deadline_s": 1.5}
+    settings = {"min_deadline_s": 1.0, "max_deadline_s": 1.5, "lapsed_least": 1 << 16}
+    """On a busy machine leases of a second run out in honest hands, too."""
     async with gateway(tmp_path, settings=settings) as (swarm, url):
         for i in (1, 2, 3, 4):
             await swarm.add(i, seconds=0.3, batch=16)
@@ -55,7 +56,7 @@ async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: P
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill)
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 answers = await with_client(url, lambda client: ask_all(client, IN_FLIGHT))
         assert_all(answers, IN_FLIGHT)
         state = swarm.service.state()

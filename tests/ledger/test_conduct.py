@@ -147,6 +147,29 @@ def test_hoarding_leases_leads_there_too_and_ends_by_itself_twice_as_late_each_t
     ] * 2
 
 
+def test_a_death_is_no_hoard_however_many_leases_run_out_with_it():
+    ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4)
+    assert len(work(ledger, ALICE, 10, 0.0)) == 10
+    ledger.tick(20.0)
+    assert not ledger.nodes[ALICE].leases
+    assert ledger.nodes[ALICE].conduct.sentence is None
+    now = 30.0
+    for _ in range(3):  # who comes back for more and vanishes again is none too often
+        assert ledger.nodes[ALICE].conduct.sentence is None
+        assert len(work(ledger, ALICE, 10, now)) == 10
+        now += 20.0
+        ledger.tick(now)
+    assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].conduct.sentence.why
+
+
+def test_who_speaks_and_lets_its_leases_run_out_hoards_them():
+    ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4)
+    held = tuple(lease.id for lease, _ in work(ledger, ALICE, 4, 0.0))
+    ledger.request_work(ALICE, ask(0, holding=held), 19.0)
+    ledger.tick(20.0)
+    assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].conduct.sentence.why
+
+
 def test_a_lease_that_makes_progress_and_is_late_is_no_hoard():
     ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4)
     now = 0.0

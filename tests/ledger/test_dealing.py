@@ -121,6 +121,9 @@ def test_deadlines_follow_a_nodes_rate_and_spread():
     assert finishable(Node(ALICE), 10.0, 5.0) == 1
     assert finishable(Node(ALICE, outstanding=3), 10.0, 5.0) == 0
     assert finishable(steady, 10.0, 50.0) == 20 - 8
+    steady.token_s.observe(0.3)
+    assert finishable(steady, 14.0, 50.0) == 0, "one takes 15 s, however many run beside it"
+    assert finishable(steady, 16.0, 50.0) == 32 - 8
 
 
 def test_a_session_stays_with_its_node_while_that_has_room():
@@ -322,6 +325,38 @@ def test_groups_stay_with_one_node_where_that_can_be_helped():
     assert [len(lease.samples) for lease in ledger.request_work(ALICE, ask(8, holding=held), 2.0)] == [8]
     assert [len(lease.samples) for lease in ledger.request_work(BOB, ask(3), 2.0)] == [3], "or it could never work"
     places(ledger)
+
+
+def test_what_is_left_of_a_group_goes_wherever_there_is_a_place_and_first():
+    """Three of eight were done when their node died; nobody else has room for the other five at once."""
+    ledger = ledger_at(groups=12, n=8)
+    (lease,) = ledger.request_work(ALICE, ask(8), 0.0)
+    for sample in range(3):
+        assert submit(ledger, lease, draw(lease, sample, token_ids=(9 + sample, 2)), 1.0) is None
+    held = tuple(lease.id for lease in ledger.request_work(BOB, ask(16), 1.0))
+    ledger.member_lost(ALICE, 2.0)
+    (rest,) = ledger.request_work(BOB, ask(2, holding=held), 3.0)
+    assert (rest.group, rest.samples) == (group_id(0), (3, 4))
+    (rest,) = ledger.request_work(CAROL, ask(3), 3.0)
+    assert (rest.group, rest.samples) == (group_id(0), (5, 6, 7))
+    places(ledger)
+
+
+@pytest.mark.parametrize(("sample_s", "got"), [(9.0, 1), (11.0, Reason.LATE)])
+def test_what_is_left_of_a_group_waits_for_no_version_that_it_need_not(sample_s, got):
+    """Ten seconds are left of version 3, and Alice has work for more than that."""
+    ledger = ledger_at(groups=0, version=1)
+    for i in range(20):
+        ledger.offer(group_id(i), "s", PROMPT, 2, SAMPLING)
+    seals(ledger, 3, 100.0)
+    ledger.nodes[ALICE].rate.observe(4, 1.0)
+    (lease,) = ledger.request_work(BOB, ask(2, version=4), 380.0)
+    held = tuple(lease.id for lease in ledger.request_work(ALICE, ask(20, version=3), 380.0))
+    assert submit(ledger, lease, draw(lease, 0, 4), 389.0) is None
+    ledger.member_lost(BOB, 390.0)
+    ledger.nodes[ALICE].token_s.mean = sample_s / ledger.dealer.length.mean
+    found = ledger.request_work(ALICE, ask(4, version=3, holding=held), 390.0)
+    assert (found if isinstance(found, Reason) else samples(found)) == got
 
 
 def test_few_large_groups_are_shared_all_the_same():
