@@ -141,6 +141,11 @@ class Exchange:
         least = max(tuning.window_least_bytes, 2 * self._piece_bytes)
         return min(tuning.window_bytes, least + int(tuning.stripe_bytes_s * (rtt_s + 0.02)))
 
+    @property
+    def patient_s(self) -> float:
+        """For how long chunks may be unheard of that others got past: who lost a parent lost headers with it."""
+        return min(self._patient_s.values(), default=self._tuning.pull_after_s)
+
     def _moved(self, stripe: int, now: float) -> None:
         patient_s = min(self._patient_s.get(stripe, self._tuning.pull_after_s), self._tuning.pull_after_s)
         self.progress_at[stripe] = now + patient_s - self._tuning.pull_after_s

@@ -356,11 +356,19 @@ class Membership:
             del self._lost[session.slot]
             self.rewire(now)
 
+    def _expects(self, now: float) -> bool:
+        """Something is on its way to us: we know of what we lack, or some stripe flows. (A trainer may pause.)"""
+        state = self._state
+        begun = [v for v in state.chunks.versions.values() if v.id > state.floor and not v.complete]
+        known = any(v.manifest is not None or v.whole_chunks < len(v.chunks) for v in begun)
+        newest = max(state.exchange.progress_at.values(), default=float("-inf"))
+        return known or (bool(begun) and now - newest < 2 * DOUBT_S)
+
     def _find_stuck(self, now: float) -> None:
         """A parent that brings nothing, and does not answer, is replaced until it does. (A closed connection says so by
         itself; a frozen process, or a cut cable, does not.)"""
         state = self._state
-        if all(version.complete or version.id <= state.floor for version in state.chunks.versions.values()):
+        if not self._expects(now):
             return
         came: dict[bytes, float] = {}
         for stripe, edge in state.exchange.parents.items():

@@ -404,7 +404,16 @@ class Peer:
         if state.grant is not None:
             self._measure(now)
             waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]
-            self.pulls.tick(waiting, state.exchange.progress_at, self._pull_sources, now, state.effects, self._relieved)
+            exchange = state.exchange
+            self.pulls.tick(
+                waiting,
+                exchange.progress_at,
+                self._pull_sources,
+                now,
+                state.effects,
+                self._relieved,
+                exchange.patient_s,
+            )
             self.progress.fill_gaps(now, self._sources())
             self._leap(now)
             self.catchup.tick(now)

@@ -51,18 +51,22 @@ class Pulls:
         now: float,
         effects: list[Effect],
         relieved: Callable[[Chunk], bool] = lambda chunk: False,
+        passed_after_s: float | None = None,
     ) -> None:
         """Start a pull for what has stood still too long; move pulls whose deadline passed to their next source.
 
         `versions`: those on their way in, oldest first. `relieved`: whether a chunk is got from a neighbour already.
+        `passed_after_s`: how long others must have been past a chunk of which we have not even a header (None:
+        `pull_after_s`).
         """
+        wait_s = self._tuning.pull_after_s if passed_after_s is None else passed_after_s
         wanted: set[tuple[VersionId, int]] = set()
         last = max(progress_at.values(), default=0.0)
         versions = list(versions)
         self._seen = {id_: seen for id_, seen in self._seen.items() if any(v.id == id_ for v in versions)}
         for i, version in enumerate(versions):
             overtaken = any(later.chunks for later in versions[i + 1 :])
-            passed = self._passed(version, now)
+            passed = self._passed(version, now, wait_s)
             for seq in version.missing():
                 if len(wanted) >= self._tuning.pulls_in_flight:
                     break
@@ -87,17 +91,17 @@ class Pulls:
         for name in [n for n in self._pulls if n not in wanted]:
             del self._pulls[name]
 
-    def _passed(self, version: Version, now: float) -> int:
-        """Chunks before this one are later than their siblings: `pull_after_s` ago the other stripes had got past them.
+    def _passed(self, version: Version, now: float, wait_s: float) -> int:
+        """Chunks before this one are later than their siblings: `wait_s` ago the other stripes had got past them.
 
         The authority deals in order, so what lies `PASSED_BY` behind the newest was dealt long before it.
         """
         seen = self._seen.setdefault(version.id, deque())
         seen.append((now, max(version.chunks, default=0)))
-        while len(seen) > 1 and now - seen[1][0] >= self._tuning.pull_after_s:
+        while len(seen) > 1 and now - seen[1][0] >= wait_s:
             seen.popleft()
         since, newest = seen[0]
-        return newest - PASSED_BY if now - since >= self._tuning.pull_after_s else 0
+        return newest - PASSED_BY if now - since >= wait_s else 0
 
     def arrived(self, chunk: Chunk, now: float) -> None:
         """A piece of it came: its source is alive."""

@@ -302,6 +302,7 @@ def test_what_a_lost_parent_owed_is_pulled_sooner_than_what_is_only_late() -> No
     assert exchange.progress_at[0] == 10.0
     exchange.attach_to(0, BEN, version(0), 10.0, [], heir=True)
     assert 10.0 - TUNING.pull_after_s < exchange.progress_at[0] < 10.0
+    assert exchange.patient_s < TUNING.pull_after_s
     exchange.attach_to(0, PARENT, version(0), 11.0, [])
     exchange.arrived(PARENT, 0, 1000, 12.0, [])
     assert exchange.progress_at[0] == 12.0

@@ -23,7 +23,7 @@ from protocol_kit import (
 )  # fmt: skip
 
 from swarm.protocol.documents import open_heartbeat, open_report
-from swarm.protocol.events import Close, Effect, LocalLeave, PeerDown, PeerUp
+from swarm.protocol.events import Close, Effect, LocalLeave, PeerDown, PeerUp, PieceStored
 from swarm.protocol.lease import Standing
 from swarm.protocol.membership import DOUBT_S
 from swarm.protocol.peer import Peer
@@ -327,6 +327,15 @@ def test_a_parent_that_answers_or_owes_nothing_is_not_stuck() -> None:
     meet(idle, 1)
     ticks(idle, 1.0, 4.0)
     assert parents(idle) == {0: key_of(1).public}
+
+
+def test_nobody_is_asked_while_the_trainer_pauses() -> None:
+    peer = under_way()
+    for index in range(4):
+        peer.apply(PieceStored(key_of(1).public, 0, header(1, 0).key, index, 1000), 1.0)
+    ticks(peer, 1.0, 1.0 + 2 * DOUBT_S)
+    assert sends(ticks(peer, 1.1 + 2 * DOUBT_S, 6.0), Ping, to=1) == []
+    assert parents(peer) == {0: key_of(1).public}
 
 
 def test_nobody_is_silent_while_the_authority_is() -> None:

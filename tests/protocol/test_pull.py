@@ -23,9 +23,11 @@ def sealed_version(chunks: int, have: int = 0) -> tuple[Chunks, Version]:
     return book, made
 
 
-def tick(pulls: Pulls, versions: list[Version], now: float, sources=(ANNA, BEN, LAST), progress=None) -> list:
+def tick(
+    pulls: Pulls, versions: list[Version], now: float, sources=(ANNA, BEN, LAST), progress=None, **more
+) -> list[WantChunk]:
     effects: list[Effect] = []
-    pulls.tick(versions, progress or {}, lambda stripe: list(sources), now, effects)
+    pulls.tick(versions, progress or {}, lambda stripe: list(sources), now, effects, **more)
     return sends(effects, WantChunk)
 
 
@@ -121,6 +123,22 @@ def test_a_chunk_that_its_siblings_have_long_passed_is_pulled_though_they_still_
         now += 3 * TUNING.pull_after_s / (3 * PASSED_BY)
     assert [seq for _, seq in asked_for] == [1]
     assert TUNING.pull_after_s < asked_for[0][0] < 3 * TUNING.pull_after_s
+
+
+def test_who_lost_a_parent_waits_less_for_headers_that_others_got_past() -> None:
+    book, _ = book_with([header(1, 0, stripe=1)])
+    made = book.versions[version(1)]
+    for seq in range(2, 2 + 2 * PASSED_BY):
+        book.header(header(1, seq, stripe=seq % 7), 0.0, [])
+        made.fill(made.chunks[seq])
+    made.fill(made.chunks[0])
+    for wait_s, wanted in ((0.3, [1]), (None, [])):
+        pulls = Pulls(TUNING)
+        found: list[int] = []
+        for now in (0.0, 0.2, 0.4):
+            progress = dict.fromkeys(range(8), now)
+            found += [w.seq for w in tick(pulls, [made], now, progress=progress, passed_after_s=wait_s)]
+        assert found == wanted
 
 
 def test_what_a_neighbour_was_asked_for_already_is_not_pulled() -> None:
