@@ -112,7 +112,7 @@ async def test_circuits_are_limited(rules: RelayRules) -> None:
 @pytest.mark.usefixtures("no_punching")
 async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None:
     members: set[PeerKey] = set()
-    rules = RelayRules(strangers_to_one=1, stranger_s=1.0, circuit_s=100.0)
+    rules = RelayRules(strangers_to_one=1, stranger_s=4.0, circuit_s=100.0)
     async with world(rules, may_reserve=lambda peer: peer in members, place=False) as w:
         members.add(w.hidden.key)
         await until(lambda: not w.hidden.places.state[w.address])
@@ -125,7 +125,6 @@ async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None
         await until(lambda: w.caller.legs.rotated)
         await until(lambda: w.relay.relay and not w.relay.relay._strangers_to)
         await other.connect(w.hidden.key, [circuit(w.address)])
-        await trio.sleep(0.5)
         assert w.caller.legs.rotated == 1
 
 
