@@ -9,31 +9,17 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
 from node.engines.base import Version
-from node.engines.host import Commitment, EngineFailed, EngineLost
+from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import Commits
+from node.seat import EngineSeat
 
 __all__ = ["Follower"]
 
 _log = logging.getLogger(__name__)
-
-
-class _Engine(Protocol):
-    @property
-    def version(self) -> Version: ...
-
-    @property
-    def carries(self) -> bool: ...
-
-    async def wait_ready(self) -> None: ...
-
-    async def stage(self, patch_fd: int, version: Version) -> float: ...
-
-    async def commit(self, version: Version, root: bytes) -> Commitment | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +38,7 @@ class Follower:
 
     def __init__(
         self,
-        engine: _Engine,
+        engine: EngineSeat,
         clock: Callable[[], float],
         *,
         idle: Callable[[], Awaitable[None]],

@@ -2,14 +2,14 @@
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import trio
 
-from node.engines.base import SamplingParams, Version
 from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import Answer, Ask, encode, pack_floats, unpack_tokens
+from node.seat import EngineSeat
 
 __all__ = ["Witness"]
 
@@ -19,24 +19,10 @@ ASKS_HELD: Final = 8
 _log = logging.getLogger(__name__)
 
 
-class _Engine(Protocol):
-    @property
-    def version(self) -> Version: ...
-
-    @property
-    def scores(self) -> bool: ...
-
-    async def wait_ready(self) -> None: ...
-
-    async def score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
-    ) -> tuple[tuple[float, ...], Version]: ...
-
-
 class Witness:
     """`send(body)` takes a message to the ledger and may lose it."""
 
-    def __init__(self, engine: _Engine, send: Callable[[bytes], Awaitable[None]]) -> None:
+    def __init__(self, engine: EngineSeat, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._engine, self._send = engine, send
         self._asks: deque[Ask] = deque(maxlen=ASKS_HELD)
         self._news = trio.Event()

@@ -12,16 +12,16 @@ that run are done, and none is begun meanwhile.
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 
 from codec.errors import PeerError
 from codec.sign import Key
 from node.engines.base import Completion, Prompt, SamplingParams, Version
-from node.engines.host import Commitment, Counts, EngineFailed, EngineLost
+from node.engines.host import EngineFailed, EngineLost
 from node.follower import Follower
 from node.holdings import Held, Holdings, Job, Result, together
 from node.hours import Hours
@@ -50,9 +50,10 @@ from node.ledger.messages import (
     stream_of,
     work_hash,
 )
+from node.seat import EngineSeat
 from node.witness import Witness
 
-__all__ = ["EngineSeat", "NodeWorker", "Pace"]
+__all__ = ["NodeWorker", "Pace"]
 
 COMMITS_TOLD: Final = 4
 """Versions in a timesheet: it is sent more often than versions come."""
@@ -63,42 +64,6 @@ _Asking = tuple[int, Version, bytes]
 """Room for so many sequences, at this version, with this root."""
 
 _log = logging.getLogger(__name__)
-
-
-class EngineSeat(Protocol):
-    """What the worker asks of an engine; `node.engines.host.EngineHost` is one."""
-
-    @property
-    def version(self) -> Version: ...
-
-    @property
-    def root(self) -> bytes: ...
-
-    @property
-    def carries(self) -> bool: ...
-
-    @property
-    def joins(self) -> bool: ...
-
-    @property
-    def scores(self) -> bool: ...
-
-    @property
-    def ready(self) -> bool: ...
-
-    async def wait_ready(self) -> None: ...
-
-    async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
-    ) -> tuple[Sequence[Completion], float]: ...
-
-    async def score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
-    ) -> tuple[tuple[float, ...], Version]: ...
-
-    async def stage(self, patch_fd: int, version: Version) -> float: ...
-
-    async def commit(self, version: Version, root: bytes) -> Commitment | None: ...
 
 
 @dataclass(frozen=True, slots=True)

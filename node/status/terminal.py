@@ -65,10 +65,10 @@ def _plain(text: str) -> str:
 def _names(state: State) -> list[str]:
     """What to call each node: its name, and the end of its PeerId where several have that name or it has none."""
     nodes = state.get("nodes", ())
-    often = Counter(node.get("name") for node in nodes)
+    often = Counter(node.get("name", "") for node in nodes)
 
     def called(node: dict[str, Any]) -> str:
-        name, end = node.get("name"), node.get("peer", "")[-8:]
+        name, end = node.get("name", ""), node.get("peer", "")[-8:]
         return _plain(name if name and often[name] == 1 else f"{name} {end}" if name else end)
 
     return [called(node) for node in nodes]
@@ -140,7 +140,7 @@ def _nodes(state: State) -> Table:
             Text(holds, style="yellow" if lagging or catching_up < 1 else "green"),
             _version(node.get("engine")),
             Text(
-                _number(lease_s, ".0f") + (" s" if lease_s is not None else ""), _STANDING.get(node.get("standing"), "")
+                _number(lease_s, ".0f") + (" s" if lease_s is not None else ""), _STANDING.get(node.get("standing", ""), "")
             ),
             Text(size(node.get("sent_bytes")), style="yellow" if node.get("saving") else ""),
             size(node.get("received_bytes")),

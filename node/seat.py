@@ -1,0 +1,45 @@
+"""What a node's working life asks of its engine, wherever that runs."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from node.engines.base import Completion, Prompt, SamplingParams, Version
+from node.engines.host import Commitment, Counts
+
+__all__ = ["EngineSeat"]
+
+
+class EngineSeat(Protocol):
+    """`node.engines.host.EngineHost` is one."""
+
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def root(self) -> bytes: ...
+
+    @property
+    def carries(self) -> bool: ...
+
+    @property
+    def joins(self) -> bool: ...
+
+    @property
+    def scores(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    async def wait_ready(self) -> None: ...
+
+    async def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
+    ) -> tuple[Sequence[Completion], float]: ...
+
+    async def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+    ) -> tuple[tuple[float, ...], Version]: ...
+
+    async def stage(self, patch_fd: int, version: Version) -> float: ...
+
+    async def commit(self, version: Version, root: bytes) -> Commitment | None: ...
