@@ -140,7 +140,8 @@ def _nodes(state: State) -> Table:
             Text(holds, style="yellow" if lagging or catching_up < 1 else "green"),
             _version(node.get("engine")),
             Text(
-                _number(lease_s, ".0f") + (" s" if lease_s is not None else ""), _STANDING.get(node.get("standing", ""), "")
+                _number(lease_s, ".0f") + (" s" if lease_s is not None else ""),
+                _STANDING.get(node.get("standing", ""), ""),
             ),
             Text(size(node.get("sent_bytes")), style="yellow" if node.get("saving") else ""),
             size(node.get("received_bytes")),
