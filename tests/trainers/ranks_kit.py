@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-WITHIN_S = 120.0
+WITHIN_S = 300.0
 
 
 class RankFailed(AssertionError):

@@ -11,12 +11,12 @@ from swarm.transport.base import Lane, PeerKey
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.yamux import Limits
 
-pytestmark = pytest.mark.slow
-
 PAUSE_S = 65.0
 LENGTH = 24 << 20
 
 
+@pytest.mark.slow
+@pytest.mark.long
 async def test_a_reader_that_pauses_a_minute_loses_nothing() -> None:
     """py-libp2p's own muxer resets a stream after five seconds."""
     got, done = 0, trio.Event()
@@ -44,6 +44,7 @@ async def test_a_reader_that_pauses_a_minute_loses_nothing() -> None:
     assert got == LENGTH
 
 
+@pytest.mark.slow
 async def test_a_stopped_process_is_gone_within_the_stated_time() -> None:
     limits = Limits()
     near = Libp2pTransport(Key(b"n" * 32), [ANY])
