@@ -5,11 +5,8 @@ own sequence numbers keep readers from a mix. What the bits are is said by `vers
 """
 
 import contextlib
-import math
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
@@ -25,16 +22,17 @@ from codec import (
     Manifest,
     Replica,
     Staged,
-    StagedBlock,
     Torn,
     chunk_id,
     state_root,
 )
 from codec.bits import Bits
 from codec.errors import PeerError, SwarmError
-from codec.staging import block_hash, decode
+from codec.staging import block_hash
 from swarm.protocol.events import VersionId
+from swarm.shell.gate import Gate
 from swarm.shell.keep import Keep, Loan
+from swarm.shell.replay import replay_chunks
 from swarm.shell.restore import restore
 from swarm.shell.scratch import Scratch
 from swarm.store import Seal, Store, StoredChunk
@@ -86,12 +84,7 @@ class Model:
         self.lost = 0
         self.spoiled = False  # an anchor is due: the one on disk is not what it must be
         self.base = base
-        self._bits = threading.Lock()
-        """Held by whoever writes bits, and by whoever needs them to stand still for long."""
-        self._wanted_at = math.inf
-        """Since when somebody waits to write bits."""
-        self._edits = 0
-        """Odd while bits or labels are being written: readers look before and after."""
+        self._gate = Gate()
         self._scratch = Scratch(stage_bytes)
         self._labels: dict[int, VersionId] = {}
         self._started = False  # an earlier catch-up left blocks that we took up again
@@ -149,7 +142,7 @@ class Model:
 
     def close(self) -> None:
         """Nothing is written any more: if all is proven, say so, and the next start need not hash it."""
-        with self._bits:
+        with self._gate.still():
             anchor = self._store.recover().anchor
             if self.version is not None and anchor is not None and not self.spoiled and not self._unproven.any():
                 self._store.clean.leave(anchor)
@@ -186,7 +179,7 @@ class Model:
         if data is None:
             raise Mismatch("the layout is not in the store")
         layout = Layout.from_bytes(data)
-        with self._writing():
+        with self._gate.writing():
             if isinstance(self.replica, Layered) and self.replica.layout.hash == layout_hash:
                 self.replica = self._keep.file_of(self.replica)[0]
             elif self.replica is None or self.replica.layout.hash != layout_hash:
@@ -252,7 +245,7 @@ class Model:
         held = [self._scratch.get(chunk.key) for chunk in chunks]
         staged = tuple(each for each in held if each is not None)
         changes = staged if len(staged) == len(chunks) else None
-        with self._writing():
+        with self._gate.writing():
             if changes is not None:
                 replica.scatter(changes)
             else:
@@ -276,7 +269,7 @@ class Model:
     def write_block(self, block: int, data: bytes, expected_hash: bytes, label: VersionId) -> None:
         """Put a fetched block in place, on disk too, so that a kill does not lose it. Raises `PeerError`."""
         replica = self._writable()
-        with self._writing():
+        with self._gate.writing():
             self.version = None
             replica.write_block(block, data, expected_hash)
             self._labels[block] = label
@@ -289,12 +282,13 @@ class Model:
         When no label is newer, the root is compared too; its seal is made durable then.
         """
         replica, id_ = self._writable(), VersionId(manifest.epoch, manifest.version)
+        store = self._store.chunks
         bad: tuple[int, ...] = ()
         if replica.root != manifest.root:
             newer = {block for block, label in self._labels.items() if label > id_}
-            with self._writing():
+            with self._gate.writing():
                 self.version = None
-                bad = tuple(self._replay_chunks(replica, manifest, newer))
+                bad = tuple(replay_chunks(replica, store.of(id_, manifest.attempt), store, newer))
             if not bad and not newer and replica.root != manifest.root:
                 hashes = self._store.hashes(manifest.root)
                 bad = tuple(range(replica.layout.n_blocks)) if hashes is None else self.differing(hashes)
@@ -309,7 +303,7 @@ class Model:
             raise Mismatch("the replica's root is not the manifest's")
         id_ = VersionId(manifest.epoch, manifest.version)
         self._store.seal(Seal.of(manifest, sealed), replica.hashes)
-        with self._writing():
+        with self._gate.writing():
             self._forget()
             self.version = id_
 
@@ -318,11 +312,11 @@ class Model:
     def read_block(self, block: int) -> tuple[VersionId, bytes] | None:
         """A block and the version it is of; None when there is no such block or no proven version."""
         while self.replica is not None and 0 <= block < self.replica.layout.n_blocks:
-            before, version = self._edits, self.version
+            before, version = self._gate.turn, self.version
             if version is None:
                 return None
             if before & 1:
-                with self._bits:  # a version is being written: milliseconds
+                with self._gate.still():  # a version is being written: milliseconds
                     continue
             replica = self.replica
             if self._unproven[block] and not self._prove(replica, block):
@@ -332,7 +326,7 @@ class Model:
             except Torn as error:
                 self._recheck(error.blocks)
                 return None
-            if self._edits == before:
+            if self._gate.turn == before:
                 return version, data
         return None
 
@@ -343,13 +337,13 @@ class Model:
         """
         while self.audit():
             pass
-        with self._bits:
+        with self._gate.still():
             return use(self._whole()) if self.version is not None else None
 
     def lend(self) -> Loan | None:
         """The bits for an engine to map; None while they are of no version. They move on when the replica does; where
         it is on disk, a file is made for it, and brought up to date by every call and never otherwise."""
-        with self._bits:
+        with self._gate.still():
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
@@ -372,7 +366,7 @@ class Model:
             pass
         if isinstance(self.replica, Layered):
             return self._write_newer_anchor(self.replica)
-        with contextlib.suppress(_GaveWay), self._bits:
+        with contextlib.suppress(_GaveWay), self._gate.still():
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
@@ -384,7 +378,7 @@ class Model:
         return None
 
     def _write_newer_anchor(self, replica: Layered) -> VersionId | None:
-        with self._bits:
+        with self._gate.still():
             frozen, version = replica.frozen(), self.version
         if version is None or self.replica is not replica:
             return None
@@ -393,7 +387,7 @@ class Model:
         except Torn as error:
             self._recheck(error.blocks)
             return None
-        with self._bits:
+        with self._gate.still():
             self._keep.rebase(replica, frozen, version)
         self.spoiled = False
         return version
@@ -402,7 +396,7 @@ class Model:
 
     def _patiently(self, name: str) -> Bits:
         """A tensor's bits, for whoever reads all of them one after the other. Raises `_GaveWay`."""
-        if time.monotonic() - self._wanted_at > READ_S:
+        if self._gate.kept_waiting_s > READ_S:
             raise _GaveWay
         return self._whole().bits(name)
 
@@ -440,7 +434,7 @@ class Model:
         """Hash blocks that there is doubt about: those that are not what they must be (a disk lied, or memory) get the
         hash that they have, so that a comparison with a hash list finds them, and we are no version any more."""
         replica, wrong = self._whole(), 0
-        with self._writing():
+        with self._gate.writing():
             for block in blocks:
                 try:
                     actual = block_hash(replica.block(block))
@@ -454,17 +448,6 @@ class Model:
             self.spoiled = True
             self.on_damage(wrong)
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        self._wanted_at = time.monotonic()
-        with self._bits:
-            self._wanted_at = math.inf
-            self._edits += 1
-            try:
-                yield
-            finally:
-                self._edits += 1
-
     def _listed(self, manifest: Manifest) -> list[StoredChunk]:
         """The chunks that the manifest lists, in order. Raises `Mismatch` when one is not the very one."""
         id_ = VersionId(manifest.epoch, manifest.version)
@@ -475,24 +458,6 @@ class Model:
 
     def _staged_or_decoded(self, chunk: StoredChunk) -> Staged:
         return self._scratch.get(chunk.key) or self._decode(chunk)
-
-    def _replay_chunks(self, replica: Replica, manifest: Manifest, newer: set[int]) -> Iterator[int]:
-        """Bring every older block of this version's chunks to it; yields those that cannot be."""
-        id_ = VersionId(manifest.epoch, manifest.version)
-        for chunk in self._store.chunks.of(id_, manifest.attempt):
-            body = self._store.chunks.body(chunk.key)
-            if body is None:
-                continue
-            for entry, payload in zip(chunk.header.blocks, chunk.header.payloads(body), strict=True):
-                block = entry.block
-                old_hash = replica.hashes[block].tobytes()
-                if block in newer or old_hash == entry.new_hash:
-                    continue
-                decoded = decode(entry, payload, replica.block(block), replica.layout.block(block).dtype)
-                if decoded is None:
-                    yield block
-                else:
-                    replica.scatter([Staged((StagedBlock(block, *decoded, old_hash, entry.new_hash),))])
 
     def _forget(self) -> None:
         self._labels.clear()

@@ -1,0 +1,32 @@
+"""Bring blocks along a version's chunks one by one: those of a replica that is of several versions at once."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from codec import Replica, Staged, StagedBlock
+from codec.staging import decode
+from swarm.store import ChunkStore, StoredChunk
+
+__all__ = ["replay_chunks"]
+
+
+def replay_chunks(
+    replica: Replica, chunks: Iterable[StoredChunk], store: ChunkStore, newer: Collection[int]
+) -> Iterator[int]:
+    """Bring every block of these chunks to their version, but for those that are there or beyond it (`newer`).
+
+    Yields the blocks that cannot be brought there: they are not what the version before had.
+    """
+    for chunk in chunks:
+        body = store.body(chunk.key)
+        if body is None:
+            continue
+        for entry, payload in zip(chunk.header.blocks, chunk.header.payloads(body), strict=True):
+            block = entry.block
+            old_hash = replica.hashes[block].tobytes()
+            if block in newer or old_hash == entry.new_hash:
+                continue
+            decoded = decode(entry, payload, replica.block(block), replica.layout.block(block).dtype)
+            if decoded is None:
+                yield block
+            else:
+                replica.scatter([Staged((StagedBlock(block, *decoded, old_hash, entry.new_hash),))])
