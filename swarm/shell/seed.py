@@ -179,7 +179,7 @@ class Seed:
 
     def _keep(self, chunk: StoredChunk) -> None:
         """Write and decode it, in one visit to a worker thread."""
-        self._store.chunks.spill(chunk.key)
+        self._store.chunks.spill(chunk.key, wanted=True)  # by whoever it is dealt to
         self._jobs.model.stage(chunk)
 
     def _find(self, root: bytes | None, version: int | None) -> Seal:

@@ -63,6 +63,8 @@ class ChunkStore:
         self._authority = authority
         self._disk = disk
         self._lock = threading.RLock()
+        self._spilling = threading.Lock()
+        """Held while a chunk is written: never with `_lock`, since the disk may take long."""
         self._chunks: dict[ChunkKey, StoredChunk] = {}
         self._packs: dict[tuple[VersionId, int], Pack] = {}
         self._dropped: OrderedDict[tuple[VersionId, int], None] = OrderedDict()
@@ -92,27 +94,35 @@ class ChunkStore:
             self.memory_bytes += len(data)
             return True
 
-    def spill(self, *keys: ChunkKey) -> None:
-        """Write what is in memory of these chunks to their packs, not yet durably. Raises `DiskFull`."""
-        for key in keys:
-            self._spill(key)
+    def spill(self, *keys: ChunkKey, wanted: bool = False) -> None:
+        """Write what is in memory of these chunks to their packs, not yet durably. Raises `DiskFull`.
 
-    def _spill(self, key: ChunkKey) -> None:
+        `wanted`: they are about to be read, so let the system keep them in its cache.
+        """
+        for key in keys:
+            with self._spilling:
+                self._spill(key, wanted)
+
+    def _spill(self, key: ChunkKey, wanted: bool) -> None:
         with self._lock:
             chunk = self._chunks.get(key)
             if chunk is None or not chunk.memory:
                 return
             pack = self._pack(key)
+            pieces = dict(chunk.memory)
+        if chunk.body is None and len(pieces) == len(chunk.sizes) and not wanted:
+            chunk.body = pack.put(chunk.sealed_header, [pieces[index] for index in range(len(pieces))])
+        else:
             if chunk.body is None:
                 chunk.body = pack.add(chunk.sealed_header, chunk.body_bytes)
-            pieces = dict(chunk.memory)
-        offsets = [chunk.body + at for at in accumulate(chunk.sizes, initial=0)]
-        for first, run in _runs(pieces):
-            pack.write(run, offsets[first])
+            offsets = [chunk.body + at for at in accumulate(chunk.sizes, initial=0)]
+            for first, run in _runs(pieces):
+                pack.write(run, offsets[first])
         with self._lock:
-            for index, data in pieces.items():
-                if chunk.memory.pop(index, None) is not None:
-                    self.memory_bytes -= len(data)
+            if self._chunks.get(key) is chunk:  # else it was dropped meanwhile, and is not counted any more
+                for index, data in pieces.items():
+                    if chunk.memory.pop(index, None) is not None:
+                        self.memory_bytes -= len(data)
 
     def spill_all(self) -> None:
         """Write everything that is in memory to the packs."""

@@ -2,6 +2,8 @@
 
 import errno
 import itertools
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -184,7 +186,9 @@ def test_a_version_is_sealed_once(tmp_path: Path) -> None:
         assert store.records.seal(VersionId(0, 1)) == seal
 
 
-@pytest.mark.parametrize("spoil", [lambda b: b[:-40], lambda b: b[:200] + bytes(1) * 60 + b[260:], lambda b: b"x" + b])
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[:-5000], lambda b: b[:200] + bytes(1) * 60 + b[260:], lambda b: b"x" + b]
+)
 def test_pieces_that_rotted_are_not_there(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     with Store(tmp_path, AUTHORITY.public) as store:
         _, _, chunks = make_version(new_replica(), 1)
@@ -228,6 +232,47 @@ def test_memory_is_counted_and_spilled(tmp_path: Path) -> None:
         assert store.chunks.piece(header.key, 0) is None
         assert store.chunks.was_dropped(header.key)
         assert not list((tmp_path / "chunks").iterdir())
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_chunk_is_written_once_whoever_asks_for_it(tmp_path: Path, wanted: bool) -> None:
+    _, _, chunks = make_version(new_replica(), 1)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        for chunk in chunks:
+            header = open_header(chunk.header, AUTHORITY.public)
+            store.chunks.put_header(header, chunk.header)
+            for index in range(header.n_pieces):
+                piece = header.piece_range(index)
+                store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
+            store.chunks.spill(header.key, header.key, wanted=wanted)
+            store.chunks.spill_all()
+        assert store.chunks.memory_bytes == 0
+        assert [store.chunks.body(chunk.key) for chunk in store.chunks.all()] == [chunk.body for chunk in chunks]
+        store.chunks.sync(VersionId(0, 1), 0)
+        size = (tmp_path / "chunks" / "0.1.0").stat().st_size
+        assert size <= sum(len(chunk.header) + len(chunk.body) + 16 + 4096 for chunk in chunks)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        assert [store.chunks.body(chunk.key) for chunk in store.chunks.all()] == [chunk.body for chunk in chunks]
+
+
+def test_what_is_dropped_while_it_is_written_is_counted_once(tmp_path: Path) -> None:
+    _, _, chunks = make_version(new_replica(), 1)
+    header = open_header(chunks[0].header, AUTHORITY.public)
+    droppers: list[threading.Thread] = []
+
+    def before(step: str, path: Path) -> None:
+        if step == "write" and path.exists() and path.name == "0.1.0" and not droppers:
+            droppers.append(threading.Thread(target=store.chunks.drop, args=(VersionId(0, 1),)))
+            droppers[0].start()
+            while store.chunks.chunk(header.key) is not None:
+                time.sleep(0.001)
+
+    with Store(tmp_path, AUTHORITY.public, Disk(before)) as store:
+        store.chunks.put_header(header, chunks[0].header)
+        store.chunks.put_piece(header.key, 0, chunks[0].body[: len(header.piece_range(0))])
+        store.chunks.spill_all()
+        droppers[0].join()
+        assert store.chunks.memory_bytes == 0
 
 
 def test_an_anchor_that_was_touched_is_hashed_and_one_that_lies_is_not_used(tmp_path: Path) -> None:
