@@ -5,11 +5,12 @@ A frame waits in the shell's queue for its peer (pushes before pulls), then in t
 uplink, which is bounded, then travels, then takes its turn in the receiver's downlink and processor.
 
 A flow is several connections together (`swarm.transport.parallel` says how many a path gets). Its window starts at ten
-segments each and doubles a round trip. Under `reno` that ends with the first loss; then it grows by a segment a round
-trip each, a loss takes three tenths (CUBIC's factor) of one connection's share, and after an idle time longer than a
-retransmission timeout it starts again. Under `bbr` it ends when three round trips brought no more; then the window is
-twice what the best round trip delivered, whatever is lost, and idle times do not matter. Loss is by packet, or by a
-queue that is full; what was lost comes a round trip later.
+segments each and doubles a round trip. Under `reno` a lost packet ends that for the connection that lost it, and a full
+queue for all of them; who has lost grows by a segment a round trip, a loss takes three tenths (CUBIC's factor) of one
+connection's share, and after an idle time longer than a retransmission timeout the window starts again. Under `bbr`
+slow start ends when three round trips brought no more; then the window is twice what the best round trip delivered,
+whatever is lost, and idle times do not matter. Loss is by packet, or by a queue that is full; what was lost comes a
+round trip later.
 """
 
 import random
@@ -94,6 +95,7 @@ class Flow:
         "blocked",
         "cwnd",
         "delivered",
+        "fast",
         "first",
         "inflight",
         "lost_at",
@@ -119,6 +121,8 @@ class Flow:
         self.node, self.to, self.session, self.one_way = node, to, session, one_way
         self.ways = ways(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False)
         self.first = self.ways * FIRST_WINDOW_BYTES
+        self.fast = self.ways
+        """Connections that have lost nothing yet."""
         self.cwnd = float(self.first) if paths.congestion else float("inf")
         self.ssthresh = float(self.ways * MOST_WINDOW_BYTES)
         self.inflight = 0
@@ -180,7 +184,8 @@ class Uplinks:
                     self._wake(flow, flow.acks[0][0])
                 return
             if node.queued_bytes and node.queued_bytes + wire > node.queue_limit and self._windows:
-                self._lose(flow, now)
+                flow.fast = 0
+                self._lose(flow, now, 2 * flow.one_way)
                 flow.blocked = flow.queueing = True
                 node.waiting.append(flow)
                 return
@@ -227,7 +232,8 @@ class Uplinks:
             _, size = acks.popleft()
             flow.inflight -= size
             if limited and flow.cwnd < flow.ways * MOST_WINDOW_BYTES:
-                flow.cwnd += size if flow.cwnd < flow.ssthresh else flow.ways * MSS * size / flow.cwnd
+                fast = flow.ways if flow.cwnd < flow.ssthresh else flow.fast
+                flow.cwnd += size * fast / flow.ways + (flow.ways - fast) * MSS * size / flow.cwnd
 
     def _take_acks_bbr(self, flow: Flow, now: float, limited: bool) -> None:
         acks = flow.acks
@@ -248,13 +254,14 @@ class Uplinks:
         if flow.steady and self._windows:
             flow.cwnd = max(float(flow.first), 2 * flow.best * max(2 * flow.one_way, 0.01))
 
-    def _lose(self, flow: Flow, now: float) -> None:
-        """One connection of the flow gives way; once a round trip at most."""
-        if now - flow.lost_at < 2 * flow.one_way:
+    def _lose(self, flow: Flow, now: float, pause_s: float) -> None:
+        """One connection of the flow gives way, unless one just did: each does once a round trip at most."""
+        if now - flow.lost_at < pause_s:
             return
         flow.lost_at = now
         if not self._reno:
             return
+        flow.fast = max(0, flow.fast - 1)
         flow.cwnd = max(float(flow.first), flow.cwnd * (1 - 0.3 / flow.ways))
         flow.ssthresh = flow.cwnd
 
@@ -286,7 +293,7 @@ class Uplinks:
             late = 0.0
             if node.link.loss and self._fate.random() < 1 - (1 - node.link.loss) ** (frame.wire // MSS + 1):
                 late = 2 * flow.one_way
-                self._lose(flow, now)
+                self._lose(flow, now, 2 * flow.one_way / flow.ways)
             receiving = frame.wire * flow.to.down_s_byte + flow.to.cpu.costs.receiving_s(frame.wire)
             self._clock.at(now + late + flow.one_way + receiving, self._arrive, flow, frame)
         if node.waiting:

@@ -86,9 +86,30 @@ def test_slow_start_costs_round_trips_on_a_long_way_and_little_on_a_short_one(co
 
 
 def test_losses_slow_a_reno_flow_down() -> None:
-    clean = transfer(640, Link(400.0), 0.08, "reno")
-    lossy = transfer(640, Link(400.0, loss=1e-3), 0.08, "reno")
+    clean = transfer(2560, Link(400.0), 0.08, "reno")
+    lossy = transfer(2560, Link(400.0, loss=1e-3), 0.08, "reno")
     assert lossy > 1.3 * clean
+
+
+def test_one_lost_packet_ends_the_slow_start_of_one_connection_of_eight() -> None:
+    def windows(losses: int) -> float:
+        """What a flow over 250 ms may have on its way, four round trips after it lost so many packets."""
+        paths = Paths(congestion="reno")
+        clock = Clock()
+        uplinks = Uplinks(clock, paths, random.Random(0), lambda flow, frame: uplinks.taken(flow, frame))
+        source, child = Host(Link(1000.0), 1), Host(Link(1000.0), 2)
+        source.sessions[child.key.public] = 1
+        flow = Flow(source, child, 1, 0.125, paths)  # type: ignore[arg-type]
+        for _ in range(400):
+            uplinks.send(flow, Frame(wire_bytes(BODY), BODY, None, print, ()), pull=False)
+        clock.run(0.4)
+        for _ in range(losses):
+            uplinks._lose(flow, clock.now, 0.0)
+        clock.run(1.4)
+        return flow.cwnd
+
+    assert 0.5 * windows(0) < windows(1) < windows(0)
+    assert windows(8) < 0.2 * windows(0)
 
 
 def test_flows_that_share_a_full_uplink_all_arrive_and_waste_nothing() -> None:
