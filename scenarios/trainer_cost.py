@@ -141,7 +141,7 @@ def scaling(tensors: int, blocks: int, tries: int) -> dict[str, Any]:
         copies.tensor(0, spec)[:] = words.view(np.uint8)
     for rank in range(2):
         copies.tell(0, rank, 1, np.arange(len(layout.tensors)))
-    Encoder(copies, Shares.alone(layout), 0, 1)  # kernels are compiled before anybody is timed
+    Encoder(copies, Shares.alone(layout), 0, 1, layout).await_ready()  # kernels are compiled before anybody is timed
     replica.encode_block(0, copies.block(0, 0))
     times: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(tries):
@@ -161,7 +161,7 @@ def _encode(layout: Layout, replica: Replica, copies: Copies, world: int) -> flo
     ended: Any = context.SimpleQueue()
 
     def run(rank: int) -> None:
-        encoder = Encoder(copies, shares, rank, 1)
+        encoder = Encoder(copies, shares, rank, 1, layout)
         replica.encode_block(int(encoder.blocks[0]), copies.block(0, int(encoder.blocks[0])))
         start.wait()
         began = time.perf_counter()

@@ -2,13 +2,15 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 
-from codec import BlockDelta, Replica
+from codec import BlockDelta, Layout, Replica
+from codec.bits import DTYPES
+from codec.rice import warm_up
 from node.trainers.copies import Copies, await_true
 from node.trainers.shares import Shares
 
@@ -25,11 +27,17 @@ Found = tuple[BlockDelta, int]
 class Encoder:
     """One rank's encoders. `blocks`: those that it encodes, ascending."""
 
-    def __init__(self, copies: Copies, shares: Shares, rank: int, threads: int) -> None:
+    def __init__(self, copies: Copies, shares: Shares, rank: int, threads: int, layout: Layout) -> None:
         self._copies, self._shares = copies, shares
         self.blocks = shares.blocks_of(rank)
         self._ahead = 2 * threads
         self._pool = ThreadPoolExecutor(threads, "swarm-encode")
+        self._warm = self._pool.submit(_load_kernels, sorted({spec.dtype for spec in layout.tensors}))
+
+    def await_ready(self) -> None:
+        """Until the kernels are loaded, a quarter of a second after the start as a rule: a version that is begun before
+        keeps every node waiting for that long."""
+        self._warm.result()
 
     def deltas(
         self, replica: Replica, slot: int, publish: int, coder: int, still_wanted: Callable[[], None] = lambda: None
@@ -78,3 +86,8 @@ class Encoder:
             return self._copies.written(slot, publish, ranks, tensor)
 
         await_true(there, deadline, "A rank did not copy its weights in time.")
+
+
+def _load_kernels(dtypes: Sequence[str]) -> None:
+    for name in dtypes:
+        warm_up(DTYPES[name])

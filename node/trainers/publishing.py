@@ -106,7 +106,7 @@ class PublishLine:
         """What the seed has said of a publish that is not ours yet: at most one."""
         self._holders = holders
         self._copier = Copier(self.layout, copies, shares, seat.rank)
-        self._encoder = Encoder(copies, shares, seat.rank, threads)
+        self._encoder = Encoder(copies, shares, seat.rank, threads, self.layout)
         self._number = 0
         self._spare = set(range(SLOTS))
         self._line: deque[_Entry | _Return] = deque()
@@ -336,6 +336,7 @@ class PublishLine:
     def _open(self, entry: _Entry) -> PublishOpened | None:
         """Begin the version (rank 0), or hear that it has begun. None: it was withdrawn meanwhile."""
         if self._seat.leads:
+            self._encoder.await_ready()
             while not self._copies.begun(entry.slot, entry.number, self._seat.rank):
                 if entry.publication.superseded:
                     return None

@@ -39,6 +39,7 @@ from swarm.protocol.events import (
     PieceStored,
     Probe,
     Probed,
+    Ready,
     Run,
     Send,
     SendBlob,
@@ -182,6 +183,9 @@ class VirtualNetwork(Clock):
             self._apply(node, Probed(effect.peer, effect.addrs if there else ()))
 
         self.at(self.now + 4 * self.one_way(node, other), answer)
+
+    def _do_ready(self, node: Node, effect: Ready) -> None:
+        """Connections stand from the first hello on here."""
 
     def _knock(self, node: Node, other: Node, until_s: float, delay_s: float) -> None:
         """Try to get through, again and again as packets are sent again, until it is too late."""
@@ -429,7 +433,7 @@ _NAMES: dict[type, bytes] = {kind: kind.__name__.encode() for kind in (Heard, He
 _DO: dict[type, Callable[[VirtualNetwork, Node, Any], None]] = {
     kind: getattr(VirtualNetwork, f"_do_{kind.__name__.lower()}")
     for kind in (
-        Announce, Close, Commit, Dial, Drop, Notify, Persist, Probe, Run, Send, SendBlob, SendBlock, SendHeader,
-        SendPiece, SetTimer,
+        Announce, Close, Commit, Dial, Drop, Notify, Persist, Probe, Ready, Run, Send, SendBlob, SendBlock,
+        SendHeader, SendPiece, SetTimer,
     )
 }  # fmt: skip

@@ -43,6 +43,7 @@ __all__ = [
     "PieceStored",
     "Probe",
     "Probed",
+    "Ready",
     "Run",
     "Send",
     "SendBlob",
@@ -305,6 +306,14 @@ class SendPiece(Effect):
     key: ChunkKey
     index: int
     pull: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Effect):
+    """Have a bulk stream to `peer` open, without anything to send yet: it hangs on us, and the next version's first
+    piece should not wait for handshakes."""
+
+    peer: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, Chunks, mask_of
 from swarm.protocol.egress import Egress
-from swarm.protocol.events import Effect, Send, SendHeader, SendPiece, VersionId
+from swarm.protocol.events import Effect, Ready, Send, SendHeader, SendPiece, VersionId
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Attach, Credit, Detach
 
@@ -204,6 +204,8 @@ class Exchange:
     def attached(self, peer: bytes, message: Attach, now: float, effects: list[Effect]) -> None:
         """A child hangs on us: queue what it lacks of what we hold, and push from now on."""
         after = VersionId(message.epoch, message.version)
+        if not any(peer in edges for edges in self.children.values()):
+            effects.append(Ready(peer))
         edge = ChildEdge(after, message.credit, moved_at=now)
         old = self.children.setdefault(message.stripe, {}).get(peer)
         if old is not None:  # what is under way to it still is, however often it attaches

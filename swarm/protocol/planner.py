@@ -26,6 +26,8 @@ GROW_ANEW = 4
 LOOK_ANEW = 32
 ASTRAY = 1.25
 """It is looked at whenever one in so many did: when so many times as many edges cross borders as would then, too."""
+SMALL = 64
+"""Among so few a whole roster is a few KB, and one edge astray is a part of a copy more across a border."""
 
 
 class Planner:
@@ -86,7 +88,9 @@ class Planner:
             return
         self._looked_at = self._changes
         grown = grow(self._who, self.stripes, self._home)
-        astray = self._crossings(self._parent) > ASTRAY * self._crossings(grown) + self.stripes
+        least = self._crossings(grown)
+        few = len(self._who) <= SMALL
+        astray = self._crossings(self._parent) > (least if few else ASTRAY * least + self.stripes)
         if astray or GROW_ANEW * self._changes > len(self._who):
             self._take(grown)
 

@@ -41,6 +41,7 @@ class BulkStreams:
         self._opening = 0
         self._no_more_until_s = -math.inf
         self._busy = trio.Event()
+        self._wanted = trio.Event()
 
     def __len__(self) -> int:
         """How many streams are in use."""
@@ -51,7 +52,12 @@ class BulkStreams:
         queue = self._queue_for(effect)
         queue.put(effect)
         self._busy.set()
+        self.be_ready()
         return sum(each.load for each in self._queues) <= self._limits.bulk_queue_items
+
+    def be_ready(self) -> None:
+        """Have the first stream open, even if there is nothing to send yet."""
+        self._wanted.set()
 
     def _queue_for(self, effect: Bulk) -> Outbound:
         if not isinstance(effect, SendBlob | SendBlock):
@@ -97,7 +103,7 @@ class BulkStreams:
             self._queues.insert(0, queue)
             await carry(queue, stream, self._limits.bulk_idle_s)
 
-        await self._first.wait()
+        await self._wanted.wait()
         with trio.fail_after(self._limits.dial_deadline_s):
             stream = await open_stream()
         async with trio.open_nursery() as nursery:

@@ -31,6 +31,7 @@ from swarm.protocol.events import (
     Persisted,
     PieceStored,
     Probe,
+    Ready,
     Run,
     Send,
     SendBlob,
@@ -155,6 +156,7 @@ class Shell:
             SendPiece: self._send_bulk,
             SendBlob: self._send_bulk,
             SendBlock: self._send_bulk,
+            Ready: self._ready,
             Dial: lambda e: self._nursery.start_soon(self.peers.dial, e.peer, e.addrs),
             Probe: lambda e: self._nursery.start_soon(self.peers.probe, e.peer, e.addrs),
             Close: self._close,
@@ -317,6 +319,11 @@ class Shell:
         session = self.peers.get(effect.peer)
         if session is not None:
             session.send_bulk(effect)
+
+    def _ready(self, effect: Ready) -> None:
+        session = self.peers.get(effect.peer)
+        if session is not None:
+            session.bulk.be_ready()
 
     def _close(self, effect: Close) -> None:
         if effect.ban_s:

@@ -25,7 +25,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from codec.errors import UsageError
 from swarm.transport.admission import Admission
 from swarm.transport.base import PeerKey, Traffic
-from swarm.transport.tuning import tune
+from swarm.transport.tuning import PAUSE_S, awaken, tune
 
 __all__ = [
     "CountedSocket",
@@ -155,6 +155,7 @@ class CountedSocket(ReadWriteCloser):
         self._sent = 0
         self._received = 0
         self._peer: PeerKey | None = None
+        self._wrote_at_s = trio.current_time()
         self.on_known: Callable[[], None] = _nothing
         """Called when the handshake has shown who this is."""
         self.on_closed: Callable[[], None] = _nothing
@@ -223,6 +224,10 @@ class CountedSocket(ReadWriteCloser):
         self._sent += len(data)
         self._traffic.sent += len(data)
         self._add(len(data), self._traffic.sent_to)
+        now = trio.current_time()
+        if now - self._wrote_at_s > PAUSE_S and self.congestion_control == "bbr":
+            awaken(self._stream.socket)
+        self._wrote_at_s = now
         try:
             taken = self._offer(data)
             if taken < len(data):

@@ -25,7 +25,7 @@ def test_nothing_is_dealt_while_nobody_takes_anything() -> None:
     dealer, exchange, _, made = dealer_with(3)
     effects: list[Effect] = []
     dealer.deal(0.0, effects)
-    exchange.attached(FAST, Attach(0, 0, 0, 0, ()), 0.0, effects)
+    exchange.attached(FAST, Attach(0, 0, 0, 0, ()), 0.0, [])
     dealer.deal(0.0, effects)
     assert effects == []
     assert len(dealer) == 3

@@ -9,7 +9,7 @@ from protocol_kit import TUNING, book_with, header, key_of, version
 
 from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, Chunks
-from swarm.protocol.events import Effect, Send, SendHeader, SendPiece
+from swarm.protocol.events import Effect, Ready, Send, SendHeader, SendPiece
 from swarm.protocol.exchange import BEHIND_BYTES, HEADER, LAG_LEAST_S, MAX_AHEAD_BYTES, Exchange
 from swarm.protocol.wire import Attach, Credit, Detach, Have
 
@@ -444,7 +444,18 @@ def test_a_child_that_is_ahead_is_not_sent_the_past(after: int) -> None:
     effects: list[Effect] = []
     exchange.attached(ANNA, attach(after=after), 0.0, effects)
     exchange.push(chunk, 0, None, 0.0, effects)
-    assert effects == []
+    assert effects == [Ready(ANNA)]
+
+
+def test_who_hangs_on_us_has_a_stream_before_there_is_anything_to_send() -> None:
+    _, exchange, _ = a_chunk()
+    effects: list[Effect] = []
+    for stripe in (0, 3, 0):
+        exchange.attached(ANNA, attach(stripe=stripe, after=1), 0.0, effects)
+    assert effects == [Ready(ANNA)]  # once, however many stripes
+    exchange.detached(ANNA, None, effects)
+    exchange.attached(ANNA, attach(after=1), 0.0, effects)
+    assert effects == [Ready(ANNA)] * 2
 
 
 def test_a_chunk_of_no_known_stripe_is_not_pushed() -> None:
@@ -452,4 +463,4 @@ def test_a_chunk_of_no_known_stripe_is_not_pushed() -> None:
     effects: list[Effect] = []
     exchange.attached(ANNA, attach(), 0.0, effects)
     exchange.push(chunk, 0, None, 0.0, effects)
-    assert effects == []
+    assert sent_to(effects, ANNA) == []

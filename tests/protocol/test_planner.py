@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from planner_kit import STRIPES, as_given, as_roster, plan, relays, swarms
 from planner_kit import given as children_of
 from protocol_kit import member
@@ -259,6 +260,16 @@ def test_after_much_coming_and_going_a_plan_is_as_good_as_new() -> None:
     fresh = plan(members, 8)
     assert worst_load(members, parents) < 1.4 * worst_load(members, fresh)
     assert depth_of(members, parents) <= depth_of(members, fresh) + 4
+
+
+@pytest.mark.parametrize("last", range(8))
+def test_a_small_swarm_crosses_borders_as_seldom_as_one_planned_at_once(last: int) -> None:
+    everybody = made(8, regions=4)
+    planner = Planner(8, "r0")
+    planner.update([m for m in everybody if m.slot != last], idle=True)
+    planner.update([replace(m, leaf=m.slot == last) for m in everybody], idle=True)  # it gives once it holds the model
+    parents = planner.update(everybody, idle=True)
+    assert sum(crossings(everybody, parents)) <= sum(crossings(everybody, Planner(8, "r0").update(everybody)))
 
 
 def test_one_that_turns_out_slower_gives_children_away() -> None:

@@ -112,6 +112,19 @@ async def test_a_chunk_keeps_its_stream_and_others_take_others(autojump_clock: o
         assert len([event for event in b.events if isinstance(event, SendDone)]) == 48
 
 
+async def test_a_stream_is_opened_ahead(autojump_clock: object) -> None:
+    async with bench() as b:
+        await trio.sleep(10)
+        assert b.far == []
+        b.bulk.be_ready()
+        await trio.sleep(0.4)
+        assert len(b.far) == 1
+        for effect in chunk(0):
+            b.bulk.put(effect)
+        with trio.fail_after(0.1):  # no less than 0.3 s if it were opened now
+            await ByteReader(b.far[0]).exactly(FRAME_HEAD)
+
+
 async def test_a_stream_that_is_stuck_gets_no_more(autojump_clock: object) -> None:
     async with bench() as b:
         b.ways = 2

@@ -1,9 +1,10 @@
 import socket
+import struct
 from pathlib import Path
 
 import pytest
 
-from swarm.transport.tuning import BBR, tune
+from swarm.transport.tuning import BBR, awaken, tune
 
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
@@ -28,3 +29,40 @@ class Refusing:
 
 def test_what_is_refused_is_left() -> None:
     assert tune(Refusing()) == ""
+    awaken(Refusing())
+
+
+class Kernel:
+    """One that tells of BBR and takes what it is told."""
+
+    def __init__(self, gain: int) -> None:
+        self.info = struct.pack("5I", 1000, 0, 100_000, gain, gain)
+        self.chosen: list[object] = []
+
+    def getsockopt(self, *_: object) -> bytes:
+        return self.info
+
+    def setsockopt(self, level: int, option: int, value: object) -> None:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+        self.chosen.append(value)
+
+
+def test_what_knows_its_path_is_left_alone_and_what_never_learnt_it_begins_again() -> None:
+    learning, cruising, empty = Kernel(739), Kernel(320), Kernel(739)
+    empty.info = b""
+    for kernel in (learning, cruising, empty):
+        awaken(kernel)
+    assert (learning.chosen, cruising.chosen, empty.chosen) == ([b"reno", BBR], [], [])
+
+
+@pytest.mark.skipif(not ALLOWED.exists(), reason="needs Linux")
+def test_a_connection_goes_on_after_it_was_awakened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        far, _ = server.accept()
+        with far:
+            used = tune(near)
+            for word in (b"before", b"after"):
+                near.sendall(word)
+                assert far.recv(100) == word
+                awaken(near)
+                assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode() == used
