@@ -14,7 +14,8 @@ from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
 from node.config import GatewayConfig
 from node.crew import Crews
-from node.ledger.service import LedgerService, Session
+from node.ledger.service import LedgerService
+from node.ledger.session import Session
 from node.ledger.state import Group
 from node.local import ChannelClosed, close_fds
 from node.local_async import AsyncChannel, serve
@@ -40,6 +41,7 @@ from node.trainers.messages import (
     Refusal,
     Room,
     Sample,
+    Stale,
     State,
     Taken,
     WentOut,
@@ -212,6 +214,8 @@ class Desk:
                             self._ledger.taken(group)
                         case Accuse(group, sample, why):
                             self._ledger.accuse(group, sample, why)
+                        case Stale(group, epoch, version):
+                            self._ledger.stale(group, (epoch, version))
                         case _:
                             raise PeerError(f"rollouts: {type(message).__name__} out of turn")
         except BaseExceptionGroup as errors:

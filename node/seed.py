@@ -244,6 +244,7 @@ class _Seat:
     async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
         self.track.begin()
         attempt = await self._seed.open_attempt(back_to)
+        self.ledger.begun((attempt.epoch, attempt.version))
         _log.info("publishing", version=str(VersionId(attempt.epoch, attempt.version)), attempt=attempt.attempt)
         return attempt
 
@@ -262,6 +263,7 @@ class _Seat:
 
     async def abandon(self) -> None:
         await self._seed.abandon()
+        self.ledger.abandoned()
 
     async def put_out(self, asked: PutOut) -> WentOut:
         return await self._door.put_out(asked)

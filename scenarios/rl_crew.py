@@ -17,10 +17,11 @@ import trio.testing
 
 from codec.sign import Key
 from node.engines.base import Completion, Prompt, SamplingParams, Version
-from node.engines.host import Counts
+from node.engines.host import Commitment, Counts
 from node.ledger.book import Book
 from node.ledger.messages import pack_tokens
-from node.ledger.service import LedgerService, Session
+from node.ledger.service import LedgerService
+from node.ledger.session import Session
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.worker import NodeWorker, Pace
@@ -54,6 +55,7 @@ class Engine(ModelledEngine):
     done: int = 0
     """Tokens of completions that are done."""
     lies = False
+    hung = False
 
     def __init__(self, kind: Kind, version: Version, root: bytes) -> None:
         super().__init__(
@@ -66,9 +68,18 @@ class Engine(ModelledEngine):
         return self.drawn - self._ended
 
     def hang(self) -> None:
-        """No token comes any more."""
+        """No token comes any more, and no version is taken."""
+        self.hung = True
         self._made, self._since = self._now, None
         self._tell()
+
+    async def commit(self, version: Version, root: bytes) -> Commitment:
+        if self.hung:
+            await trio.sleep_forever()
+        taken = await super().commit(version, root)
+        if self.hung:  # it hung in the middle
+            self.hang()
+        return taken
 
     async def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
@@ -90,8 +101,8 @@ class Engine(ModelledEngine):
 
 @dataclass(eq=False)
 class Member:
-    """A node. `at_stake`: tokens that it had drawn and not delivered when its fault began. `drawn_before`: all that a
-    liar had drawn until then."""
+    """A node. When its fault began: `drawing`: tokens that it had drawn and not delivered; `delivered`: those of groups
+    that were not done, or, of a liar, not handed over; `drawn_before`: all that a liar had drawn until then."""
 
     key: bytes
     kind: Kind
@@ -100,7 +111,8 @@ class Member:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     fault: Fault | None = None
     drawn_before: int = 0
-    at_stake: int = 0
+    drawing: int = 0
+    delivered: int = 0
 
 
 class Crew:
@@ -137,7 +149,8 @@ class Crew:
         member.fault = fault
         engine = member.engine
         undelivered = engine.done - self.ledger.nodes[member.key].tokens if member.key in self.ledger.nodes else 0
-        member.at_stake = engine.in_flight + max(0, undelivered)
+        member.drawing = engine.in_flight + max(0, undelivered)
+        member.delivered = self._delivered(member)
         if fault == "lying":
             engine.lies, member.drawn_before = True, engine.drawn
         elif fault == "stalled":
@@ -146,10 +159,20 @@ class Crew:
             self._gone.add(member.key)
             member.scope.cancel()
 
-    def staked(self, member: Member) -> int:
-        """The tokens that its fault may cost."""
+    def _delivered(self, member: Member) -> int:
+        """Tokens of its samples in groups that are not done; of whoever will lie, in all that were not handed over."""
+        return sum(
+            len(done.rollout.token_ids) // 4
+            for group in self.ledger.groups.values()
+            if not (group.handed_over if member.fault == "lying" else group.complete)
+            for done in group.done.values()
+            if done.node == member.key
+        )
+
+    def drawing(self, member: Member) -> int:
+        """The tokens that it was drawing."""
         since = member.engine.drawn - member.drawn_before if member.fault == "lying" else 0
-        return member.at_stake + since
+        return member.drawing + since
 
     @property
     def drawn(self) -> int:

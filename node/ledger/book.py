@@ -167,7 +167,7 @@ class Book:
                 for table, column in (("slots", "grp"), ("rollouts", "grp"), ("groups", "id")):
                     run(f"delete from {table} where {column} = ?", (group,))
             case Advanced(head):
-                run("insert or replace into heads values (?, ?, ?)", head)
+                run("insert or replace into heads values (?, ?, ?)", head[:3])
             case Quarantined(node, why, seconds, times):
                 self._note_conduct(node, "quarantined", why, seconds, times)
             case Released(node, why):

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 
 from node.ledger.judge import lag_reason
 from node.ledger.leases import LeaseTable, remember
@@ -13,6 +14,51 @@ from node.ledger.state import Group, Head, Lease, Node
 from node.ledger.timetable import Average, Timetable
 
 __all__ = ["Dealer"]
+
+
+@dataclass(slots=True)
+class _Hand:
+    """What is being dealt to a node: it has room for `capacity` sequences, and its share is `count` of them."""
+
+    node: Node
+    capacity: int
+    count: int
+    limits: dict[int, int] = field(default_factory=dict)
+    """By the lag that a group allows: what the node's version lets it finish."""
+    why: Reason = Reason.NO_WORK
+    """There is no more for it."""
+    whole: int = field(init=False)
+    """Groups of so many will fit in, now or soon."""
+    trial: bool = field(init=False)
+    """The node hangs, as far as is known: one group at a time, of which nobody else has drawn a part that could age."""
+
+    def __post_init__(self) -> None:
+        self.whole = min(self.node.capacity, self.count + self.node.outstanding)
+        self.trial = self.node.pulse.stalled
+
+    @property
+    def empty(self) -> bool:
+        return self.count <= 0 or (self.trial and self.node.outstanding > 0)
+
+    def shuns(self, group: Group) -> bool:
+        return self.trial and bool(group.done or group.leased)
+
+    def part(self, group: Group) -> int:
+        """How many of its free samples to take now."""
+        free, room = len(group.free), min(self.capacity, self.limits[group.max_lag])
+        if group.urgent:
+            return min(free, self.capacity)
+        if free <= room and (free <= self.count or 2 * self.count >= group.n or group.whole or self.trial):
+            return free
+        if self.node.outstanding and (free <= self.whole or group.whole):
+            return 0
+        return free if group.whole else min(self.count, room)
+
+    def take(self, samples: int) -> None:
+        self.count -= samples
+        self.capacity -= samples
+        for lag in self.limits:
+            self.limits[lag] -= samples
 
 
 class Dealer:
@@ -41,74 +87,46 @@ class Dealer:
         version is too old, and waits for the next if that is nothing. Groups are not divided where that can be helped:
         what is left of one whose other samples died with their node may be too old before these are drawn again.
         """
-        trial = node.pulse.stalled
-        """It hangs, as far as is known: one group at a time, of which nobody else has drawn a part that could age."""
-        if trial and node.outstanding:
-            return [], Reason.NO_WORK
-        count = min(capacity, self._share(node, head, lag, now))
-        whole = min(node.capacity, count + node.outstanding)
-        """Groups of so many will fit in, now or soon."""
+        hand = _Hand(node, capacity, min(capacity, self._share(node, head, lag, now)))
         leases: list[Lease] = []
-        why = Reason.NO_WORK
-        limits: dict[int, int] = {}
-
-        def part(group: Group) -> int:
-            """How many of its free samples to take now."""
-            free, room = len(group.free), min(capacity, limits[group.max_lag])
-            if self._urgent(group):
-                return min(free, capacity)
-            if free <= room and (free <= count or 2 * count >= group.n or group.whole or trial):
-                return free
-            if node.outstanding and (free <= whole or group.whole):
-                return 0
-            return free if group.whole else min(count, room)
-
-        def fits(group: Group) -> bool:
-            nonlocal why
-            if node.key in group.refusers or self._kept_for_another(group, node.key, now):
-                return False
-            if trial and (group.done or group.leased):
-                return False
-            assert node.version is not None
-            reason = lag_reason(node.version, head, group.max_lag)
-            if reason is None:
-                if group.max_lag not in limits:
-                    limits[group.max_lag] = self._limit(node, head, group, capacity, now)
-                late = self._too_late(node, head, group, now) if self._urgent(group) else limits[group.max_lag] <= 0
-                if late:
-                    reason = Reason.LATE
-                elif not part(group):
-                    return False
-            why = reason or why
-            return reason is None
-
-        if count > 0:
-            for group in self._pool.open_groups(fits):
-                samples = tuple(sorted(group.free)[: part(group)])
-                count -= len(samples)
-                capacity -= len(samples)
-                for other in limits:
-                    limits[other] -= len(samples)
-                leases.append(self._lease(node, head, group, samples, now))
-                if count <= 0 or trial:
-                    break
+        if hand.empty:
+            return leases, hand.why
+        for group in self._pool.open_groups(lambda group: self._fits(hand, group, head, now)):
+            samples = tuple(sorted(group.free)[: hand.part(group)])
+            hand.take(len(samples))
+            leases.append(self._lease(node, head, group, samples, now))
+            if hand.empty:
+                break
         for lease in leases:  # they are drawn side by side, so each takes as long as all
             lease.duration_s = duration_s(node, self._pool.groups[lease.group].sampling.max_tokens, self.settings)
             self._table.renew(lease, now + lease.duration_s)
-        return leases, why
+        return leases, hand.why
 
-    @staticmethod
-    def _urgent(group: Group) -> bool:
-        """What is done of it grows old: the rest goes to whoever has a place, and is begun there before all else."""
-        return bool(group.done) and not group.whole
+    def _fits(self, hand: "_Hand", group: Group, head: Head, now: float) -> bool:
+        """May some of `group` go into this hand? Notes why not, where it is for the node's version."""
+        node = hand.node
+        assert node.version is not None
+        if node.key in group.refusers or self._kept_for_another(group, node.key, now) or hand.shuns(group):
+            return False
+        reason = lag_reason(node.version, head, group.max_lag)
+        if reason is None:
+            if group.max_lag not in hand.limits:
+                hand.limits[group.max_lag] = self._limit(node, head, group, hand.capacity, now)
+            late = self._too_late(node, head, group, now) if group.urgent else hand.limits[group.max_lag] <= 0
+            reason = Reason.LATE if late else None
+        if reason is not None:
+            hand.why = reason
+            return False
+        return hand.part(group) > 0
 
     def _too_late(self, node: Node, head: Head, group: Group, now: float) -> bool:
         """One more sample, begun at once, would not be done while its version counts."""
         assert node.version is not None
         if node.version == head.name:
             return False
-        tokens = group.sampling.max_tokens if self.length.mean is None else self.length.mean
-        return self.timetable.usable_s(node.version, head.name, group.max_lag, now) < sample_s(node, tokens)
+        return self.timetable.usable_s(node.version, head.name, group.max_lag, now) < sample_s(
+            node, self._tokens(group)
+        )
 
     def _limit(self, node: Node, head: Head, group: Group, capacity: int, now: float) -> int:
         """How many samples like those of `group` the node's version allows it to take."""
@@ -117,10 +135,13 @@ class Dealer:
         if version == head.name and not self.timetable.late_for_next(node.key, group.max_lag):
             return capacity
         usable_s = self.timetable.usable_s(version, head.name, group.max_lag, now)
-        tokens = group.sampling.max_tokens if self.length.mean is None else self.length.mean
-        found = finishable(node, usable_s, tokens)
+        found = finishable(node, usable_s, self._tokens(group))
         idle = version == head.name and not node.outstanding  # there is none newer that it could wait for
         return max(found, 1) if idle else found
+
+    def _tokens(self, group: Group) -> float:
+        """Of a sample of `group`, as far as is known."""
+        return group.sampling.max_tokens if self.length.mean is None else self.length.mean
 
     def _share(self, node: Node, head: Head, lag: int, now: float) -> int:
         asking = [

@@ -51,7 +51,8 @@ def lag_reason(version: Version, head: Head, max_lag: int) -> Reason | None:
     """Is `version` within the staleness bound of `head`? A version of a rolled-back epoch never is."""
     if version > head.name:
         return Reason.TOO_NEW
-    if version[0] != head.epoch or head.version - version[1] > max_lag:
+    epoch, newest = head.counted_from(max_lag)
+    if version[0] != epoch or newest - version[1] > max_lag:
         return Reason.TOO_OLD
     return None
 

@@ -6,14 +6,25 @@ does neither for several times as long loses its work to others, and whoever onl
 its tokens flow again.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from node.ledger.settings import Settings
 
 __all__ = ["Lost", "Pulse"]
 
 Lost = Literal["silent", "stalled"]
+SPEAKS_EVERY_S: Final = 5.0
+"""A node that has nothing else to say repeats its request for work."""
+SOONEST: Final = 0.6
+"""Whose words come closer together is missed sooner, but never before this share of `Settings.silent_s`: what a
+connection that lost something may take to recover."""
+GAP_KEPT: Final = 0.99
+"""Of the longest gap, at each show of tokens: a half after some three minutes, so that one that each commit makes is
+remembered from one to the next."""
+WORD_S: Final = 1.0
+"""Words that come closer together are one."""
 
 
 @dataclass(slots=True)
@@ -22,6 +33,8 @@ class Pulse:
 
     heard: float = float("-inf")
     """When it last said anything."""
+    quiet_s: float = SPEAKS_EVERY_S
+    """The longest time between two of its words, lately."""
     flowed: float = float("-inf")
     """When it last had new tokens to show, or was given work after having had none."""
     counts: bool = False
@@ -33,6 +46,8 @@ class Pulse:
     _doubted: float | None = None
 
     def hear(self, now: float) -> None:
+        if WORD_S <= (gap_s := now - self.heard) < math.inf:
+            self.quiet_s = max(0.9 * self.quiet_s, gap_s)
         self.heard = max(self.heard, now)
 
     def begin(self, now: float) -> None:
@@ -41,7 +56,7 @@ class Pulse:
 
     def flow(self, now: float, *, counted: bool) -> None:
         """New tokens. `counted`: of sequences that are not done."""
-        self.gap_s = max(0.9 * self.gap_s, now - self.flowed)
+        self.gap_s = max(GAP_KEPT * self.gap_s, now - self.flowed)
         self.flowed, self.stalled = now, False
         self.counts = self.counts or counted
 
@@ -61,13 +76,16 @@ class Pulse:
         if now < self._doubted + settings.doubt_s:
             return None
         self._doubted = None
-        if now >= self.heard + settings.silent_s:
+        if now >= self._silent_at(settings):
             return "silent"
         self.stalled = True
         return "stalled"
 
+    def _silent_at(self, settings: Settings) -> float:
+        return self.heard + settings.silent_s * min(1.0, max(SOONEST, self.quiet_s / SPEAKS_EVERY_S))
+
     def _overdue_at(self, settings: Settings) -> float:
-        silent_at = self.heard + settings.silent_s
+        silent_at = self._silent_at(settings)
         if not self.counts:
             return silent_at
         return min(silent_at, self.flowed + max(settings.stall_s, 3.0 * self.gap_s))

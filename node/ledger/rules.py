@@ -166,6 +166,29 @@ class Ledger:
         self.moves.facts.append(Advanced(head))
         self.discard_old()
 
+    def begin(self, version: Version) -> None:
+        """The trainer's weights are `version` from now on, long before nodes hold it."""
+        if version > self.head.name:
+            self.head = self.head._replace(coming=version)
+            self.discard_old()
+
+    def abandon(self) -> None:
+        """What was begun will not be sealed."""
+        self.head = self.head._replace(coming=None)
+
+    def stale(self, group: bytes, newest: Version) -> bool:
+        """`group` is on its way to the trainer, which counts from `newest`. What is too old there is drawn anew, and
+        the group handed over again. False: nothing is."""
+        found = self.groups.get(group)
+        if found is None:
+            return False
+        epoch, version = max(newest, self.head.counted_from(found.max_lag))
+        old = [s for s, done in found.done.items() if done.oldest < (epoch, max(0, version - found.max_lag))]
+        for sample in old:
+            self.moves.discard(found, sample, Reason.TOO_OLD)
+        found.handed_over = found.handed_over and not old
+        return bool(old)
+
     def discard_old(self) -> None:
         """Free the samples of groups not yet handed over that fell out of their staleness bound."""
         for group in self.groups.values():
@@ -270,6 +293,12 @@ class Ledger:
                 self.moves.requeue(lease, reason, now, (rollout.sample,))
             self.intake.said(rollout, sealed, reason)
         return self.court.note(node, reason, now)
+
+    def void(self, node: bytes, lease: int) -> bool:
+        """`node` still draws for a lease that is not its own any more. One of which all was delivered is none such: its
+        verdicts are on their way."""
+        found = self.leases.get(lease)
+        return found.node != node if found is not None else self.table.ended(lease) is not Reason.DUPLICATE
 
     def give_back(self, node: bytes, leases: Iterable[int], now: float) -> None:
         """`node` will not finish these: they go to others at once."""

@@ -7,15 +7,14 @@ busy ledger writes seldom and in bulk, and nobody ever hears of what a crash cou
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import trio
 from msgspec.structs import replace
 
 from codec.errors import PeerError
-from node.engines.base import SamplingParams
+from node.engines.base import SamplingParams, Version
 from node.ledger.book import Book
 from node.ledger.checks import Check
 from node.ledger.messages import (
@@ -42,10 +41,11 @@ from node.ledger.messages import (
 from node.ledger.pool import check_offer
 from node.ledger.report import report
 from node.ledger.rules import Ledger
+from node.ledger.session import Offer, Session
 from node.ledger.state import Group, Head, Lease
 from node.ledger.takings import Takings
 
-__all__ = ["VOLATILE", "LedgerService", "Session"]
+__all__ = ["VOLATILE", "LedgerService"]
 
 Send = Callable[[bytes, bytes], Awaitable[None]]
 """`send(peer, body)`: hand a `Work` body to the swarm. May lose it, must not wait for a slow peer, never raises."""
@@ -64,47 +64,9 @@ NOT_YET: Final = frozenset({Reason.NO_WORK, Reason.TOO_NEW})
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
-class Session:
-    """One batch of prompts that a trainer waits for. `news` is set when there may be a group or more room."""
-
-    name: str
-    n: int
-    sampling: SamplingParams
-    max_lag: int
-    keep: bool
-    """Its work outlives the connection."""
-    whole: bool = False
-    """Groups are drawn whole; see `node.ledger.state.Group`."""
-    total: int | None = None
-    """Groups that will be offered since the session was opened, if the trainer knows."""
-    news: trio.Event = field(default_factory=trio.Event)
-    offered: int = 0
-    allowed: int = 0
-    """Groups that may be offered since the session was opened: a total, so that news in flight cannot be misread."""
-    impossible: dict[bytes, str] = field(default_factory=dict)
-    """Groups that no node can do, and why."""
-    groups: deque[Group] = field(default_factory=deque)
-    """Complete and durable, not yet fetched."""
-
-    def wake(self) -> None:
-        self.news.set()
-        self.news = trio.Event()
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    session: Session
-    group: bytes
-    prompt: bytes
-    n: int
-    sampling: SamplingParams
-    affinity: bytes
-
-
 class LedgerService:
-    """Glue. The swarm's shell calls `member_up`, `member_lost`, `sealed` and feeds `hear`; the trainer's desk opens
-    sessions. All calls are made on the loop; none of them waits."""
+    """Glue. The swarm's shell calls `member_up`, `member_lost`, `begun`, `sealed` and feeds `hear`; the trainer's desk
+    opens sessions. All calls are made on the loop; none of them waits."""
 
     def __init__(
         self,
@@ -127,7 +89,7 @@ class LedgerService:
         self._writing = False
         self._written = trio.Event()
         self._out: list[tuple[bytes, WorkMessage]] = []
-        self._offers: list[_Offer] = []
+        self._offers: list[Offer] = []
         self._waiting: dict[bytes, tuple[WorkRequest, float]] = {}
         """Requests that could not be filled yet, and when they came."""
         self._sessions: dict[str, Session] = {}
@@ -222,7 +184,7 @@ class LedgerService:
 
     def _tell_sessions(self, ready: dict[Session, list[Group]]) -> None:
         for name, session in self._sessions.items():
-            groups = ready.get(session, [])  # none for one that was opened during the write
+            groups = self._fresh(ready.get(session, []))  # none for one that was opened during the write
             allowed = session.offered + self._ledger.room(name, session.n)
             if groups or allowed > session.allowed:
                 session.groups.extend(groups)
@@ -239,10 +201,30 @@ class LedgerService:
         self._ledger.member_lost(node, self._clock())
         self._due.set()
 
+    def begun(self, version: Version) -> None:
+        """The trainer began to publish a version: those are its weights from now on."""
+        self._ledger.begin(version)
+        self._recall()
+
+    def abandoned(self) -> None:
+        """What was begun will not be sealed."""
+        self._ledger.abandon()
+        self._due.set()
+
     def sealed(self, head: Head) -> None:
         """A version was sealed."""
         self._ledger.advance(head, self._clock())
+        self._recall()
+
+    def _recall(self) -> None:
+        """What nobody has fetched yet may be too old by now."""
+        for session in self._sessions.values():
+            session.groups = deque(self._fresh(session.groups))
         self._due.set()
+
+    def _fresh(self, groups: Iterable[Group]) -> list[Group]:
+        """Those that are not too old; of the others some is drawn anew."""
+        return [group for group in groups if not self._ledger.stale(group.id, self._ledger.head.name)]
 
     def hear(self, node: bytes, body: bytes) -> None:
         """A `Work` body came from `node` (its key proven). Where a node's nonsense ends: counted, logged, dropped."""
@@ -303,6 +285,8 @@ class LedgerService:
             self._out.append((node, _ask_message(check)))
         holding = tuple(self._ledger.nodes[node].leases) if node in self._ledger.nodes else ()
         unheard = set(holding).difference(request.holding)
+        if void := [lease for lease in request.holding if self._ledger.void(node, lease)]:
+            self._out.append((node, Withdraw(tuple(void[:1024]))))
         left = request.capacity - sum(len(self._ledger.leases[lease].open) for lease in unheard)
         if isinstance(found, Reason) and found not in NOT_YET:
             self._out.append((node, Unfit(request.serial, found)))
@@ -361,7 +345,7 @@ class LedgerService:
         """Want samples of `prompt`: as many, and sampled, as the session said unless said otherwise here. Groups of one
         `affinity` go to one node where they can. Raises `PeerError` for what no node could do."""
         session.offered += 1
-        offer = _Offer(
+        offer = Offer(
             session,
             group,
             prompt,
@@ -390,6 +374,11 @@ class LedgerService:
     def taken(self, group: bytes) -> None:
         """The trainer has it."""
         self._ledger.taken(group)
+        self._due.set()
+
+    def stale(self, group: bytes, newest: Version) -> None:
+        """The trainer was sent a group that is too old for it, who counts from `newest`: some of it is drawn anew."""
+        self._ledger.stale(group, newest)
         self._due.set()
 
     def accuse(self, group: bytes, sample: int, why: str) -> None:

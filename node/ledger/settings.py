@@ -34,8 +34,8 @@ class Settings:
     """A lease that a request made this long after it does not name was lost on the way, and is sent again."""
     silent_s: float = 15.0
     """A node that has work and says nothing for so long is gone: it speaks every five seconds, whatever its engine
-    does."""
-    stall_s: float = 20.0
+    does. Sooner (`node.ledger.pulse`) where its words come more often, as they do while tokens flow."""
+    stall_s: float = 12.0
     """A node whose tokens flowed and do not for so long (or three times its own longest gap) hangs."""
     doubt_s: float = 2.0
     """So long the ledger doubts that, in case it was the ledger that slept."""

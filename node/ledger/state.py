@@ -14,15 +14,21 @@ __all__ = ["Done", "Group", "Head", "Lease", "Node"]
 
 
 class Head(NamedTuple):
-    """The newest sealed version."""
+    """The newest sealed version. `coming`: the one that the trainer has begun to publish since."""
 
     epoch: int
     version: int
     root: bytes
+    coming: Version | None = None
 
     @property
     def name(self) -> Version:
         return (self.epoch, self.version)
+
+    def counted_from(self, max_lag: int) -> Version:
+        """The version that lags are counted from: the newest sealed one. Where none is allowed, what the trainer has
+        begun to publish: those are its weights, and it waits for their tokens."""
+        return self.coming or self.name if max_lag == 0 else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Group:
     n: int
     sampling: SamplingParams
     max_lag: int = 1
-    """A token may be this many versions older than the head when the group is handed over."""
+    """A token may be this many versions older than the newest sealed one when the trainer gets the group."""
     affinity: bytes = b""
     """Groups of one affinity go to one node where they can, for its prefix cache. Empty: to any."""
     whole: bool = False
@@ -68,6 +74,11 @@ class Group:
     @property
     def complete(self) -> bool:
         return len(self.done) == self.n
+
+    @property
+    def urgent(self) -> bool:
+        """What is done of it grows old: the rest goes to whoever has a place, and is begun there before all else."""
+        return bool(self.done) and not self.whole
 
 
 @dataclass(slots=True)

@@ -73,10 +73,13 @@ class Swarm:
 
         `model`, if given, is compared with the base's tensors now rather than at the first `publish`. A model that is
         sharded by `fully_shard` must be given, and every rank must attach (a collective). `max_lag`: how many versions
-        older than the newest sealed one a rollout's tokens may be when you get them (0: synchronous). `threads`:
-        encoders of each rank (default: half the cores, shared by the ranks, at most 4). A seed started here ends with
-        `close`, or with this process. Raises `UsageError` when there is no seed and none can be started, the model is
-        another, or its ranks are on several hosts; `SwarmTimeout`.
+        older than the newest sealed one a rollout's tokens may be when you get them. What is sealed after that, or is
+        on its way while you gather a batch, adds to the lag behind the weights that you train: `RolloutGroup.oldest`
+        says it, and `publish(...).wait()` before you gather rules it out. 0 is synchronous: no token is older than the
+        version that you published last, sealed or not. `threads`: encoders of each rank (default: half the cores,
+        shared by the ranks, at most 4). A seed started here ends with `close`, or with this process. Raises
+        `UsageError` when there is no seed and none can be started, the model is another, or its ranks are on several
+        hosts; `SwarmTimeout`.
         """
         folder = home_folder(home)
         base = None if base is None else Path(base).expanduser().absolute()
@@ -145,7 +148,13 @@ class Swarm:
         session = key or os.urandom(16).hex()
         total = len(prompts) if isinstance(prompts, Sized) else None
         asked = OpenRollouts(session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total)
-        return rollouts(self._home, asked, map(self._token_ids, prompts), timeout_s, check)
+        return rollouts(self._home, asked, map(self._token_ids, prompts), timeout_s, check, self._counted_from)
+
+    def _counted_from(self) -> tuple[int, int]:
+        """The version that lags are counted from; see `attach`. Of two that are not sealed the second has not begun."""
+        epoch, version = self._line.head
+        waiting = [] if self._max_lag else [each for each in self._line.unsealed() if not each.superseded]
+        return epoch, version + any(each.version is None or each.version > version for each in waiting)
 
     @property
     def state(self) -> dict[str, Any]:

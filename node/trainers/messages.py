@@ -8,7 +8,7 @@ Each connection has one purpose, which its first message names, and the trainer 
     or, in the place of a version:
         GoBack (rank 0) ---> WentBack (to each rank)
     OpenRollouts ---> Room                                             one batch of prompts; then, in any order:
-        Offer..., Taken..., Accuse...   Room..., Sample...
+        Offer..., Taken..., Accuse..., Stale...   Room..., Sample...
     AskState ---> State
     OpenGateway ---> GatewayOpened                                     it serves until this connection ends
     Judge ---> Judged                                                  a person's word about a node
@@ -50,6 +50,7 @@ __all__ = [
     "Refusal",
     "Room",
     "Sample",
+    "Stale",
     "State",
     "Taken",
     "Wanted",
@@ -175,7 +176,8 @@ class WentBack(msgspec.Struct, frozen=True, tag="went"):
 
 
 class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
-    """I want `n` samples of each prompt that I shall offer, none older than `max_lag` versions when I get it.
+    """I want `n` samples of each prompt that I shall offer, none more than `max_lag` versions older than the newest
+    sealed one when I get it; with 0, none older than the version that I published last.
 
     `session` names the batch. With `keep`, what was done for it outlives this connection: whoever opens the same
     session again goes on with it. `whole`: each group is drawn by one node, in one batch. `total`: how many prompts I
@@ -232,6 +234,15 @@ class Accuse(msgspec.Struct, frozen=True, tag="accuse"):
     group: GroupId
     sample: U32
     why: Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class Stale(msgspec.Struct, frozen=True, tag="stale"):
+    """A group that I was sent, and have not taken, has tokens that are too old: this version, from which I count, came
+    while the group was on its way. I want those anew."""
+
+    group: GroupId
+    epoch: U32
+    version: U63
 
 
 class AskState(msgspec.Struct, frozen=True, tag="ask"):
@@ -312,6 +323,7 @@ FromTrainer = (
     | Offer
     | Taken
     | Accuse
+    | Stale
     | AskState
     | OpenGateway
     | Judge

@@ -10,12 +10,12 @@ from typing import Any, Final
 from blake3 import blake3
 from msgspec.structs import replace
 
-from node.engines.base import Span
+from node.engines.base import Span, Version
 from node.ledger.checks import distance
 from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
 from node.local import Channel, ChannelTimeout, close_fds
 from node.trainers.errors import RolloutsFailed, SwarmDown, SwarmTimeout
-from node.trainers.messages import Accuse, Offer, OpenRollouts, Refusal, Room, Sample, Taken
+from node.trainers.messages import Accuse, Offer, OpenRollouts, Refusal, Room, Sample, Stale, Taken
 from node.trainers.seedlink import dial, speaking
 
 __all__ = ["Check", "Rollout", "RolloutGroup", "group_id", "rollouts"]
@@ -51,6 +51,11 @@ class RolloutGroup:
     prompt: tuple[int, ...]
     rollouts: tuple[Rollout, ...]
 
+    @property
+    def oldest(self) -> Version:
+        """The (epoch, version) of its oldest token."""
+        return min(span.version for rollout in self.rollouts for span in rollout.spans)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -81,10 +86,15 @@ def group_id(session: str, index: int) -> bytes:
 
 
 def rollouts(
-    home: Path, asked: OpenRollouts, prompts: Iterable[Sequence[int]], timeout_s: float, check: Check | None = None
+    home: Path,
+    asked: OpenRollouts,
+    prompts: Iterable[Sequence[int]],
+    timeout_s: float,
+    check: Check | None = None,
+    counted_from: Callable[[], Version] = lambda: (0, 0),
 ) -> Iterator[RolloutGroup]:
-    """See `Swarm.rollouts`."""
-    batch = _Batch(asked, prompts, timeout_s, check)
+    """See `Swarm.rollouts`. `counted_from()`: the version that lags are counted from."""
+    batch = _Batch(asked, prompts, timeout_s, check, counted_from)
     while True:
         try:
             with speaking("it was asked for rollouts"), dial(home) as channel:
@@ -100,9 +110,15 @@ class _Batch:
     """What was offered and what is still to come, over any number of connections."""
 
     def __init__(
-        self, asked: OpenRollouts, prompts: Iterable[Sequence[int]], timeout_s: float, check: Check | None
+        self,
+        asked: OpenRollouts,
+        prompts: Iterable[Sequence[int]],
+        timeout_s: float,
+        check: Check | None,
+        counted_from: Callable[[], Version],
     ) -> None:
         self._check = check
+        self._counted_from = counted_from
         self._timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
         """For the next group; starts anew when the caller asks for it."""
@@ -182,12 +198,16 @@ class _Batch:
             return None
         made = tuple(_rollout(part) for part in self._parts.pop(sample.group))
         index, prompt = self._open[sample.group]
+        group, newest = RolloutGroup(index, prompt, made), self._counted_from()
+        if group.oldest < (newest[0], max(0, newest[1] - self._asked.max_lag)):  # that came while it was on its way
+            channel.send(Stale(sample.group, *newest))
+            return None  # it comes again
         for i, rollout in enumerate(made):
             if self._check is not None and (why := self._check.lie(prompt, rollout)) is not None:
                 channel.send(Accuse(sample.group, i, why))
                 return None  # it comes again
         del self._open[sample.group]
-        return RolloutGroup(index, prompt, made)
+        return group
 
 
 def _rollout(sample: Sample) -> Rollout:

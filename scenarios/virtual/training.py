@@ -21,7 +21,8 @@ from node.ledger.book import Book
 from node.ledger.facts import Accepted, Discarded, Fact
 from node.ledger.messages import SignedRollout, decode, pack_tokens
 from node.ledger.rules import Ledger
-from node.ledger.service import LedgerService, Session
+from node.ledger.service import LedgerService
+from node.ledger.session import Session
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
 from node.worker import NodeWorker, Pace
@@ -92,7 +93,9 @@ class Mark:
 
     at: float
     lag: int
-    """Versions that the batch's oldest token is behind what the trainer then has."""
+    """Versions that a token was behind the newest sealed one when the trainer got it, at most."""
+    lag_trained: int
+    """Versions that the batch's oldest token is behind the weights that are trained with it."""
     drawn: int
     """Tokens."""
     wasted: int
@@ -122,7 +125,9 @@ class Outcome:
     sent_copies: float
     """Of a version's payload, by the trainer."""
     worst_lag: int
-    """Of a batch when it was complete."""
+    """Behind the newest sealed version when the trainer got the group: what `max_lag` bounds."""
+    worst_lag_trained: int
+    """Behind the weights that were trained with it, which may be newer than the newest sealed version was."""
     steps: int
 
 
@@ -182,7 +187,7 @@ class _Training:
             self.world.join(wan.link(region), held=self.world.base, region=f"region {region}")
         self.nodes = self.world.members()
         self.world.run(self.world.now + SETTLE_S)
-        self.head = 0
+        self.head = self.lag = 0
         self.sealed_at: dict[VersionId, float] = {}
         self.held_at: dict[VersionId, list[float]] = {}
         self.marks: list[Mark] = []
@@ -270,9 +275,10 @@ class _Training:
                 if not self.max_lag:
                     self._offer(session, run.samples // run.group)
                 groups = await self._batch(session)
-                self.marks.append(self._mark(groups))
+                self.marks.append(self._mark(groups, step))
                 await trio.sleep(run.train_s)
                 version = VersionId(0, step + 1)
+                self.service.begun((version.epoch, version.version))
                 seal_s = self.broadcast.publish(version)
                 self.world.at(self.world.now + seal_s, self._seal, version)
                 if not self.max_lag:
@@ -298,16 +304,19 @@ class _Training:
             if not session.groups:
                 await news.wait()
                 continue
-            groups.append(session.groups.popleft())
-            self.service.taken(groups[-1].id)
+            group = session.groups.popleft()
+            self.lag = max(self.lag, self.head - _oldest(group))
+            self.service.taken(group.id)
+            groups.append(group)
         return groups
 
-    def _mark(self, groups: Iterable[Group]) -> Mark:
+    def _mark(self, groups: Iterable[Group], trained: int) -> Mark:
         seats = self.seats.values()
-        oldest = min(done.oldest[1] for group in groups for done in group.done.values())
+        oldest = min(map(_oldest, groups))
         return Mark(
             at=trio.current_time(),
-            lag=self.head - oldest,
+            lag=self.lag,
+            lag_trained=trained - oldest,
             drawn=sum(seat.engine.drawn for seat in seats),
             wasted=self.book.in_vain + sum(seat.worker.lost_tokens for seat in seats),
             busy_s=sum(seat.engine.busy_s for seat in seats),
@@ -317,6 +326,10 @@ class _Training:
     def _told_s(self) -> tuple[float, float]:
         sheets = [node["seconds"] for node in self.service.state()["nodes"].values() if node["seconds"] is not None]
         return sum(sheet["generate"] for sheet in sheets), sum(sum(sheet.values()) for sheet in sheets)
+
+
+def _oldest(group: Group) -> int:
+    return min(done.oldest[1] for done in group.done.values())
 
 
 def _size_bytes(body: bytes, run: Run) -> int:
@@ -351,5 +364,6 @@ def train(
         longest_s=max(late, default=math.inf),
         sent_copies=(training.broadcast.sent_bytes - before) / (len(training.marks) - 1) / training.payload,
         worst_lag=max(mark.lag for mark in training.marks[warm:]),
+        worst_lag_trained=max(mark.lag_trained for mark in training.marks[warm:]),
         steps=steps,
     )

@@ -89,7 +89,25 @@ def test_whose_tokens_come_in_bursts_is_given_three_times_its_own_longest_gap():
     assert pulse.look_at(settings) == 15.0 + 45.0
     for i in range(40):
         pulse.flow(16.0 + i, counted=True)
-    assert pulse.look_at(settings) == 55.0 + 20.0, "which is forgotten"
+    assert pulse.look_at(settings) > 55.0 + 30.0, "which is remembered for some minutes: a commit will make another"
+    for i in range(200):
+        pulse.flow(56.0 + i, counted=True)
+    assert pulse.look_at(settings) == 255.0 + 20.0, "and forgotten"
+
+
+def test_who_speaks_often_is_missed_sooner():
+    pulse, settings = Pulse(), Settings(silent_s=15.0)
+    pulse.hear(0.0)
+    assert pulse.look_at(settings) == 15.0, "nothing is known of its ways"
+    for now in range(3, 63, 3):
+        pulse.hear(now + 0.0)
+        pulse.hear(now + 0.1)  # two leases
+    assert pulse.look_at(settings) == pytest.approx(60.1 + 9.0)
+    pulse.hear(65.0)
+    assert pulse.look_at(settings) == pytest.approx(65.0 + 3 * 4.9), "three times its own longest silence"
+    for now in (73.0, 74.0):
+        pulse.hear(now)
+    assert pulse.look_at(settings) == 74.0 + 15.0, "and never later than whoever is not known"
 
 
 def test_a_request_that_was_not_repeated_is_not_served():

@@ -85,6 +85,8 @@ class FakeSeed:
         self.chunks: list[bytes] = []
         self.manifests: list[Manifest] = []
         self.on_sealed: Any = lambda head: None
+        self.on_begun: Any = lambda version: None
+        self.on_abandoned: Any = lambda: None
         self.slow = trio.Event()
         self.slow.set()
 
@@ -102,6 +104,7 @@ class FakeSeed:
         name = (epoch, version + 1) if back_to is None else (epoch + 1, back_to.id.version)
         tries = sum(attempt[:2] == name for attempt in self.attempts)
         self.attempts.append(Attempt(*name, tries, self.replica.root, 0, 1))
+        self.on_begun(name)
         return self.attempts[-1]
 
     async def rewind(self, to: Seal):
@@ -142,6 +145,7 @@ class FakeSeed:
 
     async def abandon(self) -> None:
         self.abandoned += 1
+        self.on_abandoned()
         self.staged, self.chunks = [], []
 
     async def put_out(self, asked: PutOut) -> WentOut:
@@ -208,6 +212,7 @@ class RunningSeed:
         self.service = LedgerService(ledger, book, self.node.send)
         self.node.service = self.service
         self.seed.on_sealed = self.service.sealed
+        self.seed.on_begun, self.seed.on_abandoned = self.service.begun, self.service.abandoned
         desk = Desk(self.seed, lambda: self.seed.head, self.service)
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:

@@ -387,6 +387,31 @@ def test_what_the_trainer_computes_otherwise_is_drawn_anew_and_its_node_is_out(t
         assert asked.count(3) == 3, "once doubted; then both samples anew"
 
 
+def test_no_token_is_older_than_the_bound_whatever_was_on_its_way(tmp_path: Path):
+    """Groups of version 0 lie in the socket when the trainer has published version 1."""
+    with running(tmp_path) as there, Swarm.attach(weights(0), home=tmp_path, max_lag=0) as swarm:
+        groups = swarm.rollouts([[i] for i in range(12)], n=2, sampling=SAMPLING, timeout_s=60)
+        assert next(groups).oldest == (0, 0)
+        deadline = time.monotonic() + 30
+        while there.call(there.service.state)["groups_ready"] < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        there.hold()  # the version is on its way, and long not sealed
+        publication = swarm.publish(weights(1), step=1)
+        got: list[Any] = []
+        trainer = threading.Thread(target=lambda: got.extend(groups))
+        trainer.start()
+        while there.call(there.service.state)["groups_ready"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not got, "what came is not for these weights"
+        there.call(there.seed.slow.set)
+        publication.wait(timeout_s=30)
+        trainer.join(60)
+        assert sorted(group.index for group in got) == list(range(1, 12))
+        assert {group.oldest for group in got} == {(0, 1)}
+
+
 def test_an_endless_iterator_is_taken_as_fast_as_it_is_worked_off(tmp_path: Path):
     pulled = 0
 

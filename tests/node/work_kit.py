@@ -12,7 +12,8 @@ from node.engines.base import Completion, SamplingParams, Span
 from node.engines.host import Commitment, EngineFailed, EngineLost
 from node.ledger.book import Book
 from node.ledger.messages import pack_tokens
-from node.ledger.service import LedgerService, Session
+from node.ledger.service import LedgerService
+from node.ledger.session import Session
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
 from node.worker import NodeWorker, Pace

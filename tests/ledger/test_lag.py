@@ -1,0 +1,108 @@
+"""How old a token may be when the trainer gets it."""
+
+import trio
+from ledger_kit import ALICE, KEY_OF, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, sealed, submit
+
+from node.ledger.book import Book
+from node.ledger.messages import Reason, SignedRollout, decode, encode
+from node.ledger.service import LedgerService
+from node.ledger.settings import Settings
+
+
+def complete(ledger, count=1, version=3, now=1.0):
+    """Groups of one sample each, drawn at `version`."""
+    for lease in ledger.request_work(ALICE, ask(count, version=version), now):
+        assert submit(ledger, lease, draw(lease, 0, version), now + 1.0) is None
+
+
+def test_where_nobody_may_be_behind_the_version_on_its_way_counts():
+    ledger = ledger_at(3, groups=2, n=1, max_lag=0)
+    complete(ledger, 2)
+    assert ledger.hand_over("s") is not None
+    ledger.begin((0, 4))
+    assert ledger.hand_over("s") is None, "these are not the trainer's weights any more"
+    assert ledger.request_work(ALICE, ask(1), 2.0) is Reason.TOO_OLD, "and nothing is drawn in vain"
+    ledger.abandon()
+    complete(ledger, 1, now=3.0)
+    assert ledger.hand_over("s") is not None, "the trainer gave that version up: its weights are the head's again"
+    places(ledger)
+
+
+def test_one_step_ahead_the_newest_sealed_version_counts():
+    ledger = ledger_at(3, groups=1, n=1)
+    complete(ledger, 1, version=2)
+    ledger.begin((0, 4))
+    group = ledger.hand_over("s")
+    assert group is not None
+    assert not ledger.stale(group.id, (0, 3))
+    assert group.handed_over
+    ledger.advance(head(4))
+    assert group.done, "it is on its way, so whoever has it must say so"
+    assert ledger.stale(group.id, (0, 4))
+    assert group.free == {0}
+    assert not group.handed_over
+    places(ledger)
+    assert not ledger.stale(group_id(9), (0, 4)), "nobody knows that one"
+    complete(ledger, 1, version=3, now=6.0)
+    assert ledger.hand_over("s") is group
+    ledger.taken(group.id)
+    assert not ledger.groups
+
+
+def test_a_way_back_makes_all_of_the_old_epoch_too_old():
+    ledger = ledger_at(3, groups=1, n=1)
+    complete(ledger, 1)
+    group = ledger.hand_over("s")
+    assert ledger.stale(group.id, (1, 2))
+    ledger.begin((0, 3))
+    assert ledger.head.coming is None, "what is sealed already does not come"
+
+
+async def test_what_nobody_has_fetched_yet_is_called_back(tmp_path, autojump_clock):
+    said = []
+
+    async def send(node, body):
+        said.append(decode(body))
+
+    async def inline(function, *args):
+        return function(*args)
+
+    book = Book(tmp_path / "ledger.sqlite")
+    ledger = book.restore(Settings(), head(3), trio.current_time())
+    async with trio.open_nursery() as nursery:
+        service = LedgerService(ledger, book, send, off_loop=inline)
+        await nursery.start(service.run)
+        service.member_up(ALICE)
+        session = service.open("s", 1, SAMPLING, max_lag=0)
+        service.offer(session, group_id(1), PROMPT)
+        await trio.sleep(0.1)
+
+        async def work(version):
+            """Ask at `version`, and draw what comes."""
+            service.hear(ALICE, encode(ask(1, version=version)))
+            await trio.sleep(0.1)
+            lease = next(iter(ledger.leases.values()))
+            rollout = draw(lease, 0, version)
+            service.hear(ALICE, encode(SignedRollout(sealed(lease, rollout))))
+            await trio.sleep(0.1)
+
+        await work(3)
+        assert [group.done[0].oldest for group in session.groups] == [(0, 3)]
+        service.begun((0, 4))
+        assert not session.groups
+        service.sealed(head(4))
+        await work(4)
+        assert [group.done[0].oldest for group in session.groups] == [(0, 4)]
+        nursery.cancel_scope.cancel()
+    book.close()
+
+
+def test_a_lease_that_is_over_is_void_unless_all_of_it_was_delivered():
+    ledger = ledger_at(3, groups=2, n=1, max_deadline_s=30.0)
+    done, open_ = ledger.request_work(ALICE, ask(2), 0.0)
+    assert submit(ledger, done, draw(done, 0), 1.0) is None
+    assert not ledger.void(ALICE, done.id), "its verdict is on the way"
+    assert not ledger.void(ALICE, open_.id)
+    assert ledger.void(next(key for key in KEY_OF if key != ALICE), open_.id)
+    ledger.tick(40.0)
+    assert ledger.void(ALICE, open_.id)
