@@ -24,6 +24,7 @@ __all__ = [
     "MAX_GIFTS",
     "MAX_LINKS",
     "MAX_SLOTS",
+    "UNTIMED",
     "AuthorityTime",
     "Capability",
     "Grant",
@@ -114,12 +115,16 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return VersionId(self.epoch, self.version)
 
 
+UNTIMED = 1
+"""kbit/s of a neighbour that gave something, but too little to say how fast."""
+
+
 class Link(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One neighbour, in a report."""
 
     slot: Slot
     kbit_s: Annotated[int, msgspec.Meta(ge=0, le=10_000_000_000)]
-    """At which verified bytes came from it while it was sending; 0: too few came."""
+    """At which verified bytes came from it while it was sending; 0: none came, `UNTIMED`: too few to say."""
     short_percent: Annotated[int, msgspec.Meta(ge=0, le=100)]
     """How much less than its part came from it (in one stripe of eight: an eighth), or how much slower than from our
     parents mostly."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from swarm.protocol.chunks import Chunk
-from swarm.protocol.documents import MAX_LINKS, Link
+from swarm.protocol.documents import MAX_LINKS, UNTIMED, Link
 from swarm.protocol.events import VersionId
 from swarm.protocol.state import State
 from swarm.protocol.wire import WantChunk
@@ -34,9 +34,10 @@ class _Flow:
 
     @property
     def kbit_s(self) -> int:
-        """While it was sending; 0: too little came to say."""
-        enough = self.timed_bytes >= MIN_BYTES and self.busy_s > 0
-        return min(int(self.timed_bytes * 0.008 / self.busy_s), MAX_KBIT_S) if enough else 0
+        """While it was sending; as `Link` has it."""
+        if self.timed_bytes < MIN_BYTES or self.busy_s <= 0:
+            return UNTIMED if self.all_bytes else 0
+        return max(UNTIMED, min(int(self.timed_bytes * 0.008 / self.busy_s), MAX_KBIT_S))
 
 
 class Links:
@@ -87,15 +88,18 @@ class Links:
         if total < MIN_TOTAL_BYTES:
             return {}
         feeds = Counter(edge.peer for edge in self._state.exchange.parents.values())
-        paces = [self._flows[p].kbit_s / n for p, n in feeds.items() if p in self._flows and self._flows[p].kbit_s]
+        paces = [self._flows[p].kbit_s / n for p, n in feeds.items() if self._timed(p)]
         pace = median(paces) if paces else 0.0
         short: dict[bytes, int] = {}
         for peer, n in feeds.items():
             flow = self._flows.get(peer, _Flow())
             part = min(1.0, flow.all_bytes * stripes / (total * n))
-            speed = min(1.0, flow.kbit_s / (pace * n)) if pace and flow.kbit_s else 1.0
+            speed = min(1.0, flow.kbit_s / (pace * n)) if pace and self._timed(peer) else 1.0
             short[peer] = 100 - int(100 * min(part, speed))
         return short
+
+    def _timed(self, peer: bytes) -> bool:
+        return peer in self._flows and self._flows[peer].kbit_s > UNTIMED
 
     # ------------------------------------------------------------ newcomers
 

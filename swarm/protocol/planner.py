@@ -27,7 +27,8 @@ LOOK_ANEW = 32
 ASTRAY = 1.25
 """It is looked at whenever one in so many did: when so many times as many edges cross borders as would then, too."""
 SMALL = 64
-"""Among so few a whole roster is a few KB, and one edge astray is a part of a copy more across a border."""
+"""Among so few a whole roster is a few KB, one edge astray a part of a copy more across a border, and one node that
+feeds nobody a good part of all uplink. In regions so small, small changes can mend neither."""
 
 
 class Planner:
@@ -88,9 +89,11 @@ class Planner:
             return
         self._looked_at = self._changes
         grown = grow(self._who, self.stripes, self._home)
-        least = self._crossings(grown)
-        few = len(self._who) <= SMALL
-        astray = self._crossings(self._parent) > (least if few else ASTRAY * least + self.stripes)
+        now, least = self._crossings(self._parent), self._crossings(grown)
+        if len(self._who) <= SMALL:
+            astray = now > least or self._worst_load(self._parent) > UNEVEN * self._worst_load(grown)
+        else:
+            astray = now > ASTRAY * least + self.stripes
         if astray or GROW_ANEW * self._changes > len(self._who):
             self._take(grown)
 
@@ -130,6 +133,11 @@ class Planner:
             for tree in trees
             for slot, parent in tree.items()
         )
+
+    def _worst_load(self, trees: list[dict[int, int]]) -> float:
+        """Children for each Mbit/s of whoever has most."""
+        given = Counter(parent for tree in trees for parent in tree.values() if parent != AUTHORITY)
+        return max((count / (self._who[slot].uplink or 1.0) for slot, count in given.items()), default=0.0)
 
     def _employ(self, slot: int) -> None:
         """Say in which stripes it may give: where there are givers enough in its region, in one."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from swarm.protocol.documents import Link
+from swarm.protocol.documents import UNTIMED, Link
 
 __all__ = ["Rates", "Regions"]
 
@@ -42,7 +42,7 @@ class _Giver:
 
     def assess(self, offered: float, *, full: bool) -> float:
         """`full`: what was delivered is all that there is; the estimate falls as far as its receivers were short."""
-        rates = [link.kbit_s / 1000 for link in self.claims.values() if link.kbit_s]
+        rates = [link.kbit_s / 1000 for link in self.claims.values() if link.kbit_s > UNTIMED]
         middle = median(rates) if rates else 0.0
         delivered = sum(min(rate, 2 * middle) for rate in rates)
         if not full:

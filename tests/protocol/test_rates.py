@@ -1,8 +1,12 @@
 """What uplinks are worth and where regions lie, as neighbours report it: and what liars can make of that."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from swarm.protocol.documents import Link
+from swarm.protocol.documents import UNTIMED, Link
+from swarm.protocol.links import Links
 from swarm.protocol.rates import Rates, Regions
 
 
@@ -71,6 +75,32 @@ def test_who_hangs_on_a_slow_node_is_not_to_blame() -> None:
     rates.settle({1: 200.0, 2: 200.0}, {1: set(), 2: {1}}.__getitem__)
     assert rates.uplink(1, 200.0, 200.0) == pytest.approx(15)
     assert rates.uplink(2, 200.0, 200.0) == 200.0
+
+
+def measured(*came: tuple[int, float]) -> Link:
+    """What we say of a neighbour, from which so many bytes came at these times."""
+    session = SimpleNamespace(peer=b"anna", rtt_s=0.1)
+    roster = SimpleNamespace(stripes=8, member_of=lambda peer: SimpleNamespace(slot=1))
+    links = Links(cast(Any, SimpleNamespace(sessions=[session], roster=roster, exchange=SimpleNamespace(parents={}))))
+    for size, at in came:
+        links.came(b"anna", size, at)
+    (link,) = links.account()
+    return link
+
+
+def test_one_small_chunk_proves_a_newcomer_and_says_nothing_of_its_uplink() -> None:
+    assert measured().kbit_s == 0
+    link = measured((16 << 10, 5.0), (16 << 10, 5.001), (16 << 10, 5.002), (16 << 10, 5.003))
+    assert link.kbit_s == UNTIMED
+    rates = Rates()
+    assert rates.hear(2, [link]) == [1]
+    rates.settle({1: 200.0}, lambda slot: set())
+    assert rates.uplink(1, 200.0, 200.0) == 200.0
+
+
+def test_much_is_timed() -> None:
+    link = measured(*[(64 << 10, 5.0 + 0.01 * i) for i in range(9)])
+    assert link.kbit_s == pytest.approx(8 * 65536 * 8 / 80, rel=0.01)  # the first piece begins the clock
 
 
 def test_nobody_vouches_for_itself() -> None:
