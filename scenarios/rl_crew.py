@@ -26,6 +26,7 @@ from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.worker import NodeWorker, Pace
 from scenarios.virtual.engine import LOGPROB, STOP, ModelledEngine, nothing
+from scenarios.virtual.trio_time import one_order
 
 __all__ = ["Crew", "Engine", "Fault", "Kind", "Member", "Trainer", "virtually"]
 
@@ -259,8 +260,9 @@ class Trainer:
 
 
 def virtually(main: Callable[..., Any], *args: Any) -> Any:
-    """Run an async function in virtual time."""
-    return trio.run(main, *args, clock=trio.testing.MockClock(autojump_threshold=0))
+    """Run an async function in virtual time, where one run is as the other."""
+    with one_order():
+        return trio.run(main, *args, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def _root(version: int) -> bytes:

@@ -1,7 +1,7 @@
 """What do nodes cost that are killed, hang, or lie, 1 % to 20 % of them in every step?
 
-    python -m scenarios.rl_faults                    # 32 nodes, 10 steps a row: some minutes
-    python -m scenarios.rl_faults --plot faults.png
+    python -m scenarios.rl_faults                    # 32 nodes, 10 steps a row: five minutes
+    python -m scenarios.rl_faults --seeds 5 --plot faults.png
     python -m scenarios.rl_faults --real             # five real nodes, of which two are left: about two minutes
 
 Under the virtual clock (`scenarios.rl_crew`) every fault comes at a moment picked by chance, and nobody is told of it.
@@ -9,10 +9,14 @@ A third each are killed (they never speak again), hang (they speak, and no token
 log-probabilities that they invented). Ten seconds after each, another node joins. Training is one step ahead, a group
 may be one version old, samples take half a step.
 
-Two numbers of each row. *lost*: tokens that were drawn and neither trained on nor on their way, less the share of them
-that is also lost without faults (*aged*: samples whose version a step leaves behind), by what the struck nodes were
-drawing or had not delivered when it happened, and of liars all since. *step*: the mean time of a step by that of a run
-without faults. *invented*: samples of liars that were trained on, of all. For `--real` see `scenarios.rl_faults_real`.
+*lost*: tokens that were drawn and neither trained on nor on their way, less the share of them that is also lost without
+faults (*aged*: samples whose version a step leaves behind). *drawing*: what the struck nodes were drawing, or had not
+delivered, when it happened, and of liars all since: a killed node takes all of that with it. *at stake*: that, and what
+they had delivered of groups that were not done, which counts only if the rest can be drawn again before it is too old;
+of liars all that was not handed over, since nobody knows when they began. Two numbers must hold: *lost* by *at stake*,
+and *step*, the mean time of a step by that of a run without faults. With `--seeds` both are sums over all, *worst* is
+the worst seed's share of its stake. *invented*: samples of liars that were trained on, of all. For `--real` see
+`scenarios.rl_faults_real`.
 """
 
 import argparse
@@ -22,7 +26,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
@@ -104,19 +108,46 @@ async def run(
 
 
 def simulate(
-    shares: Sequence[float], *, steps: int = 10, nodes: int = 32, groups: int = 192, check: float = 0.02, seed: int = 0
+    shares: Sequence[float],
+    *,
+    steps: int = 10,
+    nodes: int = 32,
+    groups: int = 256,
+    check: float = 0.02,
+    seeds: Iterable[int] = (0,),
 ) -> list[dict[str, Any]]:
-    """A row for each share, and one without faults first."""
-    rows = []
+    """A row for each share, and one without faults first. `runs` of a row: each seed's own."""
+    found: dict[float, list[dict[str, Any]]] = {}
     for share in (0.0, *shares):
-        with tempfile.TemporaryDirectory(prefix="rl-faults-") as folder:
-            rows.append(virtually(run, Path(folder), share, steps, nodes, groups, check, seed))
-    for row in rows:
-        row["step_ratio"] = row["mean_step_s"] / rows[0]["mean_step_s"]
-        row["aged"] = round(row["drawn"] * rows[0]["lost"] / rows[0]["drawn"])
-        row["lost_to_faults"] = row["lost"] - row["aged"]
-        row["lost_of_stake"] = row["lost_to_faults"] / row["at_stake"] if row["at_stake"] else 0.0
-    return rows
+        for seed in seeds:
+            with tempfile.TemporaryDirectory(prefix="rl-faults-") as folder:
+                row = virtually(run, Path(folder), share, steps, nodes, groups, check, seed)
+            found.setdefault(share, []).append(row)
+            print(f"{share:.0%} struck a step, seed {seed}: {row['struck']} nodes", file=sys.stderr, flush=True)
+    calm = _sum(found[0.0])
+    return [_against(calm, _sum(runs)) | {"runs": [_against(calm, each) for each in runs]} for runs in found.values()]
+
+
+def _sum(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts added, means averaged."""
+    means = ("share", "mean_step_s", "useful")
+    counts = (key for key in runs[0] if isinstance(runs[0][key], int) and key not in means)
+    return {key: statistics.fmean(row[key] for row in runs) for key in means} | {
+        key: sum(row[key] for row in runs) for key in counts
+    }
+
+
+def _against(calm: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """`row`, and what the faults made of it."""
+    aged = round(row["drawn"] * calm["lost"] / calm["drawn"])
+    lost = row["lost"] - aged
+    return row | {
+        "step_ratio": row["mean_step_s"] / calm["mean_step_s"],
+        "aged": aged,
+        "lost_to_faults": lost,
+        "lost_of_drawing": lost / row["drawing"] if row["drawing"] else 0.0,
+        "lost_of_stake": lost / row["at_stake"] if row["at_stake"] else 0.0,
+    }
 
 
 def met(row: dict[str, Any]) -> bool:
@@ -142,12 +173,16 @@ def _real_table(found: dict[str, Any]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = ("struck a step", "nodes", "aged", "lost", "at stake", "lost of it", "step", "invented", "generating")
+    head = (
+        "struck a step", "nodes", "aged", "lost", "drawing", "at stake", "lost of it", "worst", "step", "invented",
+        "generating",
+    )  # fmt: skip
     cells = [
         (
             f"{row['share']:.0%}", str(row["struck"]), f"{row['aged'] / row['drawn']:.1%}",
-            f"{row['lost_to_faults']:,}", f"{row['at_stake']:,}", f"{row['lost_of_stake']:.2f}",
-            f"{row['step_ratio']:.3f}", f"{row['invented'] / max(1, row['trained_on']):.2%}", f"{row['useful']:.1%}",
+            f"{row['lost_to_faults']:,}", f"{row['drawing']:,}", f"{row['at_stake']:,}", f"{row['lost_of_stake']:.2f}",
+            f"{max(each['lost_of_stake'] for each in row['runs']):.2f}", f"{row['step_ratio']:.3f}",
+            f"{row['invented'] / max(1, row['trained_on']):.2%}", f"{row['useful']:.1%}",
         )
         for row in rows
     ]  # fmt: skip
@@ -161,6 +196,7 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         left.axhline(REACH_STEP, color="grey", linestyle="--", linewidth=1)
         left.set(xlabel="nodes struck a step, %", ylabel="step time, x without faults", ylim=(0.9, 1.3))
         right.plot(shares, [row["lost_to_faults"] / 1e3 for row in rows], "o-", label="lost")
+        right.plot(shares, [row["drawing"] / 1e3 for row in rows], "s:", color="grey", label="being drawn")
         right.plot(shares, [row["at_stake"] / 1e3 for row in rows], "s--", color="grey", label="at stake")
         right.set(xlabel="nodes struck a step, %", ylabel="thousand tokens")
         right.legend()
@@ -171,15 +207,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shares", type=float, nargs="+", default=RATES, help="struck a step (default .01 .05 .1 .2)")
     parser.add_argument("--steps", type=int, default=10, help="steps a row (default 10)")
     parser.add_argument("--nodes", type=int, default=32, help="nodes at any time (default 32)")
-    parser.add_argument("--groups", type=int, default=192, help="groups of 8 a step (default 192)")
+    parser.add_argument("--groups", type=int, default=256, help="groups of 8 a step (default 256)")
     parser.add_argument("--check-share", type=float, default=0.02, help="of samples that others score (default 0.02)")
     parser.add_argument("--seed", type=int, default=0, help="of who is struck when (default 0)")
+    parser.add_argument("--seeds", type=int, default=1, help="so many, from that one on (default 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--plot", type=png, help="draw it into this PNG")
     parser.add_argument("--real", action="store_true", help="real processes instead of the virtual clock")
     options = parser.parse_args(arguments)
-    if options.steps < 1 or options.nodes < 2 or options.groups < 1 or not all(0 <= s <= 1 for s in options.shares):
-        parser.error("--steps and --groups: at least 1; --nodes: at least 2; --shares: 0 to 1")
+    if (
+        options.seeds < 1
+        or options.steps < 1
+        or options.nodes < 2
+        or options.groups < 1
+        or not all(0 <= s <= 1 for s in options.shares)
+    ):
+        parser.error("--seeds, --steps and --groups: at least 1; --nodes: at least 2; --shares: 0 to 1")
     logging.getLogger("node").setLevel(logging.ERROR)  # every refusal is part of the plan
     if options.real:
         found = real()
@@ -187,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if real_met(found) else 1
     rows = simulate(
         options.shares, steps=options.steps, nodes=options.nodes, groups=options.groups,
-        check=options.check_share, seed=options.seed,
+        check=options.check_share, seeds=range(options.seed, options.seed + options.seeds),
     )  # fmt: skip
     print(json.dumps({"scenario": "rl_faults", "clock": "virtual", "rows": rows}) if options.json else _table(rows))
     if options.plot is not None:

@@ -33,7 +33,7 @@ from scenarios.virtual.cpu import Costs
 from scenarios.virtual.engine import STOP, ModelledEngine, nothing
 from scenarios.virtual.links import Link, Paths
 from scenarios.virtual.node import Node, root_of
-from scenarios.virtual.trio_time import VirtualTime, pass_time
+from scenarios.virtual.trio_time import VirtualTime, one_order, pass_time
 from swarm.protocol.events import Notify, VersionId
 from swarm.protocol.tuning import Tuning
 
@@ -349,7 +349,8 @@ def train(
     """A run of `warm` steps and `steps` that count. Raises `TimeoutError` when it stands still."""
     training = _Training(run, wan, carrier, max_lag, seed)
     before = training.broadcast.sent_bytes
-    trio.run(training.run_for, warm + steps, clock=VirtualTime(training.world))
+    with one_order(seed):
+        trio.run(training.run_for, warm + steps, clock=VirtualTime(training.world))
     first, last = training.marks[warm], training.marks[warm + steps]
     took, drawn, wasted = last.at - first.at, last.drawn - first.drawn, last.wasted - first.wasted
     counted = [v for v in training.sealed_at if len(training.held_at.get(v, ())) == run.nodes]

@@ -1,14 +1,29 @@
 """Trio tasks in the simulator's time: what the product runs on trio (a node's worker, the ledger's service) lives
 beside simulated cores, and sleeps by the same virtual clock."""
 
-from collections.abc import Callable
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
 
 import trio
 import trio.testing
+from trio._core import _run as scheduler
 
 from scenarios.virtual.clock import Clock
 
-__all__ = ["VirtualTime", "pass_time"]
+__all__ = ["VirtualTime", "one_order", "pass_time"]
+
+
+@contextlib.contextmanager
+def one_order(seed: int = 0) -> Iterator[None]:
+    """Which of the tasks that are due in one instant goes first follows from `seed`, where trio would toss a coin: so a
+    run can be had again. Trio has this for Hypothesis, and no public name for it."""
+    with (
+        patch.object(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        patch.object(scheduler, "_r", random.Random(seed)),
+    ):
+        yield
 
 
 class VirtualTime(trio.abc.Clock):

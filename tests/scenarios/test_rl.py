@@ -15,14 +15,13 @@ def test_unequal_nodes_are_used_whole():
     assert row["gain"] > 0.5, row
 
 
-def test_faults_cost_little_more_than_what_the_struck_were_drawing():
-    """The reach is once what was at stake; which the scenario's table holds it against, and not every seed keeps."""
-    calm, rough = rl_faults.simulate([0.2], steps=3, nodes=8, groups=48, check=0.2, seed=1)
+def test_faults_cost_no_more_than_what_the_struck_had():
+    calm, rough = rl_faults.simulate([0.2], steps=3, nodes=8, groups=64, check=0.2, seeds=[1])
     assert (calm["struck"], calm["lost_to_faults"], calm["at_stake"]) == (0, 0, 0)
-    assert calm["lost"] <= 0.03 * calm["drawn"], calm
+    assert calm["lost"] <= 0.01 * calm["drawn"], calm
     assert rough["struck"] == 5
-    assert rough["lost_to_faults"] <= 2 * rough["at_stake"], rough
-    assert rough["step_ratio"] <= rl_faults.REACH_STEP, rough
+    assert rough["quarantined"] == 1, "the liar"
+    assert rl_faults.met(rough), rough
 
 
 def test_training_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_path: Path):
