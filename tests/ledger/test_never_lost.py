@@ -1,7 +1,8 @@
 """Whatever happens in whatever order, with a crash before or after any write: no sample is lost, none counts twice.
 
 Leases are given, renewed, given back, expire; results come late, twice, from old versions and over commits; nodes come,
-go, and are put into quarantine and let out; versions are sealed; the ledger crashes and restarts.
+go, and are put into quarantine and let out; versions are begun, given up, sealed, also while a group is on its way to
+the trainer; the ledger crashes and restarts.
 
 The machine plays the world outside: nodes that know only the leases they were told of and repeat results until they
 hear a verdict, a trainer that knows what it offered and what it took. A crash throws the ledger away, and with it, when
@@ -57,6 +58,7 @@ class World(RuleBasedStateMachine):
         for node in self.members:
             self.ledger.member_up(node)
             self.ledger.court.release(node, "at last")
+        self.ledger.abandon()
         for _ in range(3 * len(self.offered) + 3):
             leases = self.ledger.request_work(ALICE, self.request(64), self.now)
             for lease in leases if isinstance(leases, list) else []:
@@ -117,12 +119,12 @@ class World(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what may happen
 
-    @rule(n=st.integers(1, 4), crash=CRASH)
-    def offer(self, n: int, crash: str) -> None:
+    @rule(n=st.integers(1, 4), lag=st.sampled_from([0, 1, 1]), crash=CRASH)
+    def offer(self, n: int, lag: int, crash: str) -> None:
         new = group_id(len(self.offered))
-        self.ledger.offer(new, "s", PROMPT, n, SAMPLING)
-        if not self.persist(crash):
-            self.ledger.offer(new, "s", PROMPT, n, SAMPLING)  # the trainer offers again what nobody confirmed
+        self.ledger.offer(new, "s", PROMPT, n, SAMPLING, max_lag=lag)
+        if not self.persist(crash):  # the trainer offers again what nobody confirmed
+            self.ledger.offer(new, "s", PROMPT, n, SAMPLING, max_lag=lag)
             self.persist("no")
         self.offered[new] = n
 
@@ -189,9 +191,25 @@ class World(RuleBasedStateMachine):
         self.persist(crash)
 
     @rule(crash=CRASH)
-    def hand_over(self, crash: str) -> None:
+    def begin(self, crash: str) -> None:
+        self.ledger.begin((0, self.head.version + 1))
+        self.persist(crash)
+
+    @rule()
+    def abandon(self) -> None:
+        self.ledger.abandon()
+
+    @rule(overtaken=st.booleans(), crash=CRASH)
+    def hand_over(self, overtaken: bool, crash: str) -> None:
         group = self.ledger.hand_over("s")
-        if group is not None:
+        if group is None:
+            return
+        if overtaken:  # a version is sealed while it is on its way
+            self.seal("no")
+        if self.ledger.stale(group.id, self.head.name):
+            self.persist(crash)
+        else:
+            assert all(done.oldest[1] >= self.head.version - group.max_lag for done in group.done.values())
             self.take(group, crash)
 
     # ------------------------------------------------------------ what must hold
@@ -206,7 +224,8 @@ class World(RuleBasedStateMachine):
     def nothing_counts_that_is_too_old(self) -> None:
         for group in self.ledger.groups.values():
             for done in group.done.values():
-                assert group.handed_over or done.oldest[1] >= self.head.version - 1
+                _, newest = self.ledger.head.counted_from(group.max_lag)
+                assert group.handed_over or done.oldest[1] >= newest - group.max_lag
 
     @invariant()
     def nothing_heard_as_accepted_is_lost(self) -> None:
