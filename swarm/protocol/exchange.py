@@ -34,6 +34,10 @@ HEADER = -1
 MAX_AHEAD_BYTES = 1 << 20
 """No child is sent more than this ahead of what its socket took, whatever credit it gives: the shell's queue stays
 bounded, and what has not been handed over can still be skipped."""
+FAR_S = 0.05
+FAR_TIMES = 2
+"""Over a round trip longer than this, twice as much: a stream gets to its rate late there, and often a whole region
+hangs on it, so that nobody near can help. With no more than the rate itself it would never make that good."""
 CREDIT_STEP_BYTES = 128 << 10
 """Credit is given in steps of a quarter window or this, whichever is more: two pieces a message."""
 LAG_LEAST_S = 0.5
@@ -134,12 +138,13 @@ class Exchange:
         effects.append(Send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after))))
 
     def _window(self, peer: bytes) -> int:
-        """Credit for an edge: what a stripe brings in a round trip, and then some. A larger one would only fill the
-        queues of the way, and let this child take what its siblings wait for."""
+        """Credit for an edge: what a stripe brings in a round trip, and then some; over a long way twice that. A larger
+        one would only fill the queues of the way, and let this child take what its siblings wait for."""
         tuning = self._tuning
-        rtt_s = self._rtt_s(peer) or tuning.rtt_guess_s
+        rtt_s = self._rtt_s(peer)
+        bytes_s = tuning.stripe_bytes_s * (FAR_TIMES if rtt_s > FAR_S else 1)
         least = max(tuning.window_least_bytes, 2 * self._piece_bytes)
-        return min(tuning.window_bytes, least + int(tuning.stripe_bytes_s * (rtt_s + 0.02)))
+        return min(tuning.window_bytes, least + int(bytes_s * ((rtt_s or tuning.rtt_guess_s) + 0.02)))
 
     @property
     def patient_s(self) -> float:

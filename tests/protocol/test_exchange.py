@@ -202,9 +202,10 @@ def test_a_window_follows_from_the_round_trip() -> None:
         return exchange.parents[0].allowed
 
     assert TUNING.window_least_bytes < window(0.005) < window(0.1) < window(0.25) <= TUNING.window_bytes
-    assert window(0.0) == window(TUNING.rtt_guess_s)
+    assert window(0.02) < window(0.0) < window(TUNING.rtt_guess_s)  # nobody is called far who was not measured
     assert window(1000.0) == TUNING.window_bytes
-    assert window(0.25) >= 0.25 * TUNING.stripe_bytes_s
+    assert window(0.25) >= 2 * 0.25 * TUNING.stripe_bytes_s  # so that a region that is behind can catch up
+    assert window(0.02) < 0.1 * TUNING.stripe_bytes_s
 
 
 def test_a_window_holds_two_pieces_however_large() -> None:
