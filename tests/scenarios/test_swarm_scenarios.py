@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scenarios import churn, egress, flash_crowd, partition, regions, trainer_restart
+from scenarios import churn, egress, flash_crowd, partition, regions, trace, trainer_restart
 
 SMALL = ["--mib", "4", "--json"]
 
@@ -47,6 +47,17 @@ def test_flash_crowd(capsys: pytest.CaptureFixture[str]) -> None:
 def test_regions(capsys: pytest.CaptureFixture[str]) -> None:
     near, *_, far = rows(regions.main, capsys, "--nodes", "6")
     assert near["crossings"] == 0 < far["crossings"]
+
+
+def test_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = rows(trace.main, capsys, "--nodes", "12")
+    assert 0.05 < max(row["used"]) < 1.1
+    assert sum(row["used"]) * 0.2 < row["steps"][0]["seconds"] + 0.2
+    assert len(row["last"]) == 8
+    last = [way[0] for way in row["last"]]
+    assert len({hop["slot"] for hop in last}) == 1
+    assert row["ratio"] <= max(hop["whole_at"] for hop in last) + 0.2
+    assert all(0 < hop["whole_at"] < row["ratio"] + 0.2 for way in row["last"] for hop in way)
 
 
 @pytest.mark.slow
