@@ -56,8 +56,9 @@ def test_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(row["last"]) == 8
     last = [way[0] for way in row["last"]]
     assert len({hop["slot"] for hop in last}) == 1
-    assert row["ratio"] <= max(hop["whole_at"] for hop in last) + 0.2
-    assert all(0 < hop["whole_at"] < row["ratio"] + 0.2 for way in row["last"] for hop in way)
+    look = trace.LOOK_S / row["bound_s"]
+    assert row["ratio"] <= max(hop["whole_at"] for hop in last) + look
+    assert all(0 < hop["whole_at"] < row["ratio"] + 2 * look for way in row["last"] for hop in way)
 
 
 @pytest.mark.slow
