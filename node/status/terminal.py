@@ -3,8 +3,8 @@
 `view` is a pure function of the state, a plain dict. Keys, all of which may be missing:
 
 - `swarm` (PeerId), `role`, `head` ([epoch, v]), `sent_bytes`, `control_bytes`, `message` (a line of news)
-- `egress`: `copies` (the cap, None: none), `payload_bytes`, `sent_bytes`, `budget_bytes` of the newest version,
-  `model_sent_bytes`, `model_left_bytes`, `refused`
+- `egress`: `copies` (the cap, None: none), `payload_bytes`, `sent_bytes`, `budget_bytes`, `rescued_bytes` of the newest
+  version, `model_sent_bytes`, `model_left_bytes`, `refused`
 - `nodes`: list of `slot`, `name`, `peer` (PeerId), `held` and `engine` ([epoch, v] or None), `standing` ("fresh",
   "soft", "dead"), `lease_s`, `catching_up` (0..1), `sent_bytes`, `received_bytes`, `tokens_s`,
   `seconds` (by what its time went into), `reached` (how: direct, dialed us, punched, circuit),

@@ -233,12 +233,15 @@ class Authority:
 
     def _peer_up(self, event: PeerUp, now: float) -> None:
         self.state.sessions.up(event.peer, event.address, now)
+        self.egress.here(event.peer)
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
         self.state.sessions.down(event.peer, event.dial_failed, now)
         self.state.gifts.lost(event.peer)
         self._takers.done(event.peer)
         self.state.exchange.detached(event.peer, None, self.state.effects)
+        if not event.dial_failed:
+            self.egress.gone(event.peer)
 
     def _heard(self, event: Heard, now: float) -> None:
         session = self.state.sessions.get(event.peer)

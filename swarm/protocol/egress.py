@@ -5,6 +5,10 @@ Of each version it may send `copies` times its payload; of the model, to those w
 is sent a second time (to a child that lost its parent, to one that pulls) is paid for by the newest version, which has
 `copies` - 1 times its payload so far for that. What is over when the next version begins goes to the model's account.
 
+What left once and died with all whom we gave it would hold its version up for ever. So a part of a chunk that only
+peers were given that are gone since may leave once more where the cap would not let it, out of a reserve: `RESERVE`
+times the payload of its version, whoever dies. We are asked last, so by then nobody else is known to have it.
+
 Payload is counted: headers and pieces, blocks and files. Heartbeats, plans and the frames of TLS are not.
 """
 
@@ -13,10 +17,13 @@ from typing import Any
 
 from codec import ChunkKey
 
-__all__ = ["Egress"]
+__all__ = ["RESERVE", "Egress"]
 
 Attempt = tuple[int, int, int]
 """(epoch, version, attempt): each attempt at a version has its own account."""
+RESERVE = 0.1
+"""Of a version, beyond the cap, for what died with its only holders. With the least cap it makes 1.1 copies."""
+_HEADER = -1
 _KEPT = 4
 """Attempts of which it is known what has left: more are never on their way."""
 
@@ -29,6 +36,17 @@ class _Account:
     sent: int = 0
     spare: float = 0.0
     """For second copies, as long as it is the newest."""
+    rescued: int = 0
+    """Of what was sent: out of the reserve."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Of one part of a chunk: to whom it went, and who paid for it."""
+
+    peer: bytes
+    payer: Attempt
+    reserve: bool = False
 
 
 class Egress:
@@ -42,8 +60,9 @@ class Egress:
         self._model_spare = self._model_most
         self._model_sent = 0
         self._accounts: dict[Attempt, _Account] = {}
-        self._payers: dict[ChunkKey, dict[int, list[Attempt]]] = {}
-        """By part of a chunk (-1: its header), who paid for each copy of it. The first is the chunk's own attempt."""
+        self._copies: dict[ChunkKey, dict[int, list[_Copy]]] = {}
+        """By part of a chunk (-1: its header). The chunk's own attempt paid for the first."""
+        self._gone: set[bytes] = set()
         self._refused = 0
 
     # ------------------------------------------------------------ versions
@@ -53,7 +72,7 @@ class Egress:
         if key[:3] not in self._accounts:
             self._begin(key[:3])
         account = self._accounts[key[:3]]
-        self._payers[key] = {}
+        self._copies[key] = {}
         account.made += size
         account.spare += ((self.copies or 1.0) - 1) * size
 
@@ -66,37 +85,60 @@ class Egress:
         self._accounts[attempt] = _Account()
         while len(self._accounts) > _KEPT:
             del self._accounts[next(iter(self._accounts))]
-        self._payers = {key: parts for key, parts in self._payers.items() if key[:3] in self._accounts}
+        self._copies = {key: parts for key, parts in self._copies.items() if key[:3] in self._accounts}
+        self._gone &= {copy.peer for parts in self._copies.values() for part in parts.values() for copy in part}
 
-    def take(self, key: ChunkKey, index: int, size: int) -> bool:
-        """Whether this part of a chunk may be queued for one more peer; if so, it is paid for."""
-        parts = self._payers.get(key)
-        payers = [] if parts is None else parts.setdefault(index, [])
-        if parts is not None and not payers:
-            payer = key[:3]
-        elif not self._accounts:  # nothing was made since our start: what is left of earlier runs is of the model
+    def take(self, key: ChunkKey, index: int, size: int, peer: bytes) -> bool:
+        """Whether this part of a chunk may be queued for `peer`; if so, it is paid for."""
+        if not self._accounts:  # nothing was made since our start: what is left of earlier runs is of the model
             return self.take_of_model(size)
-        else:
-            payer = next(reversed(self._accounts))
-            account = self._accounts[payer]
-            if self.copies is not None and size > account.spare:
+        parts = self._copies.get(key)
+        copies = [] if parts is None else parts.setdefault(index, [])
+        copy = _Copy(peer, key[:3] if parts is not None and not copies else next(reversed(self._accounts)))
+        if (parts is None or copies) and self.copies is not None:
+            account = self._accounts[copy.payer]
+            if size <= account.spare:
+                account.spare -= size
+            elif self._may_rescue(key, index, size):
+                copy = _Copy(peer, key[:3], reserve=True)
+                self._accounts[copy.payer].rescued += size
+            else:
                 self._refused += 1
                 return False
-            account.spare -= size if self.copies is not None else 0
-        payers.append(payer)
-        self._accounts[payer].sent += size
+        copies.append(copy)
+        self._accounts[copy.payer].sent += size
         return True
 
-    def back(self, key: ChunkKey, index: int, size: int) -> None:
-        """A copy of it was paid for, and did not leave."""
-        payers = self._payers.get(key, {}).get(index, [])
-        if not payers:
+    def _may_rescue(self, key: ChunkKey, index: int, size: int) -> bool:
+        """All whom we gave it are gone, and the reserve of its version bears it. A header goes with any such piece."""
+        account, parts = self._accounts.get(key[:3]), self._copies.get(key, {})
+        if account is None or account.rescued + size > RESERVE * account.made:
+            return False
+        asked = parts.values() if index == _HEADER else [parts.get(index, [])]
+        return any(part and all(copy.peer in self._gone for copy in part) for part in asked)
+
+    def gone(self, peer: bytes) -> None:
+        """The session with this peer has ended: what it alone was given may be lost."""
+        self._gone.add(peer)
+
+    def here(self, peer: bytes) -> None:
+        """It is with us (again), with what it was given."""
+        self._gone.discard(peer)
+
+    def back(self, key: ChunkKey, index: int, size: int, peer: bytes) -> None:
+        """A copy of it was paid for, for `peer`, and did not leave."""
+        copies = self._copies.get(key, {}).get(index, [])
+        paid = next((copy for copy in reversed(copies) if copy.peer == peer), None)
+        if paid is None:
             return  # of long ago
-        account = self._accounts.get(payers.pop())
+        copies.remove(paid)
+        account = self._accounts.get(paid.payer)
         if account is None:
             return
         account.sent -= size
-        if payers and self.copies is not None:
+        if paid.reserve:
+            account.rescued -= size
+        elif copies and self.copies is not None:
             if account is self._accounts[next(reversed(self._accounts))]:
                 account.spare += size
             else:
@@ -117,8 +159,9 @@ class Egress:
     # ------------------------------------------------------------ for people
 
     def state(self) -> dict[str, Any]:
-        """Plain values: `copies` (None: no cap); of the newest version `sent_bytes` and `budget_bytes`; of the model
-        `model_sent_bytes` and `model_left_bytes`; `refused`: how often somebody had to go without since then."""
+        """Plain values: `copies` (None: no cap); of the newest version `payload_bytes`, `sent_bytes`, `budget_bytes`
+        and `rescued_bytes` (beyond the budget); of the model `model_sent_bytes` and `model_left_bytes`; `refused`: how
+        often somebody had to go without since then."""
         newest = next(reversed(self._accounts), None)
         account = _Account() if newest is None else self._accounts[newest]
         return {
@@ -127,6 +170,7 @@ class Egress:
             "payload_bytes": account.made,
             "sent_bytes": account.sent,
             "budget_bytes": None if self.copies is None else int(self.copies * account.made),
+            "rescued_bytes": account.rescued,
             "model_sent_bytes": self._model_sent,
             "model_left_bytes": None if self.copies is None else int(self._model_spare),
             "refused": self._refused,

@@ -53,6 +53,7 @@ BEHIND_BYTES = 512 << 10
 class ChildEdge:
     """What we push to one child on one stripe."""
 
+    peer: bytes
     after: VersionId
     allowed: int
     """Bytes that it lets us send, in all."""
@@ -211,11 +212,11 @@ class Exchange:
         after = VersionId(message.epoch, message.version)
         if not any(peer in edges for edges in self.children.values()):
             effects.append(Ready(peer))
-        edge = ChildEdge(after, message.credit, moved_at=now)
+        edge = ChildEdge(peer, after, message.credit, moved_at=now)
         old = self.children.setdefault(message.stripe, {}).get(peer)
         if old is not None:  # what is under way to it still is, however often it attaches
             edge.flying, edge.flying_bytes = old.flying, old.flying_bytes
-            self._unpay(old.waiting)
+            self._unpay(peer, old.waiting)
         self.children[message.stripe][peer] = edge
         has = {ChunkKey(h.epoch, h.version, h.attempt, h.seq): h.pieces for h in message.have}
         for id_ in sorted(self._chunks.versions):
@@ -236,7 +237,7 @@ class Exchange:
         """A child left one stripe, or (None) all of them."""
         for k in [stripe] if stripe is not None else list(self.children):
             if (edge := self.children.get(k, {}).pop(peer, None)) is not None:
-                self._unpay(edge.waiting)
+                self._unpay(peer, edge.waiting)
                 self._tell_behind(k, effects)
 
     def credited(self, peer: bytes, message: Credit, now: float, effects: list[Effect]) -> None:
@@ -286,15 +287,15 @@ class Exchange:
         if edge is not None:
             edge.sent += chunk.header_bytes + sum(chunk.sizes[index] for index in pieces)
 
-    def paid(self, chunk: Chunk, pieces: Iterable[int]) -> list[int]:
-        """Of these pieces, which are asked for, those that may be given, with the header."""
+    def paid(self, peer: bytes, chunk: Chunk, pieces: Iterable[int]) -> list[int]:
+        """Of these pieces, which `peer` asks for, those that may be given, with the header."""
         if self.purse is None:
             return list(pieces) if self.gives else []
-        if not self.purse.take(chunk.key, HEADER, chunk.header_bytes):
+        if not self.purse.take(chunk.key, HEADER, chunk.header_bytes, peer):
             return []
-        paid = [index for index in pieces if self.purse.take(chunk.key, index, chunk.sizes[index])]
+        paid = [index for index in pieces if self.purse.take(chunk.key, index, chunk.sizes[index], peer)]
         if not paid:
-            self.purse.back(chunk.key, HEADER, chunk.header_bytes)
+            self.purse.back(chunk.key, HEADER, chunk.header_bytes, peer)
         return paid
 
     def spare(self, stripe: int, peer: bytes) -> int:
@@ -328,7 +329,7 @@ class Exchange:
         dropped = [item for item in edge.waiting if item[0].key == key and item[1] != HEADER]
         edge.waiting = deque(item for item in edge.waiting if item not in dropped)
         edge.waiting_bytes -= sum(size for _, _, size in dropped)
-        self._unpay(dropped)
+        self._unpay(peer, dropped)
 
     def take_back(self, peer: bytes, chunk: Chunk, pieces: int, now: float, effects: list[Effect]) -> bool:
         """If it was skipped: the child did not get these pieces elsewhere after all, so they go in their turn."""
@@ -362,7 +363,7 @@ class Exchange:
     def _enqueue(self, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> bool:
         """False when there is no egress left for it; without its header no piece of a chunk may go."""
         size = _size(chunk, index)
-        if self.purse is not None and not self.purse.take(chunk.key, index, size):
+        if self.purse is not None and not self.purse.take(chunk.key, index, size, edge.peer):
             if index == HEADER:
                 edge.unpaid.add(chunk.key)
             return False
@@ -383,11 +384,11 @@ class Exchange:
             self._hand_over(peer, stripe, edge, chunk, HEADER, effects)
         return True
 
-    def _unpay(self, waiting: Iterable[tuple[Chunk, int, int]]) -> None:
+    def _unpay(self, peer: bytes, waiting: Iterable[tuple[Chunk, int, int]]) -> None:
         """What waits does not leave."""
         if self.purse is not None:
             for chunk, index, size in waiting:
-                self.purse.back(chunk.key, index, size)
+                self.purse.back(chunk.key, index, size, peer)
 
     def _pump(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
         while self.gives and edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:

@@ -465,7 +465,7 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
     if chunk is None or not pieces or state.gifts.full(peer):
         state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
-    asked = state.exchange.paid(chunk, [index for index in range(len(chunk.sizes)) if pieces >> index & 1])
+    asked = state.exchange.paid(peer, chunk, [index for index in range(len(chunk.sizes)) if pieces >> index & 1])
     if not asked:
         state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return

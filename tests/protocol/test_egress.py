@@ -11,13 +11,14 @@ from protocol_kit import AUTHORITY, TUNING, header, key_of, manifest, only, say,
 
 from codec import ChunkKey
 from swarm.protocol.authority import Authority
-from swarm.protocol.egress import Egress
+from swarm.protocol.egress import RESERVE, Egress
 from swarm.protocol.events import LocalChunk, LocalSeal, PeerDown, SendBlob, SendBlock, SendHeader, SendPiece, Timer
 from swarm.protocol.wire import Attach, Blob, Credit, Lacks, LacksChunk, Reports, WantBlob, WantBlock, WantChunk
 
 MODEL = 10_000
 SIZES = (100, 250, 250, 40)
 """Of a chunk's header and pieces."""
+ANNA, BEN, CARL = (key_of(name).public for name in ("anna", "ben", "carl"))
 
 
 def key(version: int, seq: int) -> ChunkKey:
@@ -27,12 +28,12 @@ def key(version: int, seq: int) -> ChunkKey:
 def test_the_first_copy_is_paid_for_and_the_second_comes_out_of_the_rest() -> None:
     egress = Egress(1.5, MODEL)
     egress.made(key(1, 0), 600)
-    assert egress.take(key(1, 0), -1, 100)
-    assert egress.take(key(1, 0), 0, 500)
-    assert egress.take(key(1, 0), -1, 100)
-    assert not egress.take(key(1, 0), 0, 500)  # 200 are left of the half that may be sent again
+    assert egress.take(key(1, 0), -1, 100, ANNA)
+    assert egress.take(key(1, 0), 0, 500, ANNA)
+    assert egress.take(key(1, 0), -1, 100, ANNA)
+    assert not egress.take(key(1, 0), 0, 500, ANNA)  # 200 are left of the half that may be sent again
     egress.made(key(1, 1), 600)
-    assert egress.take(key(1, 0), 0, 500)
+    assert egress.take(key(1, 0), 0, 500, ANNA)
     state = egress.state()
     assert (state["sent_bytes"], state["budget_bytes"], state["refused"]) == (1200, 1800, 1)
 
@@ -40,18 +41,49 @@ def test_the_first_copy_is_paid_for_and_the_second_comes_out_of_the_rest() -> No
 def test_what_did_not_leave_is_given_back() -> None:
     egress = Egress(1.0, MODEL)
     egress.made(key(1, 0), 600)
-    assert egress.take(key(1, 0), 0, 600)
-    assert not egress.take(key(1, 0), 0, 600)
-    egress.back(key(1, 0), 0, 600)
-    assert egress.take(key(1, 0), 0, 600)
-    egress.back(key(7, 7), 0, 600)  # of long ago
+    assert egress.take(key(1, 0), 0, 600, ANNA)
+    assert not egress.take(key(1, 0), 0, 600, ANNA)
+    egress.back(key(1, 0), 0, 600, ANNA)
+    assert egress.take(key(1, 0), 0, 600, ANNA)
+    egress.back(key(7, 7), 0, 600, ANNA)  # of long ago
     assert egress.state()["sent_bytes"] == 600
+
+
+def test_what_died_with_its_only_holder_may_leave_once_more() -> None:
+    egress = Egress(1.0, MODEL)
+    for seq in range(20):
+        egress.made(key(1, seq), 600)
+    assert egress.take(key(1, 0), -1, 100, ANNA)
+    assert egress.take(key(1, 0), 0, 500, ANNA)
+    assert not egress.take(key(1, 0), 0, 500, BEN), "she has it, as far as we know"
+    egress.gone(ANNA)
+    assert egress.take(key(1, 0), -1, 100, BEN)
+    assert egress.take(key(1, 0), 0, 500, BEN)
+    assert not egress.take(key(1, 0), 0, 500, CARL), "he can have it of Ben"
+    egress.back(key(1, 0), 0, 500, BEN)  # it did not leave after all
+    assert egress.take(key(1, 0), -1, 100, CARL), "a header goes with a piece that is lost"
+    egress.here(ANNA)
+    assert not egress.take(key(1, 0), 0, 500, CARL), "she was only away"
+    assert egress.state()["rescued_bytes"] == 200
+    assert egress.state()["sent_bytes"] == 600 + 200
+
+
+def test_the_dead_cost_no_more_than_the_reserve() -> None:
+    egress = Egress(1.0, MODEL)
+    for seq in range(20):
+        egress.made(key(1, seq), 600)
+        assert egress.take(key(1, seq), 0, 600, ANNA)
+    egress.gone(ANNA)
+    again = sum(egress.take(key(1, seq), 0, 600, BEN) for seq in range(20))
+    assert again * 600 == RESERVE * 20 * 600
+    egress.made(key(2, 0), 600)
+    assert not egress.take(key(1, 19), 0, 600, BEN), "not out of another version's"
 
 
 def test_without_a_cap_all_is_counted_and_nothing_refused() -> None:
     egress = Egress()
     egress.made(key(1, 0), 600)
-    assert all(egress.take(key(1, 0), 0, 600) for _ in range(50))
+    assert all(egress.take(key(1, 0), 0, 600, ANNA) for _ in range(50))
     assert all(egress.take_of_model(MODEL) for _ in range(50))
     state = egress.state()
     assert (state["sent_bytes"], state["model_sent_bytes"], state["refused"]) == (30_000, 50 * MODEL, 0)
@@ -73,7 +105,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.made: dict[int, int] = {}
         self.sent = 0
         self.blocks = 0
-        self.queued: list[tuple[ChunkKey, int, int]] = []
+        self.queued: list[tuple[ChunkKey, int, int, bytes]] = []
         self.chunks: list[ChunkKey] = []
 
     @rule()
@@ -87,12 +119,17 @@ class AnyOrder(RuleBasedStateMachine):
     def seal(self) -> None:
         self.version, self.seq = self.version + 1, 0
 
-    @rule(which=st.integers(0, 1 << 30), part=st.integers(0, 3))
-    def push(self, which: int, part: int) -> None:
+    @rule(peer=st.sampled_from([ANNA, BEN, CARL]), back=st.booleans())
+    def end(self, peer: bytes, back: bool) -> None:
+        """A session, or the time without one."""
+        (self.egress.here if back else self.egress.gone)(peer)
+
+    @rule(which=st.integers(0, 1 << 30), part=st.integers(0, 3), peer=st.sampled_from([ANNA, BEN, CARL]))
+    def push(self, which: int, part: int, peer: bytes) -> None:
         chunk = self.chunks[which % len(self.chunks)] if self.chunks else key(9, 9)
         before = self.egress.state()["model_sent_bytes"]
-        if self.egress.take(chunk, part - 1, SIZES[part]):
-            self.queued.append((chunk, part - 1, SIZES[part]))
+        if self.egress.take(chunk, part - 1, SIZES[part], peer):
+            self.queued.append((chunk, part - 1, SIZES[part], peer))
             of_model = self.egress.state()["model_sent_bytes"] - before
             self.blocks += of_model
             self.sent += SIZES[part] - of_model
@@ -102,9 +139,9 @@ class AnyOrder(RuleBasedStateMachine):
         """Not always what was really queued last: a crowd of edges ends in any order. What is given back of a dropped
         version no longer counts, so it is not counted here either."""
         if self.queued:
-            chunk, index, size = self.queued.pop(which % len(self.queued))
+            chunk, index, size, peer = self.queued.pop(which % len(self.queued))
             before = sum(account.sent for account in self.egress._accounts.values())
-            self.egress.back(chunk, index, size)
+            self.egress.back(chunk, index, size, peer)
             self.sent -= before - sum(account.sent for account in self.egress._accounts.values())
 
     @rule(size=st.integers(1, 3000))
@@ -116,8 +153,10 @@ class AnyOrder(RuleBasedStateMachine):
     def the_cap_holds(self) -> None:
         accounts = self.egress._accounts
         for (_, version, _), account in accounts.items():
-            assert account.sent <= self.copies * self.made[version] + 1e-6
-        assert self.sent + self.blocks <= self.copies * (sum(self.made.values()) + MODEL) + 1e-6
+            assert account.sent - account.rescued <= self.copies * self.made[version] + 1e-6
+            assert account.rescued <= RESERVE * self.made[version] + 1e-6
+        most = self.copies * (sum(self.made.values()) + MODEL) + RESERVE * sum(self.made.values())
+        assert self.sent + self.blocks <= most + 1e-6
 
 
 TestAnyOrder = AnyOrder.TestCase
@@ -204,11 +243,33 @@ def test_what_a_lost_head_had_not_been_sent_yet_goes_to_the_next_at_no_cost() ->
     other = next(peer for peer in core.book.slot_of if peer != lucky)
     core.apply(PeerDown(lucky), 6.5)
     effects = say(core, other, Attach(0, 0, 0, 1 << 20, ()), 7.0)
-    assert only(effects, SendPiece) == [], "its header has left already, and there is but one copy of it"
-    say(core, other, Attach(0, 0, 0, 1 << 20, ()), 7.5)
-    assert core.egress.state()["sent_bytes"] == 100
-    core.apply(LocalChunk(header(1, 1, stripe=None)), 8.0)
+    assert len(only(effects, SendPiece)) == 4
     assert core.egress.state()["sent_bytes"] == 100 + 4100
+    assert core.egress.state()["rescued_bytes"] == 100, "its header had left, and went with its only holder"
+
+
+def test_what_a_dead_head_alone_had_is_dealt_again_and_pulled() -> None:
+    core = with_members(1.0, 3)
+    for slot in range(2):
+        say(core, slot, Attach(0, 0, 0, 1 << 20, ()), 5.0)
+    given_to: dict[int, bytes] = {}
+    for seq in range(20):
+        effects = core.apply(LocalChunk(header(1, seq, stripe=None)), 6.0)
+        given_to |= {e.key.seq: e.peer for e in only(effects, SendPiece)}
+    dead = given_to[0]
+    heirs = [peer for peer in core.book.slot_of if peer != dead]
+    assert not only(say(core, heirs[0], WantChunk(0, 1, 0, 0, b""), 6.5), SendPiece), "its holder lives"
+    core.apply(PeerDown(dead), 7.0)
+    lost = [seq for seq, peer in given_to.items() if peer == dead]
+    effects = say(core, heirs[1], WantChunk(0, 1, 0, lost[-1], b""), 7.5)  # pulled
+    assert {e.key.seq for e in only(effects, SendPiece)} == {lost[-1]}
+    effects = say(core, heirs[0], Attach(0, 0, 0, 1 << 22, ()), 8.0)  # the next head, in its place
+    again = {e.key.seq for e in only(effects, SendPiece)}
+    assert again <= set(lost) - {lost[-1]}
+    assert len(again) == 1, "two chunks are the reserve of twenty"
+    state = core.egress.state()
+    assert state["rescued_bytes"] == 2 * 4100
+    assert state["sent_bytes"] == 22 * 4100
 
 
 def test_of_the_model_as_many_copies_as_of_a_version() -> None:
