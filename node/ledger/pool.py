@@ -23,6 +23,8 @@ class Pool:
         self.groups: dict[bytes, Group] = {}
         self.next_order = 0
         """Of the next group offered."""
+        self.freed = 0
+        """Rises whenever samples become free."""
         self._open: list[tuple[int, bytes]] = []
         """Heap of (order, group) that may have free samples; entries that have none are skipped."""
         self._ready: dict[str, deque[bytes]] = {}
@@ -34,6 +36,7 @@ class Pool:
         self.groups[group.id] = group
         self.next_order = max(self.next_order, group.order + 1)
         if group.free:
+            self.freed += 1
             heapq.heappush(self._open, (group.order, group.id))
         if group.complete:
             self._ready.setdefault(group.session, deque()).append(group.id)
@@ -50,6 +53,7 @@ class Pool:
         if not group.free:
             heapq.heappush(self._open, (group.order, group.id))
         group.free.update(samples)
+        self.freed += 1
 
     def completed(self, group: Group) -> None:
         """All of `group` is done."""

@@ -7,7 +7,7 @@ busy ledger writes seldom and in bulk, and nobody ever hears of what a crash cou
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 from typing import Any, Final
 
 import trio
@@ -56,6 +56,8 @@ OffLoop = Callable[..., Awaitable[Any]]
 ORPHAN_TTL_S: Final = 3600.0
 """A session that is kept waits this long for its trainer to come back."""
 PRUNE_EVERY_S: Final = 600.0
+LOOK_AGAIN_S: Final = 1.0
+"""Whoever waits for work is looked at so often at least while anything happens."""
 VOLATILE: Final = "volatile/"
 """Sessions whose name begins so end with this process: nobody can come back for them."""
 NOT_YET: Final = frozenset({Reason.NO_WORK, Reason.TOO_NEW})
@@ -92,6 +94,10 @@ class LedgerService:
         self._offers: list[Offer] = []
         self._waiting: dict[bytes, tuple[WorkRequest, float]] = {}
         """Requests that could not be filled yet, and when they came."""
+        self._stirred: set[bytes] = set()
+        """Nodes whose standing has changed since their requests were looked at."""
+        self._looked: tuple[int, Head] = (-1, ledger.head)
+        self._look_again = float("-inf")
         self._sessions: dict[str, Session] = {}
         self.takings = Takings()
         """What each version took on the nodes' engines."""
@@ -141,9 +147,20 @@ class LedgerService:
         for name in [name for name, until in self._orphans.items() if until <= now]:
             del self._orphans[name]
             self._withdraw(self._ledger.drop_session(name))
-        for node in sorted(self._waiting, key=lambda key: -self._ledger.nodes[key].rate.value):
+        for node in sorted(self._hopeful(now), key=lambda key: -self._ledger.nodes[key].rate.value):
             request, received = self._waiting[node]
             self._serve(node, request, received)
+
+    def _hopeful(self, now: float) -> Set[bytes]:
+        """Those who wait for work and may get some now: all when there is more of it or a new version, or after a while
+        (shares shift, a session's node was waited for), else those who have done some. A look at every one whenever
+        anything happens would be most of what a busy ledger does."""
+        stirred, self._stirred = self._stirred, set()
+        state = (self._ledger.pool.freed, self._ledger.head)
+        if state == self._looked and now < self._look_again:
+            return stirred & self._waiting.keys()
+        self._looked, self._look_again = state, now + LOOK_AGAIN_S
+        return self._waiting.keys()
 
     def _take_offers(self) -> None:
         """Just after a write. A group that was taken before is had from the book, once that knows of it."""
@@ -252,6 +269,7 @@ class LedgerService:
                     self._ledger.court.refuse(node, Reason.BAD_SIGNATURE, now)
                     return
                 reason = self._ledger.submit(node, rollout, sealed, now)
+                self._stirred.add(node)
                 self._out.append((node, Verdict(rollout.lease, rollout.sample, reason)))
             case GiveBack(leases):
                 self._waiting.pop(node, None)  # or it would get the same work at once
