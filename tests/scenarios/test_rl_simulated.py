@@ -173,6 +173,8 @@ def test_one_step_ahead_hides_the_way_of_a_delta(small: Path) -> None:
     assert ours.sent_copies < 1.1
     assert ours.transfer_s > 1.0
     assert free.worst_lag == ours.worst_lag == 1
+    assert 1 <= ours.worst_lag_trained <= 2
+    assert train(run, Wan(2.0, (0.05, 0.1)), steps=3, warm=2) == ours, "of one seed there is one run"
 
 
 def test_status_says_the_share_of_useful_time_that_the_engines_count(small: Path) -> None:
