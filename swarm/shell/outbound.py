@@ -4,6 +4,7 @@ The core bounds the queue (a push needs the child's credit); here it is only bou
 reading. A blob goes out a part at a time, so that a step that begins meanwhile overtakes it.
 """
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -95,11 +96,16 @@ class Outbound:
     def urgent(self) -> bool:
         return bool(self._pushes or self._pulls)
 
-    async def wait(self) -> None:
-        """Until there is something to send."""
-        while not len(self):
-            self._wake = trio.Event()
-            await self._wake.wait()
+    async def wait(self, idle_s: float = math.inf) -> bool:
+        """Wait until there is something to send: True; False when there was nothing for `idle_s`."""
+        if idle_s == math.inf:  # a deadline that never comes costs as much as any
+            while not len(self):
+                self._wake = trio.Event()
+                await self._wake.wait()
+        else:
+            with trio.move_on_after(idle_s):
+                await self.wait()
+        return len(self) > 0
 
     async def run(
         self,
@@ -131,10 +137,7 @@ class Outbound:
         idle_s: float,
     ) -> None:
         while True:
-            if not len(self):
-                with trio.move_on_after(idle_s):
-                    await self.wait()
-            if not len(self):
+            if not len(self) and not await self.wait(idle_s):
                 return
             if not self.urgent and self._hold():
                 await trio.sleep(_HOLD_S)

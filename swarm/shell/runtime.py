@@ -5,6 +5,7 @@ the transport, sessions, jobs, writes to the database. What those bring is poste
 that is busy makes readers wait, and through them the peers.
 """
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -279,21 +280,32 @@ class Shell:
 
     async def _apply_all(self) -> None:
         while True:
-            due_s = min(self._timers.values(), default=float("inf"))
-            now = trio.current_time()
-            if due_s <= now:
+            if self._due_s <= trio.current_time():
                 name = min(self._timers, key=lambda name: (self._timers[name], name))
                 del self._timers[name]
-                self.perform(self._core.apply(Timer(name), now))
+                self.perform(self._core.apply(Timer(name), trio.current_time()))
                 await trio.lowlevel.checkpoint()
-                continue
-            with trio.CancelScope(deadline=due_s):
-                self._apply(*await self._events.receive())
-                for _ in range(_EVENTS_A_TURN):
-                    try:
-                        self._apply(*self._events.receive_nowait())
-                    except trio.WouldBlock:
-                        break
+            else:
+                with trio.CancelScope(deadline=self._due_s) as until_due:
+                    await self._apply_until(until_due)
+
+    @property
+    def _due_s(self) -> float:
+        """When the next timer is due."""
+        return min(self._timers.values(), default=math.inf)
+
+    async def _apply_until(self, until_due: trio.CancelScope) -> None:
+        """Apply events until a timer is due. One scope for all of them: to make one costs as much as an event does."""
+        while until_due.deadline > trio.current_time():
+            self._apply(*await self._events.receive())
+            for _ in range(_EVENTS_A_TURN):
+                try:
+                    self._apply(*self._events.receive_nowait())
+                except trio.WouldBlock:
+                    break
+            due_s = self._due_s
+            if due_s != until_due.deadline:
+                until_due.deadline = due_s
 
     def _apply(self, event: Event, done: trio.Event | None) -> None:
         self.perform(self._core.apply(event, trio.current_time()))
