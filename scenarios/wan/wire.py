@@ -29,8 +29,7 @@ _PACKET_BYTES: Final = 65_536 + HEAD_BYTES
 _READS: Final = 32
 """Packets taken from one host before the next one's turn."""
 _TICK_NS: Final = 500_000
-"""We sleep no shorter, and while packets flow no packet wakes us: they come up to a millisecond late, some at a time.
-Woken by each, we would take twice the processor time, and from the hosts that share the machine with us."""
+"""We sleep no shorter: packets come up to half a millisecond late, some at a time."""
 _IDLE_NS: Final = 1_000_000_000
 _POLLIN: Final = 1 << 32  # in a struct pollfd read as one number
 _REVENTS: Final = 48
@@ -177,16 +176,14 @@ def _hold(packet, length, due, serial, there, count, slots, heap, spare):
 
 
 @njit(cache=True)
-def _wait(fds, guard_fd, polls, timespec, wait_ns, flowing):
-    """Sleep until a host has packets, or time is up; `flowing`: until time is up. Then the entries of `polls` say which
-    hosts to look at: all of them where packets are flowing. False when the guard has ended."""
+def _wait(fds, guard_fd, polls, timespec, wait_ns):
+    """Sleep until a host has packets (its entry of `polls` says so) or time is up. False when the guard has ended."""
     for host in range(len(fds)):
-        polls[host] = np.int64(fds[host]) | (np.int64(1) << _REVENTS if flowing else _POLLIN)
+        polls[host] = np.int64(fds[host]) | _POLLIN
     polls[-1] = np.int64(guard_fd) | _POLLIN
     timespec[0], timespec[1] = wait_ns // 1_000_000_000, wait_ns % 1_000_000_000
-    first = len(fds) if flowing else 0
-    if _ppoll(polls[first:].ctypes.data, np.uintp(len(polls) - first), timespec.ctypes.data, np.uintp(0)) <= 0:
-        polls[first:] = 0
+    if _ppoll(polls.ctypes.data, np.uintp(len(polls)), timespec.ctypes.data, np.uintp(0)) <= 0:
+        polls[:] = 0
     return not polls[-1] >> _REVENTS
 
 
@@ -204,16 +201,15 @@ def _carry(fds, guard_fd, host_of, public, inside, forwards, knobs, delays, coun
     slots, heap = np.zeros((_MAX_PACKETS, _COLUMNS), np.int64), np.zeros(_MAX_PACKETS, np.int64)
     spare = np.arange(_MAX_PACKETS)
     up_free, down_free = np.zeros(hosts, np.int64), np.zeros(hosts, np.int64)
-    count, serial, flowing = 0, np.int64(0), False
+    count, serial = 0, np.int64(0)
     while True:
         now = _now(timespec)
         count = _deliver(
             now, count, slots, heap, spare, down_free, fds, packet, table, inside, forwards, knobs, counters
         )
         wait_ns = max(_TICK_NS, slots[heap[0], _DUE] - now) if count else _IDLE_NS
-        if not _wait(fds, guard_fd, polls, timespec, _TICK_NS if flowing else wait_ns, flowing):
+        if not _wait(fds, guard_fd, polls, timespec, wait_ns):
             return
-        flowing = False
         for host in range(hosts):
             reads = _READS if polls[host] >> _REVENTS else 0
             while reads:
@@ -221,7 +217,6 @@ def _carry(fds, guard_fd, host_of, public, inside, forwards, knobs, delays, coun
                 if length <= 0:
                     break
                 reads -= 1
-                flowing = True
                 if length < HEAD_BYTES + 20 or packet[HEAD_BYTES] >> 4 != 4:
                     continue
                 there = host_of[(np.int64(packet[HEAD_BYTES + 18]) << 8) | np.int64(packet[HEAD_BYTES + 19])]
