@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from scenarios.wan import Host, Network
 from scenarios.wan.network import Firewall
 from swarm.transport.base import Unreachable
 
-__all__ = ["QUEUE_MS", "Node", "Outcome", "RealSwarm", "bound_s", "distribute", "processor_s"]
+__all__ = ["QUEUE_MS", "Node", "Outcome", "RealSwarm", "bound_s", "distribute", "processor_s", "spent_s"]
 
 PORT: Final = 4001
 PATIENCE_S: Final = 90.0
@@ -78,6 +78,9 @@ class Outcome:
     """Bytes past the trainer's emulated uplink over F: headers and control included."""
     busy: float = 0.0
     """Share of this machine's processors that was in use meanwhile: near 1, and it is they that are measured."""
+    spent_s: dict[str, float] = field(default_factory=dict)
+    """Processor seconds from the beginning of the publish to the last holder: of the seed, of each node that lived, and
+    of the `wire` that carries their packets. The publishing process's own are not in it."""
 
     @property
     def to_all_s(self) -> float:
@@ -109,9 +112,17 @@ class RealSwarm:
     @classmethod
     @contextlib.contextmanager
     def running(
-        cls, network: Network, seed: Node, nodes: Sequence[Node], raw_mb: int, *, late: int = 0
+        cls,
+        network: Network,
+        seed: Node,
+        nodes: Sequence[Node],
+        raw_mb: int,
+        *,
+        late: int = 0,
+        seed_flags: Sequence[str] = (),
     ) -> "Iterator[RealSwarm]":
-        """Bring up a swarm; the last `late` nodes get a host, and wait for `join`. Everything ends with the context."""
+        """Bring up a swarm; the last `late` nodes get a host, and wait for `join`. `seed_flags`: of `swarm-node seed`,
+        beside those that the network gives. Everything ends with the context."""
         hosts: dict[str, Host] = {}
         named = {f"node{i}": node for i, node in enumerate(nodes)}
         for name, node in {"seed": seed, **named}.items():
@@ -121,7 +132,7 @@ class RealSwarm:
             )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="swarm-real-") as folder, network:
             swarm = cls(Path(folder), raw_mb, network, hosts, {"seed": seed, **named})
-            swarm._start_seed()
+            swarm._start_seed(seed_flags)
             for name in list(named)[: len(named) - late]:
                 swarm.join(name)
             swarm.settle()
@@ -149,7 +160,7 @@ class RealSwarm:
         file.write_bytes(self._content)
         command = self._command("publish", str(file), "--raw", "--json")
         bound = bound_s(payload_bytes, self.nodes["seed"].up_mbit, [self.nodes[name] for name in members])
-        entered, spent = self._network.entered(), processor_s()
+        entered, spent, before_s = self._network.entered(), processor_s(), self._spent_s(self.processes)
         uplink = self.hosts["seed"].sums.sent_bytes
         with (self.folder / "publish.log").open("wb") as log:
             publishing = self.hosts["seed"].popen(command, env=self._environment("seed"), stdout=log, stderr=log)
@@ -160,6 +171,7 @@ class RealSwarm:
         lived = [name for name in members if self.processes[name].poll() is None and name not in self._stopped]
         had = {name: self._wait_for(name, "complete", version) - began for name in lived}
         uplinked = self.hosts["seed"].sums.sent_bytes - uplink
+        spent_by = {name: now_s - before_s[name] for name, now_s in self._spent_s(["seed", *lived]).items()}
         used, idle = (after - before for before, after in zip(spent, processor_s(), strict=True))
         if publishing.wait(PATIENCE_S) != 0:
             raise UsageError(f"publish failed: {(self.folder / 'publish.log').read_text()[-500:]}")
@@ -179,6 +191,7 @@ class RealSwarm:
             },
             uplink_copies=uplinked / step["delta_bytes"],
             busy=used / (used + idle),
+            spent_s=spent_by,
         )
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -212,12 +225,15 @@ class RealSwarm:
 
     # ------------------------------------------------------------ within
 
+    def _spent_s(self, names: Iterable[str]) -> dict[str, float]:
+        return {name: spent_s(self.processes[name].pid) for name in names} | {"wire": spent_s(self._network.wire_pid)}
+
     @property
     def _stopped(self) -> set[str]:
         return self.__dict__.setdefault("_gone", set())
 
-    def _start_seed(self) -> None:
-        words = ("--raw-mb", str(self._raw_mb), "--announce", f"{self.hosts['seed'].address}:{PORT}")
+    def _start_seed(self, flags: Sequence[str]) -> None:
+        words = ("--raw-mb", str(self._raw_mb), "--announce", f"{self.hosts['seed'].address}:{PORT}", *flags)
         self._start("seed", "seed", *words)
         self._until(lambda: bool(self._state("seed")), "the seed did not start")
         invite = self.hosts["seed"].run(
@@ -292,6 +308,16 @@ class RealSwarm:
 
     def _last_words(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-800:]
+
+
+def spent_s(pid: int) -> float:
+    """Processor seconds that a process has spent so far, with its threads, those that ended too, and the system's work
+    for it. 0 when there is none."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def processor_s() -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
     python -m scenarios.wan_table                             every row, about twelve minutes (`make wan`)
     python -m scenarios.wan_table --rows 4 8 --repeats 3      some of them, the median of three versions each
+    python -m scenarios.wan_table --rows 8 --cpu              and what each process spent on it
     python -m scenarios.wan_table --json --plot wan.png
 
 B = max(F/u_s, F/d_min, N F/(u_s + sum u_i)), headers counted: nobody can be sooner. A node "has it" when every piece
@@ -10,8 +11,9 @@ holder, control included. Uplinks 200 Mbit/s, downlinks 1 Gbit/s, F = 100 MiB un
 links up and does not count. Encryption, signatures and hashing are on, and every process is one of the product's.
 
 All of them, and the emulated links, share this machine's processors. `busy` is the share of those in use meanwhile:
-near 100 % it is they that are measured and not the swarm. So the row `8-quarter` has the same swarm with a quarter of
-the bandwidth, and `floor` has plain sockets, threads and no check at all pass the same bytes along the same trees.
+near 100 % it is they that are measured and not the swarm, and `--cpu` says who uses them. So the row `8-quarter` has
+the same swarm with a quarter of the bandwidth, and `floor` has plain sockets, threads and no check at all pass the same
+bytes along the same trees.
 """
 
 import argparse
@@ -169,14 +171,17 @@ def floor_row(nodes: int, mbit: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run(name: str, repeats: int) -> dict[str, Any]:
+def _run(name: str, repeats: int, cpu: bool) -> dict[str, Any]:
     """One row, whatever comes of it: the others go on."""
+
+    def said(outcome: Outcome) -> None:
+        _tell(name, outcome)
+        if cpu:
+            _tell_cpu(outcome)
+
     began = time.monotonic()
     try:
-        if name == FLOOR:
-            row = floor_row(8, 200)
-        else:
-            row = row_of(name, ROWS[name], measure(ROWS[name], repeats, lambda o: _tell(name, o)))
+        row = floor_row(8, 200) if name == FLOOR else row_of(name, ROWS[name], measure(ROWS[name], repeats, said))
     except Exception as error:  # the one place that decides: a row that fails says so
         row = {
             "row": name,
@@ -190,6 +195,19 @@ def _run(name: str, repeats: int) -> dict[str, Any]:
 def _tell(name: str, outcome: Outcome) -> None:
     went = f"{outcome.to_all_s:.2f} s = {outcome.ratio:.3f} B, {outcome.copies:.3f} copies, {outcome.busy:.0%} busy"
     print(f"{name}: {went}", file=sys.stderr, flush=True)
+
+
+def _tell_cpu(outcome: Outcome) -> None:
+    """What a node spends on a version is what limits how many of them a machine can carry."""
+    spent = outcome.spent_s
+    nodes = [seconds for name, seconds in spent.items() if name not in ("seed", "wire")]
+    mib = outcome.payload_bytes / MIB
+    print(
+        f"  processor seconds: seed {spent['seed']:.2f}, a node {statistics.mean(nodes):.2f} "
+        f"({1000 * statistics.mean(nodes) / mib:.1f} ms for each MiB of F), emulated wire {spent['wire']:.2f}; "
+        f"all {sum(spent.values()):.1f}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
 
 
 HEAD: Final = ("case", "B s", "reach s", "all s", "x B", "copies", "allowed", "crossed", "twice", "busy", "")
@@ -233,6 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
     made.add_argument("--repeats", type=int, default=2, help="versions a row, of which the (lower) median is shown")
+    made.add_argument("--cpu", action="store_true", help="say what each process spent (it is in --json in any case)")
     made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     made.add_argument("--plot", type=png, help="draw a PNG")
     options = made.parse_args(arguments)
@@ -244,7 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     for name in options.rows:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        rows.append(_run(name, options.repeats))
+        rows.append(_run(name, options.repeats, options.cpu))
         if "failed" in rows[-1]:
             print(f"{name} failed: {rows[-1]['failed']}", file=sys.stderr, flush=True)
     if options.json:

@@ -1,12 +1,15 @@
 """What the table of real runs says of an outcome. The runs themselves: `tests/wan/test_real.py`."""
 
 import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scenarios import wan_table
-from scenarios.real import Node, Outcome, bound_s
+from scenarios.real import Node, Outcome, bound_s, spent_s
 from scenarios.wan_table import ROWS, draw, main, print_table, row_of
 
 MIB = 1 << 20
@@ -71,3 +74,26 @@ def test_a_row_that_fails_says_so_and_the_others_go_on(
     assert "reached" in said
     draw(rows, tmp_path / "wan.png")
     assert (tmp_path / "wan.png").stat().st_size > 0
+
+
+def test_who_used_the_processors(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = {"seed": 1.5, "node0": 0.75, "node1": 1.25, "wire": 1.0}
+    monkeypatch.setattr(wan_table, "check_privileges", lambda: None)
+    monkeypatch.setattr(wan_table, "measure", lambda case, repeats, said: [_said(said, spent)])
+    assert main(["--rows", "4", "--cpu"]) == 0
+    told = capsys.readouterr().err
+    assert "seed 1.50, a node 1.00 (10.0 ms for each MiB of F), emulated wire 1.00; all 4.5" in told
+    assert main(["--rows", "4"]) == 0
+    assert "processor seconds" not in capsys.readouterr().err
+
+
+def _said(said: Callable[[Outcome], None], spent: dict[str, float]) -> Outcome:
+    told = replace(outcome(4.5), spent_s=spent)
+    said(told)
+    return told
+
+
+def test_what_a_process_has_spent() -> None:
+    sum(range(3_000_000))
+    assert spent_s(os.getpid()) > 0
+    assert spent_s(2**30) == 0  # there is no such process
