@@ -5,6 +5,7 @@ dies or falls silent is replaced at once by a backup that the roster implies; th
 report and plans anew at leisure.
 """
 
+from collections.abc import Mapping
 from itertools import chain, islice
 
 from msgspec.structs import replace
@@ -32,7 +33,7 @@ from swarm.protocol.wire import (
 __all__ = ["Membership", "reach_out"]
 
 DOUBT_S = 0.5
-"""A parent of which nothing came for so long, while a version is on its way, is asked whether it is there; and has as
+"""A parent, or whoever was asked for a chunk, of which nothing came for so long, while a version is on its way, is asked whether it is there; and has as
 long again to answer, or four round trips. A loop that is busy, or a full uplink, takes less."""
 BACKUPS_TRIED = 64
 """Of a large roster: where so many cannot be had it is we who are cut off."""
@@ -327,27 +328,29 @@ class Membership:
 
     # ------------------------------------------------------------ time
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, asked: Mapping[bytes, float] | None = None) -> list[bytes]:
+        """`asked`: of whom we want chunks beside our parents, and since when. Who of all these does not answer."""
         state = self._state
         if self.leaving:
-            return
+            return []
         if state.grant is None and now >= self._next_appeal:
             if state.sessions.reach(state.swarm, self._authority, now, state.effects):
                 self._ask_to_join(now)
-            return
+            return []
         for slot in [s for s, at in self._lost.items() if now - at > state.tuning.soft_ttl_s]:
             del self._lost[slot]
         self._mind_roster(now)
         self._find_silent(now)
-        self._find_stuck(now)
+        stuck = self._find_stuck(now, asked or {})
         self.rewire(now)
         if self.renewals.account.engine and now >= self._rest_until:  # work comes from the authority itself
             state.sessions.reach(state.swarm, self._authority, now, state.effects)
         self.renewals.tick(now)
         self._mind_own_lease(now)
+        return stuck
 
     def is_lost(self, slot: int | None) -> bool:
-        """It was a parent of ours that is gone, or does not answer."""
+        """It was a parent or source of ours that is gone, or does not answer."""
         return slot in self._lost
 
     def answered(self, session: Session, now: float) -> None:
@@ -364,13 +367,13 @@ class Membership:
         newest = max(state.exchange.progress_at.values(), default=float("-inf"))
         return known or (bool(begun) and now - newest < 2 * DOUBT_S)
 
-    def _find_stuck(self, now: float) -> None:
-        """A parent that brings nothing, and does not answer, is replaced until it does. (A closed connection says so by
-        itself; a frozen process, or a cut cable, does not.)"""
-        state = self._state
+    def _find_stuck(self, now: float, asked: Mapping[bytes, float]) -> list[bytes]:
+        """A parent that brings nothing, and does not answer, is replaced until it does, and so is whom we asked for a
+        chunk. (A closed connection says so by itself; a frozen process, or a cut cable, does not.)"""
+        state, stuck = self._state, list[bytes]()
         if not self._expects(now):
-            return
-        came: dict[bytes, float] = {}
+            return stuck
+        came = dict(asked)
         for stripe, edge in state.exchange.parents.items():
             came[edge.peer] = max(came.get(edge.peer, 0.0), state.exchange.progress_at.get(stripe, 0.0))
         for peer, at in sorted(came.items()):
@@ -384,6 +387,8 @@ class Membership:
             elif now - session.pinged_at > max(DOUBT_S, 4 * session.rtt_s):
                 self._lost[session.slot] = now
                 state.notify("stuck", peer=peer, slot=session.slot)
+                stuck.append(peer)
+        return stuck
 
     def _find_silent(self, now: float) -> None:
         """A parent that says nothing for three heartbeats while others do has stopped: the library will not tell."""

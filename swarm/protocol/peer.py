@@ -400,7 +400,9 @@ class Peer:
         state.sessions.expire_mute(now, state.effects)
         state.exchange.tick(now, state.effects)
         self.membership.renewals.catching_up = self.caught_up
-        self.membership.tick(now)
+        for peer in self.membership.tick(now, self.pulls.asked()):
+            self.pulls.lost(peer)
+            self.relief.lost(peer)
         if state.grant is not None:
             self._measure(now)
             waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]

@@ -31,6 +31,7 @@ class Pull:
 
     tried: list[bytes] = field(default_factory=list)
     source: bytes | None = None
+    asked_at: float = 0.0
     deadline: float = 0.0
 
 
@@ -120,8 +121,12 @@ class Pulls:
         if pull is not None and pull.source == peer:
             pull.deadline = 0.0
 
+    def asked(self) -> dict[bytes, float]:
+        """Whom something is asked of now, and since when at the latest."""
+        return {pull.source: pull.asked_at for pull in self._pulls.values() if pull.source is not None}
+
     def lost(self, peer: bytes) -> None:
-        """The session with `peer` is gone, and with it what it was to send."""
+        """The session with `peer` is gone, and with it what it was to send; or it does not answer."""
         for pull in self._pulls.values():
             if pull.source == peer:
                 pull.deadline = 0.0
@@ -142,7 +147,7 @@ class Pulls:
             pull.deadline = now + self._tuning.pull_after_s
             return
         pull.deadline = now + self._tuning.pull_deadline_s
-        pull.source = fresh[0]
+        pull.source, pull.asked_at = fresh[0], now
         pull.tried.append(fresh[0])
         effects.append(Send(fresh[0], _want(version, seq)))
 

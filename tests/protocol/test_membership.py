@@ -23,7 +23,7 @@ from protocol_kit import (
 )  # fmt: skip
 
 from swarm.protocol.documents import open_heartbeat, open_report
-from swarm.protocol.events import Close, Effect, LocalLeave, PeerDown, PeerUp, PieceStored
+from swarm.protocol.events import Close, Effect, LocalLeave, PeerDown, PeerUp, PieceStored, Send
 from swarm.protocol.lease import Standing
 from swarm.protocol.membership import DOUBT_S
 from swarm.protocol.peer import Peer
@@ -314,6 +314,22 @@ def test_a_parent_that_is_stuck_is_asked_and_then_replaced_until_it_answers() ->
     assert key_of(1).public not in peer._sources()
     say(peer, 1, Pong(0), 4.0)
     assert parents(peer) == {0: key_of(1).public}
+
+
+def test_whoever_was_asked_for_a_chunk_and_does_not_answer_makes_way_for_the_next() -> None:
+    peer = under_way()
+    meet(peer, 3)
+    say(peer, 3, Pong(0), 0.2)
+    now, asked = 1.0, list[tuple[float, bytes]]()
+    while now < 8.0 and len(asked) < 2:
+        say(peer, 1, Pong(0), now)  # its parent lives, and brings nothing
+        effects = tick(peer, now)
+        asked += [(now, e.peer) for e in only(effects, Send) if isinstance(e.message, WantChunk)]
+        now += TUNING.tick_s
+    (first_at, first), (second_at, second) = asked
+    assert first != second
+    assert second_at - first_at < 2 * DOUBT_S + 4 * TUNING.tick_s < TUNING.pull_deadline_s
+    assert first not in peer._sources()
 
 
 def test_a_parent_that_answers_or_owes_nothing_is_not_stuck() -> None:
