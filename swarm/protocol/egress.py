@@ -7,7 +7,8 @@ is sent a second time (to a child that lost its parent, to one that pulls) is pa
 
 What left once and died with all whom we gave it would hold its version up for ever. So a part of a chunk that only
 peers were given that are gone since may leave once more where the cap would not let it, out of a reserve: `RESERVE`
-times the payload of its version, whoever dies. We are asked last, so by then nobody else is known to have it.
+times the payload of its version, and no less than `RESERVE_BYTES`, whoever dies. We are asked last, so by then nobody
+else is known to have it.
 
 Payload is counted: headers and pieces, blocks and files. Heartbeats, plans and the frames of TLS are not.
 """
@@ -23,6 +24,8 @@ Attempt = tuple[int, int, int]
 """(epoch, version, attempt): each attempt at a version has its own account."""
 RESERVE = 0.1
 """Of a version, beyond the cap, for what died with its only holders. With the least cap it makes 1.1 copies."""
+RESERVE_BYTES = 4 << 20
+"""And no less than this: a dead head takes as much with it as it had credit for, however small the version."""
 _HEADER = -1
 _KEPT = 4
 """Attempts of which it is known what has left: more are never on their way."""
@@ -52,13 +55,16 @@ class _Copy:
 class Egress:
     """`copies` None: no limit, but counted all the same. `model_bytes`: of the whole model."""
 
-    def __init__(self, copies: float | None = None, model_bytes: int = 0) -> None:
+    def __init__(
+        self, copies: float | None = None, model_bytes: int = 0, *, reserve_bytes: int = RESERVE_BYTES
+    ) -> None:
         if copies is not None and copies < 1:
             raise ValueError("with less than one copy nobody would get anything")
         self.copies = copies
         self._model_most = model_bytes * (copies or 0.0)
         self._model_spare = self._model_most
         self._model_sent = 0
+        self._reserve_bytes = reserve_bytes
         self._accounts: dict[Attempt, _Account] = {}
         self._copies: dict[ChunkKey, dict[int, list[_Copy]]] = {}
         """By part of a chunk (-1: its header). The chunk's own attempt paid for the first."""
@@ -112,7 +118,7 @@ class Egress:
     def _may_rescue(self, key: ChunkKey, index: int, size: int) -> bool:
         """All whom we gave it are gone, and the reserve of its version bears it. A header goes with any such piece."""
         account, parts = self._accounts.get(key[:3]), self._copies.get(key, {})
-        if account is None or account.rescued + size > RESERVE * account.made:
+        if account is None or account.rescued + size > max(RESERVE * account.made, self._reserve_bytes):
             return False
         asked = parts.values() if index == _HEADER else [parts.get(index, [])]
         return any(part and all(copy.peer in self._gone for copy in part) for part in asked)
