@@ -181,7 +181,9 @@ def _run(name: str, repeats: int, cpu: bool) -> dict[str, Any]:
 
     began = time.monotonic()
     try:
-        row = floor_row(8, 200) if name == FLOOR else row_of(name, ROWS[name], measure(ROWS[name], repeats, said))
+        row: dict[str, Any] = (
+            floor_row(8, 200) if name == FLOOR else row_of(name, ROWS[name], measure(ROWS[name], repeats, said))
+        )
     except Exception as error:  # the one place that decides: a row that fails says so
         row = {
             "row": name,
