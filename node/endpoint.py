@@ -5,7 +5,7 @@ The seed, a node and a relay differ in their core and in their face; what lies b
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -76,6 +76,8 @@ class Endpoint:
         carries. `outward`: what the core is told of the addresses that are listened on.
         """
         limits = limits or Limits()
+        if 0 < up_mbit < DEFAULT_MBIT:  # somebody said what it carries
+            limits = replace(limits, up_mbit=up_mbit)
         manifests = Manifests(authority)
         for seal in store.records.seals():
             manifests.note(seal.manifest)

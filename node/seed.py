@@ -177,7 +177,7 @@ class _Seat:
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
             listen=config.listen, announce=config.announce, tuning=tuning, model=model,
-            via=config.via, outward=partial(reached_at, config),
+            via=config.via, up_mbit=config.up_mbit, outward=partial(reached_at, config),
         )  # fmt: skip
         assert self.endpoint.jobs is not None
         self._seed = Seed(key, self.endpoint.shell, store, self.endpoint.jobs, self.endpoint.manifests)

@@ -18,6 +18,7 @@ from swarm.protocol.events import Event, SendBlob, SendBlock
 from swarm.protocol.wire import Message
 from swarm.shell.limits import Limits
 from swarm.shell.outbound import Bulk, Outbound
+from swarm.shell.pacing import Paced, Pacer
 from swarm.transport.base import Unreachable
 
 __all__ = ["BulkStreams"]
@@ -31,8 +32,12 @@ _HOMES: Final = 4096
 class BulkStreams:
     """What is to be sent to one peer, and the tasks that send it."""
 
-    def __init__(self, make_queue: Callable[[Callable[[], bool]], Outbound], limits: Limits) -> None:
-        """`make_queue`: an `Outbound`; it is given what says whether anything urgent waits on any stream."""
+    def __init__(
+        self, make_queue: Callable[[Callable[[], bool]], Outbound], limits: Limits, pacer: Pacer | None = None
+    ) -> None:
+        """`make_queue`: an `Outbound`; it is given what says whether anything urgent waits on any stream. `pacer`: of
+        this machine's uplink (None: as fast as the streams take it)."""
+        self._pacer = pacer or Pacer()
         self._make_queue = lambda: make_queue(lambda: any(queue.urgent for queue in self._queues))
         self._limits = limits
         self._queues = [self._make_queue()]  # the one used longest ago first
@@ -87,7 +92,7 @@ class BulkStreams:
 
         async def carry(queue: Outbound, stream: trio.abc.HalfCloseableStream, idle_s: float) -> None:
             async with stream:
-                await queue.run(stream, answer, post, peer, idle_s=idle_s)
+                await queue.run(Paced(stream, self._pacer), answer, post, peer, idle_s=idle_s)
                 self._retire(queue)  # with nothing in it, and before anybody else runs
 
         async def open_another() -> None:

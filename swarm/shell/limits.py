@@ -1,5 +1,6 @@
 """The shell's own bounds: what it keeps in memory for a peer, and how long it waits for one."""
 
+import math
 from dataclasses import dataclass
 
 from swarm.protocol.wire import MAX_MESSAGE_BYTES
@@ -59,3 +60,5 @@ class Limits:
     """Blobs and blocks asked of one peer and not answered; the core asks for a few, older ones it has given up."""
     workers: int = 2
     """Chunks decoded at a time."""
+    up_mbit: float = math.inf
+    """What bulk streams together may send at; see `pacing`. Infinite: nobody said what the uplink carries."""

@@ -18,6 +18,7 @@ from swarm.shell.counts import Counts
 from swarm.shell.inbound import Inbound
 from swarm.shell.limits import Limits
 from swarm.shell.outbound import FindBlob, Outbound
+from swarm.shell.pacing import Pacer
 from swarm.shell.session import Session
 from swarm.store import ChunkStore
 from swarm.transport.base import Lane, Transport, Unreachable
@@ -60,6 +61,7 @@ class Peers:
         self._dialing: set[bytes] = set()
         self._bulk_in: dict[bytes, list[trio.CancelScope]] = {}
         self._arrival = trio.Event()
+        self._pacer = Pacer(limits.up_mbit)
         self._probing = trio.CapacityLimiter(limits.probes)
 
     def __iter__(self) -> Iterator[Session]:
@@ -124,7 +126,7 @@ class Peers:
             old.crossed = True
             old.end("another session took its place")
             await old.gone.wait()
-        bulk = BulkStreams(self._make_queue, self._limits)
+        bulk = BulkStreams(self._make_queue, self._limits, self._pacer)
         session = Session(peer, stream, dialed=dialed, bulk=bulk, counts=self._counts, limits=self._limits)
         self._sessions[peer] = session
         self._arrival.set()

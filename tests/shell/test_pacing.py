@@ -1,0 +1,59 @@
+"""One uplink, many streams: together they leave at what it carries, whoever is first."""
+
+import math
+
+import pytest
+import trio
+import trio.testing
+
+from swarm.shell.pacing import BURST_S, MARGIN, Paced, Pacer
+
+MBIT = 80.0  # 10 MB/s
+BYTES_S = MARGIN * MBIT * 125_000
+
+
+@pytest.mark.parametrize("streams", [1, 5])
+async def test_all_together_leave_at_the_uplinks_rate(autojump_clock: object, streams: int) -> None:
+    pacer, left = Pacer(MBIT), [0]
+    began = trio.current_time()
+
+    async def send(parts: int) -> None:
+        for _ in range(parts):
+            await pacer.admit(20_000)
+            left[0] += 20_000
+            assert left[0] - 20_000 <= BYTES_S * (trio.current_time() - began + BURST_S) + 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(streams):
+            nursery.start_soon(send, 500 // streams)
+    took = trio.current_time() - began
+    assert took == pytest.approx(10_000_000 / BYTES_S - BURST_S, abs=0.01)
+
+
+async def test_a_pause_is_not_saved_up(autojump_clock: object) -> None:
+    pacer = Pacer(MBIT)
+    await pacer.admit(1_000_000)
+    await trio.sleep(60)
+    began = trio.current_time()
+    for _ in range(100):
+        await pacer.admit(20_000)
+    assert trio.current_time() - began == pytest.approx(1_980_000 / BYTES_S - BURST_S, abs=0.001)
+
+
+async def test_nobody_waits_where_nobody_said_what_the_uplink_carries(autojump_clock: object) -> None:
+    pacer, began = Pacer(math.inf), trio.current_time()
+    for _ in range(1000):
+        await pacer.admit(1 << 30)
+    assert trio.current_time() == began
+
+
+async def test_a_paced_stream_brings_what_it_is_given(autojump_clock: object) -> None:
+    near, far = trio.testing.memory_stream_pair()
+    paced, got = Paced(near, Pacer(MBIT)), bytearray()
+    async with paced:
+        for number in range(10):
+            await paced.send_all(bytes([number]) * 1000)
+            await paced.wait_send_all_might_not_block()
+    async for part in far:
+        got += part
+    assert got == b"".join(bytes([number]) * 1000 for number in range(10))
