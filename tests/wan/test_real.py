@@ -1,11 +1,13 @@
 """The product's processes on emulated links, in short form; the numbers that count come from `scenarios.wan_table`."""
 
+import signal
 from dataclasses import replace
 
 import pytest
 
 from scenarios.floor import pass_on
-from scenarios.real import Node
+from scenarios.real import Node, RealSwarm
+from scenarios.wan import Network
 from scenarios.wan_table import ROWS, measure, row_of
 
 pytestmark = pytest.mark.wan
@@ -27,3 +29,12 @@ def test_plain_sockets_along_the_same_trees() -> None:
     floor = pass_on([200, 200], 200, 2 << 20)
     assert floor.seconds > 0.9 * floor.bound_s
     assert 1.0 < floor.copies < 1.1
+
+
+@pytest.mark.long
+def test_what_a_dead_head_alone_had_comes_although_nothing_may_be_sent_twice() -> None:
+    node = Node(20)
+    with RealSwarm.running(Network(), node, [node] * 3, 6, seed_flags=("--egress-copies", "1.0")) as swarm:
+        outcome = swarm.publish(4 << 20, at_half=lambda swarm: swarm.signal(swarm.interior(), signal.SIGKILL))
+    assert len(outcome.had_s) == 2, "those that live have it all"
+    assert outcome.sent_bytes < 1.8 * outcome.payload_bytes  # how much it had alone depends on the moment
