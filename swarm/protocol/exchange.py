@@ -36,8 +36,9 @@ MAX_AHEAD_BYTES = 1 << 20
 bounded, and what has not been handed over can still be skipped."""
 FAR_S = 0.05
 FAR_TIMES = 2
-"""Over a round trip longer than this, twice as much: a stream gets to its rate late there, and often a whole region
-hangs on it, so that nobody near can help. With no more than the rate itself it would never make that good."""
+"""Over a round trip longer than this, a parent that owes half as much again as its window gets one so many times as
+large: a stream gets to its rate late there, and often a whole region hangs on it, so that nobody near can help. With no
+more credit than the rate itself it would never make that good."""
 CREDIT_STEP_BYTES = 128 << 10
 """Credit is given in steps of a quarter window or this, whichever is more: two pieces a message."""
 LAG_LEAST_S = 0.5
@@ -114,6 +115,8 @@ class Exchange:
         """Of the newest chunk that we heard of."""
         self.gives = True
         """Whether this machine has uplink to give today; what waits meanwhile goes on waiting."""
+        self.owed: Callable[[int], int] = lambda stripe: 0
+        """Bytes of a stripe whose headers have come and which have not."""
         self._copies: Counter[ChunkKey] = Counter()
         """How many children were begun to be given each chunk."""
         self.progress_at: dict[int, float] = {}
@@ -132,20 +135,23 @@ class Exchange:
         old = self.parents.get(stripe)
         if old is not None and old.peer != peer:
             effects.append(Send(old.peer, Detach(stripe)))
-        window = self._window(peer)
+        window = self._window(stripe, peer)
         self.parents[stripe] = ParentEdge(peer, 0, window)
         self._patient_s[stripe] = max(HEIR_S, 3 * self._rtt_s(peer)) if heir else self._tuning.pull_after_s
         self._moved(stripe, now)
         effects.append(Send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after))))
 
-    def _window(self, peer: bytes) -> int:
-        """Credit for an edge: what a stripe brings in a round trip, and then some; over a long way twice that. A larger
-        one would only fill the queues of the way, and let this child take what its siblings wait for."""
+    def _window(self, stripe: int, peer: bytes) -> int:
+        """Credit for an edge: what a stripe brings in a round trip, and then some. A larger one would only fill the
+        queues of the way, and let this child take what its siblings wait for; but over a long way whoever is behind has
+        to catch up."""
         tuning = self._tuning
         rtt_s = self._rtt_s(peer)
-        bytes_s = tuning.stripe_bytes_s * (FAR_TIMES if rtt_s > FAR_S else 1)
         least = max(tuning.window_least_bytes, 2 * self._piece_bytes)
-        return min(tuning.window_bytes, least + int(bytes_s * ((rtt_s or tuning.rtt_guess_s) + 0.02)))
+        window = least + int(tuning.stripe_bytes_s * ((rtt_s or tuning.rtt_guess_s) + 0.02))
+        if rtt_s > FAR_S and 2 * self.owed(stripe) > 3 * window:
+            window *= FAR_TIMES
+        return min(tuning.window_bytes, window)
 
     @property
     def patient_s(self) -> float:
@@ -183,7 +189,7 @@ class Exchange:
         edge = self.parents.get(stripe)
         if edge is None or edge.received + self._tuning.window_bytes < edge.allowed + CREDIT_STEP_BYTES:
             return
-        window = self._window(edge.peer)
+        window = self._window(stripe, edge.peer)
         allowed = edge.received + window
         if allowed >= edge.allowed + max(window // 4, CREDIT_STEP_BYTES):
             edge.allowed, edge.behind = allowed, self._behind(stripe)

@@ -38,6 +38,7 @@ class Progress:
         self._state = state
         self._pulls = pulls
         self._relief = relief
+        state.exchange.owed = relief.owed_bytes
         self._relay_only = relay_only
         self._repair = repair
         self._running: set[Job] = set()

@@ -52,6 +52,8 @@ class Relief:
         self._parent = parent
         self._owed: dict[int, dict[ChunkKey, tuple[Chunk, float]]] = {}
         """By stripe, in the order of their headers: chunks that are not whole yet, and from when on they are late."""
+        self._owed_bytes: dict[int, int] = {}
+        """By stripe, when it was last looked at; what others promised does not count."""
         self._due_at = float("inf")
         """When the timer goes off."""
         self._promised: dict[ChunkKey, _Promised] = {}
@@ -71,6 +73,10 @@ class Relief:
             late = now + self._tuning.relief_after_s
             self._owed.setdefault(chunk.stripe, {})[chunk.key] = chunk, late
             self._wake(late, effects)
+
+    def owed_bytes(self, stripe: int) -> int:
+        """What a stripe's parent owes us, as of the last look."""
+        return self._owed_bytes.get(stripe, 0)
 
     def _wake(self, at: float, effects: list[Effect]) -> None:
         if at < self._due_at:
@@ -163,11 +169,12 @@ class Relief:
         chunks = self._owed[stripe]
         for key in [key for key, (chunk, _) in chunks.items() if chunk.whole]:
             del chunks[key]
+        self._owed_bytes[stripe] = 0
         if self._parent(stripe) is None:
             return []
         left = {key: (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
                 for key, (chunk, _) in chunks.items() if key not in self._promised}  # fmt: skip
-        owed = sum(left.values())
+        owed = self._owed_bytes[stripe] = sum(left.values())
         late: list[ChunkKey] = []
         for key in left:
             chunk, at = chunks[key]

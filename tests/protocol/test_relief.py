@@ -1,9 +1,10 @@
 """Relief: what a parent owes is wished for, taken from whoever offers it, and from the parent where they fail."""
 
+from member_kit import a_forwarder
 from protocol_kit import TUNING, book_with, header, key_of, version
 
 from swarm.protocol.chunks import Chunk, Chunks
-from swarm.protocol.events import Effect, Send, SetTimer
+from swarm.protocol.events import Effect, Send, SetTimer, Timer
 from swarm.protocol.relief import PROMISES, WISHES_HOLD_S, Relief
 from swarm.protocol.wire import Skip, WantChunk, Wishes
 
@@ -50,6 +51,30 @@ def wishes(*seqs: int) -> Wishes:
 def test_a_parent_that_owes_little_is_left_alone() -> None:
     relief, _, _ = owing(1)
     assert due(relief, LATE) == []
+
+
+def test_it_says_what_a_parent_owes_as_of_its_last_look() -> None:
+    relief, book, chunks = owing(5)
+    assert relief.owed_bytes(0) == 0
+    due(relief, LATE)
+    assert relief.owed_bytes(0) == 5 * 6 * (64 << 10)
+    offered(relief, ANNA, chunks[1], LATE)  # Anna brings it
+    piece(relief, book, chunks[0], 0, PARENT, LATE)
+    due(relief, 2 * LATE)
+    assert relief.owed_bytes(0) == (4 * 6 - 1) * (64 << 10)
+    relief.forget(version(1))
+    due(relief, 3 * LATE)
+    assert relief.owed_bytes(0) == 0
+    assert relief.owed_bytes(1) == 0
+
+
+def test_a_member_lets_its_credit_follow_from_that() -> None:
+    member = a_forwarder()
+    assert 0 in member.state.exchange.parents
+    for seq in range(5):
+        member.apply(header(1, seq, pieces=6, piece_bytes=64 << 10), 1.0)
+    member.apply(Timer("relief"), 1.0 + LATE)
+    assert member.state.exchange.owed(0) == 5 * 6 * (64 << 10)
 
 
 def test_what_is_young_is_not_wished_for() -> None:
