@@ -1,6 +1,6 @@
 """What do nodes cost that are killed, hang, or lie, 1 % to 20 % of them in every step?
 
-    python -m scenarios.rl_faults                    # 32 nodes, 10 steps a row: ten minutes
+    python -m scenarios.rl_faults                    # 32 nodes, 10 steps a row: minutes each
     python -m scenarios.rl_faults --seeds 5 --plot faults.png
     python -m scenarios.rl_faults --real             # five real nodes, of which two are left: about two minutes
 

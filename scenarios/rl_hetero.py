@@ -1,6 +1,6 @@
 """How much of unequal nodes' speed does the ledger use, and what would equal shares make of them?
 
-    python -m scenarios.rl_hetero           # 2, 8 and 32 nodes under the virtual clock; 32 take half an hour
+    python -m scenarios.rl_hetero           # 2, 8 and 32 nodes under the virtual clock; the last take long
     python -m scenarios.rl_hetero --real    # two real nodes on this machine, 2:1 and 8:1: about four minutes
 
 Under the virtual clock (`scenarios.rl_crew`) the ledger's and the nodes' code is the product's, engines only take time,
