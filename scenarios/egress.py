@@ -10,7 +10,7 @@ trainer sends to everybody itself) and an object store (the trainer sends once, 
 store that is never the bottleneck).
 
 Nodes: uplinks lognormal around 200 Mbit/s (sigma 0.5), downlinks 1 Gbit/s, six regions 5 to 250 ms apart, congestion
-windows, one lost packet in 100,000, bandwidths known with 20 % error. The second of two steps counts, the first one
+windows, one lost packet in 100,000, bandwidths known with 20 % error. The last step counts, of `--steps`, the first one
 being the first that its connections ever carried; 20 s of idle time lie between them. `cold_ratio`: how the first went.
 """
 
@@ -29,12 +29,13 @@ __all__ = ["main", "simulate"]
 IDLE_S = 20.0
 
 
-def simulate(crowd: Crowd, payload_bytes: int, seed: int) -> tuple[list[Step], str, int]:
-    """Two steps of such a crowd: how they went, the digest of the event log, and how many events there were."""
+def simulate(crowd: Crowd, payload_bytes: int, seed: int, count: int = 2) -> tuple[list[Step], str, int]:
+    """So many steps of such a crowd: how they went, the digest of the event log, and how many events there were."""
     world = gather(crowd, seed)
     steps = [step(world, payload_bytes)]
-    world.run(world.now + IDLE_S)
-    steps.append(step(world, payload_bytes))
+    for _ in range(count - 1):
+        world.run(world.now + IDLE_S)
+        steps.append(step(world, payload_bytes))
     return steps, world.digest, world.events
 
 
@@ -54,8 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     made.add_argument("--real", type=int, action="append", default=[], metavar="N", help="so many real nodes (as root)")
     made.add_argument("--regions", type=int, default=6, help="regions that the nodes are spread over (1 to 6)")
     made.add_argument("--hidden", type=float, default=0.0, help="share of nodes that cannot be dialed")
+    made.add_argument("--steps", type=int, default=2, help="simulated steps, of which the last counts (default 2)")
     made.add_argument("--plot", type=png, help="draw a PNG")
     options = made.parse_args(arguments)
+    if options.steps < 1:
+        made.error("--steps: at least 1")
     rows: list[dict[str, Any]] = []
     for nodes in options.real:
         seeds = range(options.seed, options.seed + options.seeds)
@@ -69,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         digests: list[str] = []
         began, events = time.process_time(), 0
         for seed in range(options.seed, options.seed + options.seeds):
-            steps, digest, count = simulate(crowd, int(options.mib * 2**20), seed)
+            steps, digest, count = simulate(crowd, int(options.mib * 2**20), seed, options.steps)
             counted.append(steps[-1])
             cold.append(steps[0])
             digests.append(digest)
