@@ -33,9 +33,9 @@ from swarm.protocol.wire import (
 __all__ = ["Membership", "reach_out"]
 
 DOUBT_S = 0.5
-"""Of whom nothing came for so long, while a version is on its way, is asked whether it is there: a parent, or whoever was
-asked for a chunk. It has as long again to answer, or four round trips. A loop that is busy, or a full uplink, takes
-less."""
+"""Of whom nothing came for so long, while a version is on its way, is asked whether it is there: a parent, or whoever
+was asked for a chunk. It has as long again to answer, or four round trips. A loop that is busy, or a full uplink,
+takes less."""
 BACKUPS_TRIED = 64
 """Of a large roster: where so many cannot be had it is we who are cut off."""
 
