@@ -1,6 +1,7 @@
 """What all tests share: thread counts for two busy cores, hypothesis profiles, and `--no-skips`."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,10 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_name, "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Who starts the tests in the background may have them, and every process that they start, ignore what Ctrl-C sends.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Everyday runs repeat exactly; `make fuzz` looks further, with new examples each time.
 settings.register_profile(
