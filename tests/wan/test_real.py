@@ -33,8 +33,8 @@ def test_plain_sockets_along_the_same_trees() -> None:
 
 @pytest.mark.long
 def test_what_a_dead_head_alone_had_comes_within_the_cap() -> None:
-    node = Node(20)
-    with RealSwarm.running(Network(), node, [node] * 3, 6, seed_flags=("--egress-copies", "1.5")) as swarm:
-        outcome = swarm.publish(4 << 20, at_half=lambda swarm: swarm.signal(swarm.interior(), signal.SIGKILL))
+    node = Node(100)
+    with RealSwarm.running(Network(), node, [node] * 3, 34, seed_flags=("--egress-copies", "1.3")) as swarm:
+        outcome = swarm.publish(32 << 20, at_half=lambda swarm: swarm.signal(swarm.interior(), signal.SIGKILL))
     assert len(outcome.had_s) == 2, "those that live have it all"
-    assert outcome.sent_bytes < 1.6 * outcome.payload_bytes  # the cap counts payload only
+    assert outcome.sent_bytes < 1.35 * outcome.payload_bytes  # the cap counts payload only
