@@ -1,6 +1,6 @@
 """How much of unequal nodes' speed does the ledger use, and what would equal shares make of them?
 
-    python -m scenarios.rl_hetero           # 2, 8 and 32 nodes under the virtual clock; the last take long
+    python -m scenarios.rl_hetero           # 2 and 8 nodes under the virtual clock; eight take many minutes
     python -m scenarios.rl_hetero --real    # two real nodes on this machine, 2:1 and 8:1: about four minutes
 
 Under the virtual clock (`scenarios.rl_crew`) the ledger's and the nodes' code is the product's, engines only take time,
@@ -159,7 +159,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="fast by slow (default 2 8)")
-    parser.add_argument("--nodes", type=int, nargs="+", default=(2, 8, 32), help="virtual nodes (default 2 8 32)")
+    parser.add_argument("--nodes", type=int, nargs="+", default=(2, 8), help="virtual nodes (default 2 8)")
     parser.add_argument("--steps", type=int, default=6, help="virtual steps measured (default 6)")
     parser.add_argument("--real", action="store_true", help="real processes instead of the virtual clock")
     parser.add_argument("--slow-tokens-s", type=float, default=60.0, help="real: of the slow node (default 60)")
