@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codec import chunk_target, piece_target
 from scenarios.simulator import World
-from scenarios.virtual import Link, Node, Paths, Published
+from scenarios.virtual import Cpu, Link, Node, Paths, Published
 from scenarios.virtual.links import PACKET_OVERHEAD
 from swarm.protocol.events import VersionId
 from swarm.protocol.tuning import Tuning
@@ -60,11 +60,15 @@ class Crowd:
         return max(ms for row in _ROUND_TRIP_MS[: self.regions] for ms in row[: self.regions]) / 1000
 
 
-def gather(crowd: Crowd, seed: int, tuning: Tuning | None = None, settle_s: float = 30.0) -> World:
-    """A swarm of such nodes that hold version 0 and stand in their trees."""
+def gather(
+    crowd: Crowd, seed: int, tuning: Tuning | None = None, settle_s: float = 30.0, host: Cpu | None = None
+) -> World:
+    """A swarm of such nodes that hold version 0 and stand in their trees. `host`: as `World` has it."""
     rng = random.Random(seed)
     trainer = Link(crowd.trainer_mbit, 0.0, max(crowd.down_mbit, crowd.trainer_mbit), 0, crowd.loss)
-    world = World(tuning or Tuning.wan(), seed=seed, authority_link=trainer, home=REGIONS[0], paths=crowd.paths())
+    world = World(
+        tuning or Tuning.wan(), seed=seed, authority_link=trainer, home=REGIONS[0], paths=crowd.paths(), host=host
+    )
     for _ in range(crowd.nodes):
         link = draw(crowd, rng)
         known = link.up_mbit * rng.uniform(1 - crowd.error, 1 + crowd.error)
