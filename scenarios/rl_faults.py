@@ -13,7 +13,7 @@ may be one version old, samples take half a step.
 faults (*aged*: samples whose version a step leaves behind). *drawing*: what the struck nodes were drawing, or had not
 delivered, when it happened, and of liars all since: a killed node takes all of that with it. *at stake*: that, and what
 they had delivered of groups that were not done, which counts only if the rest can be drawn again before it is too old;
-of liars all that was not handed over, since nobody knows when they began. Two numbers must hold: *lost* by *at stake*,
+of liars all that was not handed over, since nobody knows when they began. Two numbers must hold: *lost* by *drawing*,
 and *step*, the mean time of a step by that of a run without faults. With `--seeds` both are sums over all, *worst* is
 the worst seed's share of its stake. *invented*: samples of liars that were trained on, of all. For `--real` see
 `scenarios.rl_faults_real`.
@@ -152,7 +152,7 @@ def _against(calm: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 
 def met(row: dict[str, Any]) -> bool:
     """What issue 7 asks of a row."""
-    return row["lost_to_faults"] <= row["at_stake"] and row["step_ratio"] <= REACH_STEP
+    return row["lost_to_faults"] <= row["drawing"] and row["step_ratio"] <= REACH_STEP
 
 
 def real_met(found: dict[str, Any]) -> bool:

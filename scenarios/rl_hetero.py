@@ -70,7 +70,9 @@ def virtual_row(ratio: float, nodes: int, steps: int) -> dict[str, Any]:
 
     def rate(kinds: Sequence[Kind], share: int) -> tuple[float, float]:
         with tempfile.TemporaryDirectory(prefix="rl-hetero-") as folder:
-            return virtually(crew_rate, Path(folder), kinds, share, steps)
+            made, step_s = virtually(crew_rate, Path(folder), kinds, share, steps)
+        print(f"{ratio:.0f}:1, {len(kinds)} of {nodes} nodes: {made:.0f} tokens/s", file=sys.stderr)
+        return made, step_s
 
     alone = [rate([kind] * half, groups)[0] for kind in (fast, SLOW)]
     both, step_s = rate([fast] * half + [SLOW] * half, groups)
@@ -103,6 +105,7 @@ def real_rows(ratios: Sequence[float], slow_tokens_s: float, seconds: float) -> 
         make_tiny(base := Path(name) / "base", recipe, lambda line: None)
         for ratio in ratios:
             rates = (ratio * slow_tokens_s, slow_tokens_s)
+            print(f"{ratio:.0f}:1: each alone, then both", file=sys.stderr)
             alone = [real_rate(Path(name), base, (rate,), seconds) for rate in rates]
             both = real_rate(Path(name), base, rates, seconds)
             # Of a batch B each does B/2, and it lasts as long as the slow one needs: B / (B/2 / slow) tokens a second.

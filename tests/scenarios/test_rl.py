@@ -21,7 +21,8 @@ def test_faults_cost_no_more_than_what_the_struck_had():
     assert calm["lost"] <= 0.01 * calm["drawn"], calm
     assert rough["struck"] == 5
     assert rough["quarantined"] == 1, "the liar"
-    assert rl_faults.met(rough), rough
+    assert rough["lost_to_faults"] <= rough["at_stake"], rough
+    assert rough["step_ratio"] <= rl_faults.REACH_STEP, rough
 
 
 def test_training_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_path: Path):
