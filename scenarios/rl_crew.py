@@ -1,6 +1,6 @@
 """A ledger and its nodes under trio's virtual clock, for scenarios with more nodes than a machine can carry.
 
-The product's: rules, dealer, book (a file) and service of the ledger, each node's `NodeWorker` with its messages and
+The product's: rules, dealer, book (in memory) and service of the ledger, each node's `NodeWorker` with its messages and
 signatures. Modelled: engines that take the time of one, a wire with a delay, a trainer that takes groups and publishes.
 Nothing here transfers weights: versions arrive `arrival_s` after their seal.
 """
@@ -119,13 +119,13 @@ class Member:
 class Crew:
     """Everything of one run. Versions' roots are made up: nobody transfers weights here."""
 
-    def __init__(self, folder: Path, nursery: trio.Nursery, settings: Settings, seed: int = 0) -> None:
+    def __init__(self, nursery: trio.Nursery, settings: Settings, seed: int = 0) -> None:
         self.head = Head(0, 0, _root(0))
         self.members: dict[bytes, Member] = {}
         self._gone: set[bytes] = set()
         self._nursery = nursery
         self._numbers = count(1)
-        self.book = Book(folder / "ledger.sqlite")
+        self.book = Book(Path(":memory:"))
         self.ledger = self.book.restore(settings, self.head, trio.current_time(), random.Random(seed))
         self.service = LedgerService(self.ledger, self.book, self._to_node, off_loop=_inline)
 

@@ -25,7 +25,6 @@ import logging
 import random
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -55,16 +54,14 @@ def step_s(nodes: int, groups: int) -> float:
     return groups * SAMPLES * KIND.mean / (nodes * KIND.rows * KIND.tokens_s)
 
 
-async def run(
-    folder: Path, share: float, steps: int, nodes: int, groups: int, check: float, seed: int
-) -> dict[str, Any]:
+async def run(share: float, steps: int, nodes: int, groups: int, check: float, seed: int) -> dict[str, Any]:
     """One run under the virtual clock, of which every step each node is struck with this chance."""
     chance = random.Random(seed)
     expected_s = step_s(nodes, groups)
     struck: list[Any] = []
     kinds = cycle(FAULTS)
     async with trio.open_nursery() as nursery:
-        crew = Crew(folder, nursery, Settings(check_share=check), seed)
+        crew = Crew(nursery, Settings(check_share=check), seed)
         await nursery.start(crew.service.run)
         for _ in range(nodes):
             await crew.hire(KIND)
@@ -120,8 +117,7 @@ def simulate(
     found: dict[float, list[dict[str, Any]]] = {}
     for share in (0.0, *shares):
         for seed in seeds:
-            with tempfile.TemporaryDirectory(prefix="rl-faults-") as folder:
-                row = virtually(run, Path(folder), share, steps, nodes, groups, check, seed)
+            row = virtually(run, share, steps, nodes, groups, check, seed)
             found.setdefault(share, []).append(row)
             print(f"{share:.0%} struck a step, seed {seed}: {row['struck']} nodes", file=sys.stderr, flush=True)
     calm = _sum(found[0.0])

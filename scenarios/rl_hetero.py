@@ -42,10 +42,10 @@ PUBLISHED_GAIN: Final = 0.35
 """The larger of SparrowRL's two, of two to one; nodes that are less unequal cannot gain so much."""
 
 
-async def crew_rate(folder: Path, kinds: Sequence[Kind], groups: int, steps: int) -> tuple[float, float]:
+async def crew_rate(kinds: Sequence[Kind], groups: int, steps: int) -> tuple[float, float]:
     """(tokens a second that this crew makes for a trainer, seconds of a step), under the virtual clock."""
     async with trio.open_nursery() as nursery:
-        crew = Crew(folder, nursery, Settings(check_share=0.0))
+        crew = Crew(nursery, Settings(check_share=0.0))
         await nursery.start(crew.service.run)
         for kind in kinds:
             await crew.hire(kind)
@@ -69,8 +69,7 @@ def virtual_row(ratio: float, nodes: int, steps: int) -> dict[str, Any]:
     """Two batches of every node in a step, so that a slow node's samples are done before they are too old."""
 
     def rate(kinds: Sequence[Kind], share: int) -> tuple[float, float]:
-        with tempfile.TemporaryDirectory(prefix="rl-hetero-") as folder:
-            made, step_s = virtually(crew_rate, Path(folder), kinds, share, steps)
+        made, step_s = virtually(crew_rate, kinds, share, steps)
         print(f"{ratio:.0f}:1, {len(kinds)} of {nodes} nodes: {made:.0f} tokens/s", file=sys.stderr)
         return made, step_s
 
