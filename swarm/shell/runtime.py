@@ -247,6 +247,10 @@ class Shell:
         if failed:
             raise failed[0]
 
+    def start(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Have `work()` run as a task of the shell. What it raises ends the shell."""
+        self._nursery.start_soon(self._mind, work)
+
     async def gossiped(self, sealed: bytes) -> None:
         """A manifest arrived by gossip. Raises `PeerError` when it is forged."""
         self.manifests.note(sealed)

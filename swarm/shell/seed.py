@@ -2,8 +2,9 @@
 
     open_attempt   the attempt's number is on disk before its first chunk is signed, so no two attempts share a number;
                    a way back to an older version is an attempt at that version in the next epoch
-    add_chunk      stored, dealt, decoded into scratch
-    seal           roots compared; chunks synced, then the seal recorded; then told to the swarm; then the bits written
+    add_chunk      dealt; stored and decoded into scratch beside that
+    seal           once all are: roots compared; chunks synced, then the seal recorded; then told to the swarm; then
+                   the bits written
 
 A crash before the seal is recorded leaves a dead attempt, which nobody can have seen sealed; a crash after it leaves a
 version that the next start replays from the store. The database refuses a second root for one version, whatever
@@ -18,6 +19,7 @@ from codec import BlockDelta, Chunk, Key, Manifest, Replica, open_header
 from codec.errors import UsageError
 from swarm.protocol.events import Commit, Drop, LocalChunk, LocalSeal, VersionId
 from swarm.shell.inbound import header_stored
+from swarm.shell.intake import Intake
 from swarm.shell.jobs import Jobs
 from swarm.shell.manifests import Manifests
 from swarm.shell.model import Model
@@ -85,6 +87,7 @@ class Seed:
         self._manifests = manifests
         self._run_sync = run_sync
         self._open: Attempt | None = None
+        self._intake = Intake(self._keep, shell.start, run_sync)
 
     @property
     def replica(self) -> Replica:
@@ -119,7 +122,8 @@ class Seed:
         return attempt
 
     async def add_chunk(self, chunk: Chunk) -> None:
-        """Store and deal a chunk of the open attempt. Waits for the disk and the decoder, never for a peer."""
+        """Deal a chunk of the open attempt, and have it stored. Waits while the disk or the decoder is far behind,
+        never for a peer. Raises what became of an earlier one (`DiskFull`)."""
         attempt = self._current()
         header = open_header(chunk.header, self.key.public)
         assert header.key[:3] == attempt[:3], "a chunk of another attempt"
@@ -128,7 +132,7 @@ class Seed:
             piece = header.piece_range(index)
             self._store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
         await self._shell.post(LocalChunk(header_stored(stored, None, None)))
-        await self._run_sync(self._keep, stored)
+        await self._intake.add(stored)
 
     async def seal(self, manifest: Manifest) -> bytes:
         """Make the version durable, send its seal, scatter it into the replica; its root.
@@ -137,6 +141,7 @@ class Seed:
         """
         attempt = self._current()
         assert (manifest.epoch, manifest.version, manifest.attempt) == attempt[:3], "a manifest of another attempt"
+        await self._intake.settled()
         sealed = manifest.seal(self.key)
         self._manifests.note(sealed)
         await self._shell.shelter(lambda: self._publish(manifest, sealed))
@@ -147,6 +152,7 @@ class Seed:
         """The open attempt, if there is one, is dead: drop what it left."""
         if self._open is not None:
             attempt, self._open = self._open, None
+            await self._intake.clear()
             self._shell.perform([Drop(VersionId(attempt.epoch, attempt.version), attempt.attempt)])
 
     def state(self) -> dict[str, Any]:
@@ -177,10 +183,10 @@ class Seed:
         while part := await self._run_sync(_some, blocks):
             yield part
 
-    def _keep(self, chunk: StoredChunk) -> None:
-        """Write and decode it, in one visit to a worker thread."""
-        self._store.chunks.spill(chunk.key, wanted=True)  # by whoever it is dealt to
-        self._jobs.model.stage(chunk)
+    def _keep(self, chunks: list[StoredChunk]) -> None:
+        self._store.chunks.spill(*(chunk.key for chunk in chunks), wanted=True)  # by whoever they are dealt to
+        for chunk in chunks:
+            self._jobs.model.stage(chunk)
 
     def _find(self, root: bytes | None, version: int | None) -> Seal:
         seals = self._store.records.seals()
