@@ -412,6 +412,7 @@ class Authority:
     def abandon(self, key: ChunkKey) -> None:
         """The attempt that `key` names will not be sealed: deal no more of it."""
         self.dealer.forget((key.epoch, key.version, key.attempt))
+        self.scheme.abandoned()
 
     def _local_seal(self, event: LocalSeal, now: float) -> None:
         state = self.state

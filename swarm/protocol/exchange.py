@@ -95,6 +95,8 @@ class ParentEdge:
     peer: bytes
     received: int = 0
     allowed: int = 0
+    since: float = 0.0
+    """Local time at which we hung on it: before that it had no reason to say anything."""
     behind: int = 0
     """What we last told it."""
 
@@ -136,7 +138,7 @@ class Exchange:
         if old is not None and old.peer != peer:
             effects.append(Send(old.peer, Detach(stripe)))
         window = self._window(stripe, peer)
-        self.parents[stripe] = ParentEdge(peer, 0, window)
+        self.parents[stripe] = ParentEdge(peer, 0, window, now)
         self._patient_s[stripe] = max(HEIR_S, 3 * self._rtt_s(peer)) if heir else self._tuning.pull_after_s
         self._moved(stripe, now)
         effects.append(Send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after))))

@@ -397,9 +397,11 @@ class Membership:
         limit = 3 * state.tuning.heartbeat_s
         if now - state.leases.heard_at > limit:
             return  # the authority itself is silent: nobody has anything to say
-        for peer in sorted({edge.peer for edge in state.exchange.parents.values()}):
+        edges = sorted(state.exchange.parents.values(), key=lambda edge: edge.since, reverse=True)
+        for peer, since in sorted({edge.peer: edge.since for edge in edges}.items()):
             session = state.sessions.get(peer)
-            if session is not None and now - session.heard_at > limit:
+            # A backup had nothing to say until we hung on it: its silence counts from then on.
+            if session is not None and now - max(session.heard_at, since) > limit:
                 if session.slot is not None:
                     self._lost[session.slot] = now
                 state.close(peer, "silent for three heartbeats")

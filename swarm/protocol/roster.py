@@ -162,7 +162,8 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     def each_backup(self, stripe: int, slot: int, among: Iterable[int] | None = None) -> Iterator[int]:
         """The ancestors, then whoever does not hang on us: the stripe's interior nodes of our region, its others, then
-        the rest of our region, then the rest. Found one by one: who needs the first need not wait for ten thousand.
+        the rest of our region, then the rest; last, of all these, whoever hangs on the parent that is gone: they are
+        orphans too, and would hang on one another. Found one by one: who needs the first need not wait for thousands.
 
         Each slot starts to look at the one after its own, so that the orphans of one parent spread over its uncles.
         """
@@ -174,13 +175,17 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         near = set(self._by_region.get(me.region, ())) if me is not None and me.region else set[int]()
         inside = [s for s in self._interior[stripe] if only is None or s in only]
         everyone = [m.slot for m in self.members] if only is None else sorted(only)
+        orphans: list[int] = []
         for group in (_turned([s for s in inside if s in near], slot), _turned(inside, slot),
                       _turned([s for s in everyone if s in near], slot), _turned(everyone, slot)):  # fmt: skip
             for other in group:
                 if other not in seen:
                     seen.add(other)
-                    if not self._is_below(stripe, other, slot):
+                    if line and self._is_below(stripe, other, line[0]):
+                        orphans.append(other)
+                    elif not self._is_below(stripe, other, slot):
                         yield other
+        yield from (other for other in orphans if not self._is_below(stripe, other, slot))
 
     def is_fed(self, stripe: int, slot: int) -> bool:
         """Its way up leads to the authority."""

@@ -19,6 +19,9 @@ __all__ = ["Scheme"]
 
 SAME = 0.15
 """An uplink that turned out so little other than planned is left as it was."""
+FEW = 4
+"""Who took part from a version's beginning feeds all others until it has arrived, unless those are so many times as
+many as they."""
 SETTLE_BEATS = 6
 """After so many heartbeats a version counts as arrived even where somebody never says so."""
 
@@ -56,6 +59,8 @@ class Scheme:
         """Somebody was proven, or found in a region, since the last plan."""
         self._busy_since: float | None = None
         """When the version that is on its way was sealed; infinite: it is not yet; None: there is none."""
+        self._took_part: set[bytes] = set()
+        """Who could stand inside when that version was opened."""
 
     def plan_if_due(self, now: float) -> bool:
         """Plan anew if anything changed, at most once a tick: a crowd that comes together is planned for together."""
@@ -79,24 +84,34 @@ class Scheme:
     def _members(self, now: float) -> tuple[Member, ...]:
         offered = {slot: self._enrolled[lease.grant.peer].join.up_mbit for slot, lease in self._book.leases.items()}
         typical = median(offered.values()) if offered else 0.0
-        held = [e for lease in self._book.leases.values() if (e := self._enrolled[lease.grant.peer]).held_once]
-        strict = 2 * sum(e.proven for e in held) > len(held)
-        return tuple(self._member(slot, typical, strict, now) for slot in sorted(self._book.leases))
+        able = self._able()
+        return tuple(self._member(slot, typical, able, now) for slot in sorted(self._book.leases))
 
-    def _member(self, slot: int, typical: float, strict: bool, now: float) -> Member:
-        """`strict`: most have served verified bytes, so who has not stands outside. In a new swarm, who holds the base
-        stands inside."""
+    def _able(self) -> set[bytes]:
+        """Who may stand inside a tree: who has held a version and served verified bytes; in a new swarm, where most
+        have served none, who holds the base.
+
+        While a version is on its way those who could when it was opened, unless they have become few: who came since
+        lacks what went before, and its children would wait until it has caught up.
+        """
+        peers = {lease.grant.peer for lease in self._book.leases.values()}
+        held = {peer for peer in peers if self._enrolled[peer].held_once}
+        proven = {peer for peer in held if self._enrolled[peer].proven}
+        able = proven if 2 * len(proven) > len(held) else held
+        part = self._took_part & held
+        return part if self._busy_since is not None and FEW * len(part) >= len(peers) else able
+
+    def _member(self, slot: int, typical: float, able: set[bytes], now: float) -> Member:
         peer = self._book.leases[slot].grant.peer
         enrolment = self._enrolled[peer]
         fresh = self._book.standing(slot, self._time(now)) is Standing.FRESH and slot not in self.lost
-        may = enrolment.held_once and (enrolment.proven or not strict)
         offered = 0.0 if enrolment.saving else enrolment.join.up_mbit
         uplink = round(self._rates.uplink(slot, offered, typical), 1)
         before = self._state.roster.member(slot) if self._state.roster is not None else None
         if before is not None and before.peer == peer and abs(before.up_mbit - uplink) < SAME * uplink:
             uplink = before.up_mbit  # a change that nobody would feel would still have to be told everyone
         self._regions.tell(slot, enrolment.join.region)
-        member = enrolment.member(slot, peer, leaf=not (fresh and may) or uplink == 0)
+        member = enrolment.member(slot, peer, leaf=not (fresh and peer in able) or uplink == 0)
         return replace(member, up_mbit=uplink, region=self._regions.of(slot))
 
     # ------------------------------------------------------------ what members measured
@@ -123,11 +138,24 @@ class Scheme:
 
     def opened(self) -> None:
         """Chunks of a version leave."""
-        self._busy_since = float("inf")
+        self._begin(float("inf"))
 
     def sealed(self, now: float) -> None:
         """All of them have left the trainer's replica; who holds it is heard of in reports."""
-        self._busy_since = now
+        self._begin(now)
+
+    def abandoned(self) -> None:
+        """The attempt under way will not be sealed."""
+        if self._busy_since == float("inf"):
+            self._busy_since, self.stale = None, True
+
+    def _begin(self, since: float) -> None:
+        """A version is on its way; who may stand inside is settled as it begins."""
+        if self._busy_since != float("inf"):
+            before, self._busy_since = self._took_part, None
+            self._took_part = self._able()
+            self.stale = self.stale or self._took_part != before
+        self._busy_since = since
 
     def _settle(self, now: float) -> None:
         head, since = self._state.held, self._busy_since

@@ -8,18 +8,23 @@ from protocol_kit import (
     TUNING,
     capability,
     grant,
+    header,
     join_message,
     key_of,
+    manifest,
     only,
     say,
     sends,
 )  # fmt: skip
 
+from swarm.protocol.authority import Authority
 from swarm.protocol.documents import open_grant, open_heartbeat, seal
 from swarm.protocol.enrolment import Enrolment, open_record
 from swarm.protocol.events import (
     Close,
     Effect,
+    LocalChunk,
+    LocalSeal,
     PeerDown,
     Persist,
     Persisted,
@@ -77,6 +82,61 @@ def test_a_newcomer_is_a_leaf_until_it_has_held_a_version() -> None:
     say(core, 1, Reports(0, (renewal(core, 1, 1, catching_up=0.5),)), 3.0)
     core.apply(Timer("tick"), 3.0 + TUNING.tick_s + 0.01)
     assert [m.leaf for m in core.state.roster.members] == [False, True]
+
+
+def _whole(core: Authority, slots: range, counter: int, now: float) -> list[bool]:
+    """These say that they hold a version; who is a leaf then."""
+    for slot in slots:
+        say(core, slot, Reports(0, (renewal(core, slot, counter),)), now)
+    core.apply(Timer("tick"), now + TUNING.tick_s + 0.01)
+    assert core.state.roster is not None
+    return [m.leaf for m in core.state.roster.members]
+
+
+def test_who_comes_while_a_version_is_on_its_way_is_a_leaf_until_it_has_arrived() -> None:
+    core = members(an_authority(), 3)
+    assert _whole(core, range(3), 1, 4.0) == [False] * 3
+    core.apply(LocalChunk(header(1, 0, stripe=None)), 4.6)
+    join(core, 3, 4.7)
+    assert _whole(core, range(4), 2, 5.2) == [False, False, False, True]
+    core.apply(LocalSeal(manifest(1, 1)), 5.6)
+    assert _whole(core, range(4), 3, 5.7) == [False, False, False, True]
+    for late in (6.5, 7.4, 8.3):
+        leaves = _whole(core, range(4), round(10 * late), late)
+        assert leaves == [False, False, False, True]
+    core.apply(Timer("tick"), 8.7)  # whoever never says that it arrived is waited for no longer
+    assert _whole(core, range(4), 99, 8.8) == [False] * 4
+
+
+def test_who_came_during_one_version_stands_inside_for_the_next_and_where_those_inside_are_few() -> None:
+    core = members(an_authority(), 1)
+    assert _whole(core, range(1), 1, 2.0) == [False]
+    core.apply(LocalChunk(header(1, 0, stripe=None)), 2.3)
+    for slot in range(1, 4):
+        join(core, slot, 2.3 + slot / 2)
+    assert _whole(core, range(4), 2, 5.0) == [False, True, True, True]
+    join(core, 4, 5.3)
+    assert _whole(core, range(5), 3, 5.8) == [False] * 5  # one cannot feed four
+    core = members(an_authority(), 2)
+    assert _whole(core, range(2), 1, 3.0) == [False] * 2
+    core.apply(LocalChunk(header(1, 0, stripe=None)), 3.3)
+    join(core, 2, 3.4)
+    assert _whole(core, range(3), 2, 3.8) == [False, False, True]
+    core.apply(LocalSeal(manifest(1, 1)), 4.2)
+    core.apply(LocalChunk(header(2, 0, stripe=None)), 4.3)
+    assert _whole(core, range(3), 3, 4.4) == [False] * 3
+
+
+def test_an_attempt_that_is_given_up_keeps_nobody_out() -> None:
+    core = members(an_authority(), 2)
+    assert _whole(core, range(2), 1, 3.0) == [False] * 2
+    chunk = header(1, 0, stripe=None)
+    core.apply(LocalChunk(chunk), 3.3)
+    join(core, 2, 3.4)
+    assert _whole(core, range(3), 2, 3.8) == [False, False, True]
+    core.abandon(chunk.key)
+    core.apply(Timer("tick"), 4.2)
+    assert _whole(core, range(3), 3, 4.5) == [False] * 3
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,26 @@ def test_a_parent_that_is_silent_while_others_are_not() -> None:
     assert [c.peer for c in only(effects, Close)] == [key_of(1).public]
 
 
+def test_a_backup_that_had_nothing_to_say_is_no_silent_parent() -> None:
+    """It has been there all the time; its silence counts from when we hung on it."""
+    peer = a_member([(1, 2, -1, -1)])
+    meet(peer, 1)
+    meet(peer, 2)
+    for beat in range(2, 12):
+        say(peer, 1, HeartbeatNews(heartbeat(beat)), (beat - 1) * TUNING.heartbeat_s)
+    at = 10 * TUNING.heartbeat_s
+    peer.apply(PeerDown(key_of(1).public), at)
+    assert parents(peer) == {0: key_of(2).public}
+    assert only(tick(peer, at + 0.1), Close) == []
+    assert parents(peer) == {0: key_of(2).public}
+    meet(peer, 3, at)
+    effects: list[Effect] = []
+    for beat in range(12, 17):
+        say(peer, 3, HeartbeatNews(heartbeat(beat)), (beat - 1) * TUNING.heartbeat_s)
+        effects += tick(peer, (beat - 1) * TUNING.heartbeat_s + 0.1)
+    assert {c.peer for c in only(effects, Close)} == {key_of(2).public}
+
+
 def under_way() -> Peer:
     """A chunk of version 1 has begun to come from slot 1, our parent; slot 2 is there as well."""
     peer = a_member()

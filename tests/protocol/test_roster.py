@@ -115,6 +115,15 @@ def test_orphans_of_one_parent_spread() -> None:
     assert len(set(first)) > len(first) // 2
 
 
+def test_who_hangs_on_the_lost_parent_too_is_the_last_to_turn_to() -> None:
+    # 1 is the head; 0 and 2 hang on it, 3, 4 and 5 on 0, 6 on 3, 7 on 2. 0 goes: 4 and 5, and 6 below 3, are orphans.
+    plan_ = Roster(SWARM, 1, 1, (), tuple(member(s) for s in range(8)), ((1, -1, 1, 0, 0, 0, 3, 2),))
+    backups = plan_.backups(0, 3)
+    assert backups[0] == 1
+    assert set(backups[1:3]) == {2, 7}
+    assert set(backups[3:]) == {4, 5}
+
+
 # ---------------------------------------------------------------- changes
 
 
