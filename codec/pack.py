@@ -30,7 +30,7 @@ def chunk_target(payload_bytes: int) -> int:
 
 
 def piece_target(payload_bytes: int, nodes: int | None = None) -> int:
-    """Bytes of a piece: F/(200 K) rounded to a power of two, from 16 to 256 KiB; F/(50 K) among few nodes.
+    """Bytes of a piece: F/(200 K) rounded to a power of two, from 16 to 128 KiB; F/(50 K) among few nodes.
 
     A piece crosses a tree of depth D in D of its own sending times; two hundred a stripe keep that near D/2 percent.
     Below 16 KiB its hash (32 bytes) and the turn in each relay cost more than the wait that they save. Up to 2 K
