@@ -6,10 +6,10 @@ import pytest
 import trio
 import trio.testing
 
-from swarm.shell.pacing import BURST_S, MARGIN, Paced, Pacer
+from swarm.shell.pacing import BURST_S, Paced, Pacer
 
 MBIT = 80.0  # 10 MB/s
-BYTES_S = MARGIN * MBIT * 125_000
+BYTES_S = MBIT * 125_000
 
 
 @pytest.mark.parametrize("streams", [1, 5])
