@@ -16,7 +16,7 @@ import pytest
 from node.status.query import ask
 from swarm.transport.base import Unreachable
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """Two busy cores, and the first use of a kernel compiles it."""
 
 

@@ -63,7 +63,7 @@ def test_an_engine_needs_a_replica(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["ram", "disk"])
+@pytest.mark.parametrize("place", [pytest.param("ram", marks=pytest.mark.long), "disk"])
 def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_an_anchor(tmp_path: Path, place: str) -> None:
     """Eight steps, so one anchor: what the node's process gave the disk to write, through maps too, and what it handed
     to write() where the disk is memory."""

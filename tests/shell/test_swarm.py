@@ -1,6 +1,5 @@
 """Seed and members over the memory transport: the product's cores, shells, stores and codec, on a virtual clock."""
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import trio
 from shell_kit import CONFIG, Host, Killed, Swarm, new_replica, step, swarm, until
 
 from codec import Checkpoint, write_checkpoint
+from codec.errors import SwarmError
 from node.publisher import Publisher
 from node.trainers.messages import Wanted
 from swarm.protocol.events import VersionId
@@ -289,7 +289,7 @@ async def test_a_seed_killed_at_any_write_never_seals_a_version_twice(
             seed = await s.start_seed(Disk(fuse))
             fuse.left = count
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_publish_until_killed, s, 100 * number, nursery.cancel_scope)
+                nursery.start_soon(_publish_until_killed, s, 100 * number, fuse, nursery.cancel_scope)
                 nursery.start_soon(_cancel_when, seed.stopped, nursery.cancel_scope)
             await s.stop(s.authority)
             again = await s.start_seed()
@@ -316,9 +316,14 @@ class Fuse:
                 raise Killed
 
 
-async def _publish_until_killed(s: Swarm, seed: int, scope: trio.CancelScope) -> None:
-    with contextlib.suppress(Killed):
+async def _publish_until_killed(s: Swarm, seed: int, fuse: Fuse, scope: trio.CancelScope) -> None:
+    try:
         await s.publish(seed)
+    except Killed:
+        pass
+    except SwarmError:  # it was killed in the middle of a chunk, and whoever waited for that is told so
+        assert fuse.left is not None
+        assert fuse.left < 0
     scope.cancel()
 
 

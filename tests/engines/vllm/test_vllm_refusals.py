@@ -57,6 +57,7 @@ def test_weights_in_another_form_are_loaded_by_module(python: Path):
     assert any(load.get("version") and load["seconds"] > 0 for load in loads), "it does not say what loading costs"
 
 
+@pytest.mark.long
 def test_fp8_on_a_cpu_is_refused_in_a_sentence(untied: Path, python: Path, tmp_path: Path):
     sentence = (
         r"^vLLM ended before it served: it has no kernel for fp8 weights on this machine\. Leave out --quantization"
