@@ -26,7 +26,7 @@ ROUND_TRIP_MS: Final = 5.0
 """Within a region, as `scenarios.crowd` has it."""
 
 
-def compare(nodes: int, mbit: float, payload_bytes: int, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def compare(nodes: int, mbit: float, payload_bytes: int, seeds: Sequence[int]) -> tuple[dict[str, Any], ...]:
     """A row of the real swarm, one of its twin, whose `agreement` is its time over the real one's, and one of the twin
     with a processor for each node.
 
@@ -37,13 +37,10 @@ def compare(nodes: int, mbit: float, payload_bytes: int, seeds: Sequence[int]) -
         nodes, trainer_mbit=mbit, median_mbit=mbit, sigma=0.0, error=0.0, regions=1, loss=0.0, congestion="bbr"
     )
     spent_s = sum(real.spent_s.values())
-    rows = [
-        row_of("real", [_as_step(nodes, real)]),
-        row_of("its twin", [_twin(crowd, payload_bytes, seed, spent_s) for seed in seeds]),
-        row_of("a processor each", [_twin(crowd, payload_bytes, seed) for seed in seeds]),
-    ]
-    rows[1]["agreement"] = rows[1]["ratio"] / rows[0]["ratio"]
-    return rows
+    went = row_of("real", [_as_step(nodes, real)])
+    twin = row_of("its twin", [_twin(crowd, payload_bytes, seed, spent_s) for seed in seeds])
+    apart = row_of("a processor each", [_twin(crowd, payload_bytes, seed) for seed in seeds])
+    return went, twin | {"agreement": twin["ratio"] / went["ratio"]}, apart
 
 
 def _twin(crowd: Crowd, payload_bytes: int, seed: int, spent_s: float | None = None) -> Step:

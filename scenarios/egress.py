@@ -63,9 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     for nodes in options.real:
         seeds = range(options.seed, options.seed + options.seeds)
-        rows += compare(nodes, options.up_mbit, int(options.mib * 2**20), seeds)
-        agreement = rows[-1]["agreement"]
-        print(f"N {nodes}: the simulated swarm takes {agreement:.2f} times as long as the real one", file=sys.stderr)
+        real, twin, apart = compare(nodes, options.up_mbit, int(options.mib * 2**20), seeds)
+        print(f"N {nodes}: the twin takes {twin['agreement']:.2f} times as long as the real swarm", file=sys.stderr)
+        rows += (real, twin, apart)
     for nodes in options.simulate or ([] if options.real else [64]):
         crowd = crowd_of(options, nodes, regions=options.regions, hidden=options.hidden)
         counted: list[Step] = []

@@ -1,11 +1,13 @@
 """The swarm scenarios on the simulator, small: each runs, and says what it promises to say."""
 
 import json
+import os
 from collections.abc import Callable
 
 import pytest
 
-from scenarios import churn, egress, flash_crowd, partition, regions, trace, trainer_restart
+from scenarios import agreement, churn, egress, flash_crowd, partition, regions, trace, trainer_restart
+from scenarios.real import Node, Outcome
 
 SMALL = ["--mib", "4", "--json"]
 
@@ -22,6 +24,28 @@ def test_egress(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["copies"] < 1.2
     assert row["duplicates"] <= 0.02
     assert row["star_s"] > row["store_s"]
+
+
+def test_a_twin_shares_the_processors_that_the_real_nodes_shared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulated links are as root, elsewhere; here is what a run on them might have said."""
+
+    def distribute(seed: Node, nodes: list[Node], payloads: list[int], *, rtt_ms: float) -> list[Outcome]:
+        spent_s = {f"node{i}": spent / len(nodes) for i in range(len(nodes))}
+        had_s = dict.fromkeys(spent_s, 0.2)
+        return [Outcome(size, 0.17, had_s, size, 0, 0.0, spent_s=spent_s) for size in payloads]
+
+    monkeypatch.setattr(agreement, "distribute", distribute)
+    found, cores = {}, os.cpu_count() or 1
+    for seconds in (0.05, 1.0):
+        spent = seconds * cores
+        real, twin, apart = rows(egress.main, capsys, "--real", "4")
+        assert real["ratio"] == pytest.approx(0.2 / 0.17)
+        assert twin["agreement"] == pytest.approx(twin["ratio"] / real["ratio"])
+        found[seconds] = twin["ratio"], apart["ratio"]
+    assert found[0.05][1] == found[1.0][1], "with a processor each it does not matter"
+    assert found[1.0][0] > max(1.5 * found[0.05][0], 0.8 / 0.17)
 
 
 @pytest.mark.parametrize("interior", ["kill", "freeze"])
