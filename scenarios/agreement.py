@@ -39,7 +39,7 @@ def compare(nodes: int, mbit: float, payload_bytes: int, seeds: Sequence[int]) -
     spent_s = sum(real.spent_s.values())
     went = row_of("real", [_as_step(nodes, real)])
     twin = row_of("its twin", [_twin(crowd, payload_bytes, seed, spent_s) for seed in seeds])
-    apart = row_of("a processor each", [_twin(crowd, payload_bytes, seed) for seed in seeds])
+    apart = row_of("own cores", [_twin(crowd, payload_bytes, seed) for seed in seeds])
     return went, twin | {"agreement": twin["ratio"] / went["ratio"]}, apart
 
 
