@@ -397,11 +397,13 @@ class Membership:
         limit = 3 * state.tuning.heartbeat_s
         if now - state.leases.heard_at > limit:
             return  # the authority itself is silent: nobody has anything to say
-        edges = sorted(state.exchange.parents.values(), key=lambda edge: edge.since, reverse=True)
-        for peer, since in sorted({edge.peer: edge.since for edge in edges}.items()):
+        hung_at: dict[bytes, float] = {}
+        for edge in state.exchange.parents.values():
+            hung_at[edge.peer] = min(edge.since, hung_at.get(edge.peer, edge.since))
+        for peer in sorted(hung_at):
             session = state.sessions.get(peer)
             # A backup had nothing to say until we hung on it: its silence counts from then on.
-            if session is not None and now - max(session.heard_at, since) > limit:
+            if session is not None and now - max(session.heard_at, hung_at[peer]) > limit:
                 if session.slot is not None:
                     self._lost[session.slot] = now
                 state.close(peer, "silent for three heartbeats")
