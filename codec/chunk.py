@@ -50,7 +50,7 @@ MAX_CHUNK_BYTES: Final = 1 << 20
 MAX_BODY_BYTES: Final = 8 * BLOCK_ELEMENTS
 """Of any body: one raw block of the widest dtype."""
 MIN_PIECE_BYTES: Final = 16 << 10
-MAX_PIECE_BYTES: Final = 128 << 10
+MAX_PIECE_BYTES: Final = 256 << 10
 MAX_HEADER_BYTES: Final = 512 << 10
 MAX_BLOCKS: Final = 8192
 """Of one chunk: so that a header stays below `MAX_HEADER_BYTES` whatever it lists."""
@@ -157,7 +157,7 @@ def seal_chunk(
     signing_key: Key,
     piece_bytes: int = MIN_PIECE_BYTES,
 ) -> Chunk:
-    """Sign `deltas`, in any order, as one chunk. `piece_bytes`: a power of two from 16 to 128 KiB."""
+    """Sign `deltas`, in any order, as one chunk. `piece_bytes`: a power of two from 16 to 256 KiB."""
     deltas = sorted(deltas, key=lambda delta: delta.block)
     body = b"".join(delta.payload for delta in deltas)
     out = Writer(_MAGIC + signing_key.public)

@@ -4,6 +4,7 @@ Sizes follow from F, the payload of the last version: many small chunks let a st
 siblings, and many small pieces let relays forward soon; but each costs its header, its hash and its turn.
 """
 
+import math
 from typing import Final
 
 from codec.chunk import MAX_BLOCKS, MAX_CHUNK_BYTES, MAX_PIECE_BYTES, MIN_PIECE_BYTES, BlockDelta
@@ -13,6 +14,7 @@ __all__ = ["MIN_CHUNK_BYTES", "STRIPES", "Packer", "chunk_target", "piece_target
 STRIPES: Final = 8
 """K: trees that chunks travel down."""
 MIN_CHUNK_BYTES: Final = 64 << 10
+_LONGEST_PIECE_S: Final = 0.1
 
 
 def _power_of_two(value: int, least: int, most: int) -> int:
@@ -29,16 +31,19 @@ def chunk_target(payload_bytes: int) -> int:
     return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, payload_bytes // (32 * STRIPES)))
 
 
-def piece_target(payload_bytes: int, nodes: int | None = None) -> int:
-    """Bytes of a piece: F/(200 K) rounded to a power of two, from 16 to 128 KiB; F/(50 K) among few nodes.
+def piece_target(payload_bytes: int, nodes: int | None = None, link_mbit: float = math.inf) -> int:
+    """Bytes of a piece: F/(200 K), among few nodes F/(50 K), and no more than a stripe brings in a tenth of a second;
+    rounded to a power of two, from 16 to 256 KiB.
 
     A piece crosses a tree of depth D in D of its own sending times; two hundred a stripe keep that near D/2 percent.
     Below 16 KiB its hash (32 bytes) and the turn in each relay cost more than the wait that they save. Up to 2 K
     `nodes` (None: who knows) stand about one relay deep: a quarter of the pieces cost each of them a quarter of the
-    turns.
+    turns. But with pieces that take long, neighbours are late to help one another (`link_mbit`: at what the version
+    arrives, see `arrival_mbit`): of 256 KiB at 100 Mbit/s, one chunk in five crossed a border twice.
     """
     pieces = 50 if nodes is not None and nodes <= 2 * STRIPES else 200
-    return _power_of_two(payload_bytes // (pieces * STRIPES), MIN_PIECE_BYTES, MAX_PIECE_BYTES)
+    longest = min(_LONGEST_PIECE_S * link_mbit * 125_000 / STRIPES, MAX_PIECE_BYTES)
+    return _power_of_two(min(payload_bytes // (pieces * STRIPES), int(longest)), MIN_PIECE_BYTES, MAX_PIECE_BYTES)
 
 
 class Packer:

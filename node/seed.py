@@ -229,14 +229,17 @@ class _Seat:
 
     def coder(self) -> int:
         """What the user says; else what lets the nodes finish sooner, as the last version and the roster have it."""
-        config, roster, last = self._config, self.core.state.roster, self.core.state.manifest
+        config, last = self._config, self.core.state.manifest
         if config.coder != "auto":
             return {"rice": CODER_RICE, "pco": CODER_PCO}[config.coder]
         elements = sum(spec.elements for spec in self.replica.layout.tensors)
         changed = last.changed if last is not None and last.changed else round(elements * _USUAL_DENSITY)
+        return choose_coder(self.replica.layout.full_bytes, changed, self.link_mbit(), config.node_cores)
+
+    def link_mbit(self) -> float:
+        roster = self.core.state.roster
         ups = [member.up_mbit for member in roster.members] if roster is not None else []
-        link_mbit = arrival_mbit(config.up_mbit, ups, self.core.down_mbits)
-        return choose_coder(self.replica.layout.full_bytes, changed, link_mbit, config.node_cores)
+        return arrival_mbit(self._config.up_mbit, ups, self.core.down_mbits)
 
     async def find(self, root: bytes | None, version: int | None) -> Seal:
         return await self._seed.find(root, version)

@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass
 
 from codec import chunk_target, piece_target
+from codec.choice import arrival_mbit
 from scenarios.simulator import World
 from scenarios.virtual import Cpu, Link, Node, Paths, Published
 from scenarios.virtual.links import PACKET_OVERHEAD
@@ -144,7 +145,8 @@ def begin(world: World, payload_bytes: int) -> Begun:
     chunk = min(chunk_target(payload_bytes), payload_bytes)
     before = world.authority.socket_bytes
     chunks = max(1, round(payload_bytes / chunk))
-    piece = piece_target(payload_bytes, len(nodes))
+    ups = [node.link.up_mbit for node in nodes]
+    piece = piece_target(payload_bytes, len(nodes), arrival_mbit(world.authority.link.up_mbit, ups))
     published = world.publish(chunks=chunks, chunk_bytes=chunk - HEADER_BYTES, piece_bytes=piece)
     return Begun(published, nodes, before)
 

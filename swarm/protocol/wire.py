@@ -372,7 +372,7 @@ class Frame(NamedTuple):
 _FRAME = Packing("<BBIQIIIQQI")
 FRAME_HEAD: Final = _FRAME.size
 MAX_FRAME_BODY: Final = 1 << 20
-"""A header of a chunk with thousands of tiny blocks is the largest; pieces and parts are at most 128 KiB."""
+"""A header of a chunk with thousands of tiny blocks is the largest; pieces are at most 256 KiB, parts 128 KiB."""
 NO_STRIPE: Final = 255
 
 

@@ -25,6 +25,8 @@ __all__ = ["BulkStreams"]
 
 _CROWDED_S: Final = 0.05
 """How often we look whether the streams are too slow for what there is to send, while there is something."""
+_ENOUGH_S: Final = 0.25
+"""And whether the path is worth more of them now, while there are as many as it is worth."""
 _HOMES: Final = 4096
 """Chunks whose stream is remembered: more than are ever under way to one peer."""
 
@@ -115,11 +117,12 @@ class BulkStreams:
             nursery.start_soon(carry, self._first, stream, math.inf)
             while True:
                 await self._busy.wait()
-                await trio.sleep(_CROWDED_S)
+                lacking = ways() - len(self._queues) - self._opening
+                await trio.sleep(_CROWDED_S if lacking > 0 else _ENOUGH_S)
                 if not any(queue.crowded for queue in self._queues):
                     self._busy = trio.Event()
                 elif trio.current_time() >= self._no_more_until_s:
-                    for _ in range(ways() - len(self._queues) - self._opening):
+                    for _ in range(lacking):
                         self._opening += 1
                         nursery.start_soon(open_another)
 

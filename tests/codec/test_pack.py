@@ -16,7 +16,7 @@ from codec.pack import MIN_CHUNK_BYTES, Packer, chunk_target, piece_target
         (30_000_000, 117_187, 16 << 10),
         ((100 << 20) - 1, 409_599, 64 << 10),  # rounded, not cut: a byte less must not halve it
         (110_000_000, 429_687, 64 << 10),
-        (10**10, 1 << 20, 128 << 10),
+        (10**10, 1 << 20, 256 << 10),
     ],
 )
 def test_sizes(payload: int, chunk: int, piece: int) -> None:
@@ -25,8 +25,16 @@ def test_sizes(payload: int, chunk: int, piece: int) -> None:
 
 
 def test_few_nodes_get_larger_pieces() -> None:
-    assert piece_target(100 << 20, 8) == piece_target(100 << 20, 16) == 128 << 10
+    assert piece_target(100 << 20, 8) == piece_target(100 << 20, 16) == 256 << 10
     assert piece_target(100 << 20, 17) == piece_target(100 << 20) == 64 << 10
+
+
+@pytest.mark.parametrize(
+    ("mbit", "piece"),
+    [(1000, 256 << 10), (200, 256 << 10), (100, 128 << 10), (25, 32 << 10), (1, 16 << 10), (0, 16 << 10)],
+)
+def test_no_piece_takes_long(mbit: float, piece: int) -> None:
+    assert piece_target(100 << 20, 8, mbit) == piece
 
 
 @given(st.lists(st.integers(1, 100_000), max_size=60), st.integers(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES))
