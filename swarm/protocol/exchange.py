@@ -264,7 +264,7 @@ class Exchange:
         if chunk.stripe is None:
             return
         if index == HEADER and chunk.sizes:
-            self._piece_bytes = chunk.sizes[0]
+            self._pieces_of(chunk.sizes[0], effects)
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         for peer, edge in self.children.get(chunk.stripe, {}).items():
             if peer == source or id_ <= edge.after or chunk.key in edge.skipped or chunk.key in edge.unpaid:
@@ -274,6 +274,13 @@ class Exchange:
             else:
                 self._enqueue(edge, chunk, index, now)
                 self._pump(peer, chunk.stripe, edge, now, effects)
+
+    def _pieces_of(self, size: int, effects: list[Effect]) -> None:
+        """This is how large pieces are now. Credit that was left for smaller ones may not do for a single one, which
+        would then wait for what comes after it."""
+        larger, self._piece_bytes = size > self._piece_bytes, size
+        for stripe in self.parents if larger else ():
+            self.give_credit(stripe, effects)
 
     def sent(self, peer: bytes, stripe: int, key: ChunkKey, index: int, now: float, effects: list[Effect]) -> None:
         """The socket to a child took this: it no longer counts as backlog."""

@@ -238,6 +238,21 @@ def test_a_window_holds_two_pieces_however_large() -> None:
     assert credits(effects) == [before + (128 << 10) + 2 * (128 << 10) - TUNING.window_least_bytes]
 
 
+def test_whoever_hears_of_larger_pieces_gives_all_parents_credit_for_them() -> None:
+    """With credit left for less than one of them, nothing would come, and so no more credit be given."""
+    _, exchange, chunk = a_chunk(pieces=4, piece_bytes=256 << 10)
+    for stripe in range(3):
+        exchange.attach_to(stripe, PARENT, version(0), 0.0, [])
+        exchange.arrived(PARENT, stripe, TUNING.window_least_bytes - 1, 0.0, [])
+    effects: list[Effect] = []
+    exchange.push(chunk, HEADER, PARENT, 0.0, effects)
+    for stripe in range(3):
+        assert exchange.parents[stripe].allowed - exchange.parents[stripe].received >= 2 * (256 << 10)
+    assert len(credits(effects)) == 3
+    exchange.push(chunk, HEADER, PARENT, 0.0, effects)
+    assert len(credits(effects)) == 3
+
+
 def test_bytes_from_someone_else_return_no_credit_to_the_parent() -> None:
     _, exchange, _ = a_chunk()
     effects: list[Effect] = []
