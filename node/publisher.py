@@ -76,10 +76,6 @@ class Seed(Protocol):
         """How the next version's blocks are to be coded: `codec.chunk.CODER_RICE` or `CODER_PCO`."""
         ...
 
-    def link_mbit(self) -> float:
-        """At what a version reaches all nodes, at best (`codec.choice.arrival_mbit`)."""
-        ...
-
     async def find(self, root: bytes | None, version: int | None) -> Seal:
         """A sealed version, by its root or its number. Raises `UsageError` when there is none such."""
         ...
@@ -210,7 +206,7 @@ class _Version:
         self.target = target
         self.seed = seed
         self.packer = Packer(chunk_target(attempt.last_payload_bytes))
-        self.piece_bytes = piece_target(attempt.last_payload_bytes, attempt.nodes, seed.link_mbit())
+        self.piece_bytes = piece_target(attempt.last_payload_bytes, attempt.nodes, attempt.link_mbit)
         self.hashes = seed.replica.hashes.copy()
         self.seen = np.zeros(seed.replica.layout.n_blocks, np.bool_)
         self.chunk_ids: list[bytes] = []

@@ -234,9 +234,10 @@ class _Seat:
             return {"rice": CODER_RICE, "pco": CODER_PCO}[config.coder]
         elements = sum(spec.elements for spec in self.replica.layout.tensors)
         changed = last.changed if last is not None and last.changed else round(elements * _USUAL_DENSITY)
-        return choose_coder(self.replica.layout.full_bytes, changed, self.link_mbit(), config.node_cores)
+        return choose_coder(self.replica.layout.full_bytes, changed, self._link_mbit, config.node_cores)
 
-    def link_mbit(self) -> float:
+    @property
+    def _link_mbit(self) -> float:
         roster = self.core.state.roster
         ups = [member.up_mbit for member in roster.members] if roster is not None else []
         return arrival_mbit(self._config.up_mbit, ups, self.core.down_mbits)
@@ -246,7 +247,7 @@ class _Seat:
 
     async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
         self.track.begin()
-        attempt = await self._seed.open_attempt(back_to)
+        attempt = (await self._seed.open_attempt(back_to))._replace(link_mbit=self._link_mbit)
         self.ledger.begun((attempt.epoch, attempt.version))
         _log.info("publishing", version=str(VersionId(attempt.epoch, attempt.version)), attempt=attempt.attempt)
         return attempt

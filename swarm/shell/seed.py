@@ -11,6 +11,7 @@ version that the next start replays from the store. The database refuses a secon
 happens.
 """
 
+import math
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -37,7 +38,7 @@ _BLOCKS_AT_A_TIME: Final = 16
 
 class Attempt(NamedTuple):
     """One try at publishing one version. `last_payload_bytes`: F of the version before (0: there was none). `nodes`:
-    how many we are connected to."""
+    how many we are connected to. `link_mbit`: at what it reaches all of them, at best (infinite: who knows)."""
 
     epoch: int
     version: int
@@ -45,6 +46,7 @@ class Attempt(NamedTuple):
     parent_root: bytes
     last_payload_bytes: int
     nodes: int
+    link_mbit: float = math.inf
 
 
 def genesis(

@@ -93,9 +93,6 @@ class FakeSeed:
     def coder(self) -> int:
         return self.next_coder
 
-    def link_mbit(self) -> float:
-        return 1000.0
-
     async def find(self, root: bytes | None, version: int | None) -> Seal:
         for seal in reversed(self.seals):
             if root == seal.root or version == seal.id.version:
