@@ -4,6 +4,7 @@ The seed, a node and a relay differ in their core and in their face; what lies b
 """
 
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint", "open_store"]
 
 _TOPIC: Final = "/swarm-node/{}/manifests/1"
+_GOSSIP_AFTER_S: Final = (1.0, 2.0)
+"""Trees carry a seal; gossip is for those whom none reaches. It begins, by whoever is first, when a version's last
+pieces have most likely come: forty small messages would compete with them for processors."""
 _LEAVE_S: Final = 2.0
 """Spot machines are told little before they are taken away; a goodbye that takes longer is not worth it."""
 
@@ -98,8 +102,10 @@ class Endpoint:
         gossip = Gossip(transport, _TOPIC.format(authority.hex()[:16]), _is_signed_by(authority))
 
         async def announce_manifest(sealed: bytes) -> None:
-            with contextlib.suppress(Unreachable, ValueError):  # the trees carry it; gossip is the second way
-                await gossip.publish(sealed)
+            await trio.sleep(random.uniform(*_GOSSIP_AFTER_S))
+            if not gossip.has_seen(sealed):
+                with contextlib.suppress(Unreachable, ValueError):
+                    await gossip.publish(sealed)
 
         shell = Shell(
             core, transport, store, manifests, face,

@@ -83,6 +83,10 @@ class Announcer(ABC):
     async def publish(self, data: bytes) -> None:
         """Tell everybody. At most `MAX_MESSAGE_BYTES` (`ValueError`). `Unreachable` when `run` is not running."""
 
+    def has_seen(self, data: bytes) -> bool:
+        """Whether it was announced already, by us or by others."""
+        return self._seen.has(data)
+
     def _check_own(self, data: bytes) -> None:
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"an announcement of {len(data)} bytes; at most {MAX_MESSAGE_BYTES}")

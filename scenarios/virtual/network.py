@@ -62,6 +62,8 @@ DIAL_DEADLINE_S = 5.0
 """A dial that nobody answers fails after so long."""
 CONTROL_OVERHEAD_BYTES = 4 + 34
 """Of a control message: its length; TLS record and yamux frame."""
+_GOSSIP_AFTER_S = 1.0
+"""As late as the first members of the product begin with it."""
 LARGE_BYTES = 4096
 """A control message above this takes its time on the uplink."""
 
@@ -418,12 +420,12 @@ class VirtualNetwork(Clock):
         self.committed(node, effect.version)
 
     def _do_announce(self, node: Node, effect: Announce) -> None:
-        """Gossip: to everyone that it is connected to, a little later."""
+        """Gossip: to everyone that it is connected to, some time later."""
         seen = ManifestSeen(effect.manifest)
         for peer in sorted(node.sessions):
             other = self.nodes[peer]
             if isinstance(other.core, Peer):
-                self._carry(node, other, node.sessions[peer], 0.05, self._apply, other, seen)
+                self._carry(node, other, node.sessions[peer], _GOSSIP_AFTER_S, self._apply, other, seen)
 
     def _do_notify(self, node: Node, effect: Notify) -> None:
         self.told(node, effect)

@@ -22,8 +22,9 @@ class Limits:
     send_queue_bytes: int = 1 * _MIB
     """Frames that wait for the socket, all streams together. A writer beyond it waits. More only adds delay."""
 
-    first_window_bytes: int = 1 * _MIB
-    """A new stream's receive window, as far as the budget goes."""
+    first_window_bytes: int = 2 * _MIB
+    """A new stream's receive window, as far as the budget goes. What was read is given back half a window at a time, so
+    with this once for four pieces of 256 KiB."""
 
     max_window_bytes: int = 16 * _MIB
     """What a receive window may grow to: 16 MiB fill 1.3 Gbit/s at 100 ms on one stream."""

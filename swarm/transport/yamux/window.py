@@ -74,7 +74,7 @@ class ReceiveWindow:
         """The reader took `length` bytes: the increment to announce now, or 0 to wait for more."""
         self._consumed += length
         self._since_growth += length
-        if self._consumed < self.size // 4:
+        if self._consumed < self.size // 2:  # each costs a write here and a wake-up there
             return 0
         increment, self._consumed = self._consumed, 0
         if self._growth_began_s is None:
