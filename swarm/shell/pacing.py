@@ -17,6 +17,10 @@ __all__ = ["Paced", "Pacer"]
 
 BURST_S: Final = 0.01
 """So much of the uplink's time may leave at once: less than any router's queue."""
+_PART_S: Final = 0.025
+"""And no more goes in one part, which leaves at once too."""
+_LEAST_PART_BYTES: Final = 16 << 10
+"""One TLS record: less would only cost turns."""
 
 
 class Pacer:
@@ -25,14 +29,28 @@ class Pacer:
     def __init__(self, mbit: float = math.inf) -> None:
         self._bytes_s = mbit * 125_000
         self._free_at_s = -math.inf
+        self._turn = trio.Lock()
+
+    @property
+    def part_bytes(self) -> int:
+        """As much as may be admitted at once; 0: any amount."""
+        return 0 if math.isinf(self._bytes_s) else max(_LEAST_PART_BYTES, int(_PART_S * self._bytes_s))
 
     async def admit(self, size: int) -> None:
-        """Wait for the turn of so many bytes."""
-        now = trio.current_time()
-        start = max(self._free_at_s, now)
-        self._free_at_s = start + size / self._bytes_s
-        if start - BURST_S > now:
-            await trio.sleep_until(start - BURST_S)
+        """Wait for the turn of so many bytes. One at a time: whose turns came while a busy machine did not get to them
+        must not leave together."""
+        if math.isinf(self._bytes_s):
+            return
+        try:
+            self._turn.acquire_nowait()
+        except trio.WouldBlock:
+            await self._turn.acquire()
+        try:
+            if self._free_at_s - BURST_S > trio.current_time():
+                await trio.sleep_until(self._free_at_s - BURST_S)
+            self._free_at_s = max(self._free_at_s, trio.current_time()) + size / self._bytes_s
+        finally:
+            self._turn.release()
 
 
 class Paced(trio.abc.SendStream):
@@ -42,8 +60,13 @@ class Paced(trio.abc.SendStream):
         self._stream, self._pacer = stream, pacer
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._pacer.admit(len(data))
-        await self._stream.send_all(data)
+        most = self._pacer.part_bytes or len(data)
+        if len(data) <= most:
+            await self._pacer.admit(len(data))
+            await self._stream.send_all(data)
+            return
+        for at in range(0, len(data), most):
+            await self.send_all(bytes(data[at : at + most]))
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()

@@ -40,6 +40,44 @@ async def test_a_pause_is_not_saved_up(autojump_clock: object) -> None:
     assert trio.current_time() - began == pytest.approx(1_980_000 / BYTES_S - BURST_S, abs=0.001)
 
 
+async def test_turns_that_a_busy_machine_missed_do_not_leave_together(mock_clock: trio.testing.MockClock) -> None:
+    pacer, left = Pacer(MBIT), [0]
+
+    async def send() -> None:
+        await pacer.admit(200_000)  # 20 ms each
+        left[0] += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        assert left[0] == 1
+        mock_clock.jump(0.1)  # five turns late
+        await trio.testing.wait_all_tasks_blocked()
+        assert left[0] == 2
+        for gone in range(3, 11):
+            mock_clock.jump(0.02)
+            await trio.testing.wait_all_tasks_blocked()
+            assert left[0] == gone
+
+
+@pytest.mark.parametrize(("mbit", "most"), [(1.0, 16 << 10), (MBIT, 250_000), (math.inf, 1_000_000)])
+async def test_no_part_is_longer_than_a_router_can_hold(autojump_clock: object, mbit: float, most: int) -> None:
+    near, far = trio.testing.memory_stream_pair()
+    sizes: list[int] = []
+
+    class Noted(Paced):
+        async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+            sizes.append(len(data))
+            await near.send_all(data)
+
+    paced, content = Paced(Noted(near, Pacer()), Pacer(mbit)), bytes(range(250)) * 4000
+    await paced.send_all(content)
+    await near.send_eof()
+    assert b"".join([part async for part in far]) == content
+    assert max(sizes) == most
+
+
 async def test_nobody_waits_where_nobody_said_what_the_uplink_carries(autojump_clock: object) -> None:
     pacer, began = Pacer(math.inf), trio.current_time()
     for _ in range(1000):
