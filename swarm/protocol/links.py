@@ -20,6 +20,10 @@ MIN_BYTES = 64 << 10
 """Of less than this no rate is made: it may have come in one burst out of a buffer."""
 MIN_TOTAL_BYTES = 2 << 20
 """Of a version smaller than this, who brought which part of it is chance."""
+LEAST_S = 0.5
+LEAST_TRIPS = 20
+"""Nor of one that came sooner, or within so many round trips to the farthest parent: windows grow for half as many, and
+a parent whose own parent was slow to begin is not slow."""
 MAX_KBIT_S = 10_000_000_000
 GAP_S = 0.25
 """A pause longer than this is not counted as sending: there was nothing to send."""
@@ -31,6 +35,14 @@ class _Flow:
     timed_bytes: int = 0
     busy_s: float = 0.0
     last_at: float = float("-inf")
+
+    def add(self, size: int, now: float) -> None:
+        gap = now - self.last_at
+        if gap < GAP_S:
+            self.busy_s += gap
+            self.timed_bytes += size
+        self.all_bytes += size
+        self.last_at = now
 
     @property
     def kbit_s(self) -> int:
@@ -46,6 +58,7 @@ class Links:
     def __init__(self, state: State) -> None:
         self._state = state
         self._flows: dict[bytes, _Flow] = {}
+        self._all = _Flow()
         self._tried: dict[bytes, float] = {}
         """Newcomers that we asked for a chunk, and when."""
         self.tried_one = False
@@ -59,12 +72,8 @@ class Links:
         if flow is None:
             flow = self._flows[peer] = _Flow()
             self.tried_one = self.tried_one or peer in self._tried
-        gap = now - flow.last_at
-        if gap < GAP_S:
-            flow.busy_s += gap
-            flow.timed_bytes += size
-        flow.all_bytes += size
-        flow.last_at = now
+        for each in (flow, self._all):
+            each.add(size, now)
 
     def account(self) -> tuple[Link, ...]:
         """What was measured since the last time."""
@@ -79,15 +88,17 @@ class Links:
             rtt_ms = min(60_000, int(1000 * session.rtt_s + 0.999))
             made.append(Link(member.slot, flow.kbit_s, short.get(session.peer, 0), rtt_ms))
         self._flows.clear()
+        self._all = _Flow()
         return tuple(sorted(made, key=lambda link: (-link.kbit_s, link.slot))[:MAX_LINKS])
 
     def _short(self) -> dict[bytes, int]:
         """By parent: how many percent less it brought than its part of the version, or slower than most parents."""
         stripes = self._state.roster.stripes if self._state.roster is not None else 1
-        total = sum(flow.all_bytes for flow in self._flows.values())
-        if total < MIN_TOTAL_BYTES:
-            return {}
         feeds = Counter(edge.peer for edge in self._state.exchange.parents.values())
+        trip_s = max((session.rtt_s for session in self._state.sessions if session.peer in feeds), default=0.0)
+        total = self._all.all_bytes
+        if total < MIN_TOTAL_BYTES or self._all.busy_s < max(LEAST_S, LEAST_TRIPS * trip_s):
+            return {}
         paces = [self._flows[p].kbit_s / n for p, n in feeds.items() if self._timed(p)]
         pace = median(paces) if paces else 0.0
         short: dict[bytes, int] = {}

@@ -3,7 +3,8 @@
 A member says what it has to give (`--up-mbit`); that is a limit and a first guess, no more. After each version, what
 its receivers say they got from it is added up. Stripes are dealt by demand, so one whose node is slow brings less than
 its part: where half of a node's receivers say so, and its own parent is not to blame, that sum is all it can give. One
-receiver's word is worth no more than twice the median.
+receiver's word is worth no more than twice the median. Who was found so slow that it feeds nobody is tried again, for
+nobody measures it any more: a version that began badly would else cost the swarm that uplink for good.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,8 @@ class _Giver:
     """By receiver, of this version."""
     estimate: float | None = None
     """Mbit/s; None: never measured."""
+    falls: int = 0
+    """How often in a row it turned out to be slow, though it had been tried again."""
 
     def is_short(self) -> bool:
         """Half of those that it feeds say that less than its part came, or much too slowly."""
@@ -46,9 +49,17 @@ class _Giver:
         middle = median(rates) if rates else 0.0
         delivered = sum(min(rate, 2 * middle) for rate in rates)
         if not full:
+            self.falls = 0
             return min(offered, max(delivered, RISE * (offered if self.estimate is None else self.estimate)))
+        self.falls += 1
         left = 1 - median(link.short_percent for link in self.claims.values()) / 100
         return min(offered, max(delivered, left * (self.estimate or 0.0), LEAST_MBIT))
+
+    def rest(self, offered: float) -> float | None:
+        """It fed nobody in this version: after some it is tried again, each time after twice as many."""
+        return (
+            None if self.estimate is None else min(offered, self.estimate * RISE ** (2.0 ** (1 - max(1, self.falls))))
+        )
 
 
 class Rates:
@@ -75,9 +86,9 @@ class Rates:
         feeds a slot in the stripes in which it gives."""
         slow = {slot for slot, giver in self._givers.items() if giver.is_short()}
         for slot, giver in self._givers.items():
-            if giver.claims and slot in offered:
+            if slot in offered:
                 full = slot in slow and slow.isdisjoint(feeders(slot))
-                giver.estimate = giver.assess(offered[slot], full=full)
+                giver.estimate = giver.assess(offered[slot], full=full) if giver.claims else giver.rest(offered[slot])
             giver.claims.clear()
 
     def uplink(self, slot: int, offered: float, typical: float) -> float:

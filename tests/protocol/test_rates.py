@@ -50,6 +50,22 @@ def test_an_estimate_falls_as_far_as_receivers_were_short_and_recovers() -> None
     assert worth == 200.0
 
 
+def test_who_feeds_nobody_any_more_is_tried_again_and_ever_more_seldom() -> None:
+    rates = Rates()
+
+    def versions_until_tried() -> int:
+        told(rates, 1, {2: (5, 90), 3: (5, 90)})
+        return next(n for n in range(1000) if told(rates, 1, {}) == 200.0)
+
+    told(rates, 1, {2: (20, 0), 3: (20, 0)})
+    first, second, third = [versions_until_tried() for _ in range(3)]
+    assert 10 < first < 20
+    assert second == pytest.approx(2 * first, abs=2)
+    assert third == pytest.approx(4 * first, abs=4)
+    assert told(rates, 1, {2: (20, 0), 3: (20, 0)}) == 200.0  # it was not to blame, after all
+    assert versions_until_tried() == first
+
+
 def test_it_is_never_worth_more_than_it_offers() -> None:
     rates = Rates()
     assert told(rates, 1, {2: (500, 0), 3: (500, 0)}) == 200.0
@@ -101,6 +117,24 @@ def test_one_small_chunk_proves_a_newcomer_and_says_nothing_of_its_uplink() -> N
 def test_much_is_timed() -> None:
     link = measured(*[(64 << 10, 5.0 + 0.01 * i) for i in range(9)])
     assert link.kbit_s == pytest.approx(8 * 65536 * 8 / 80, rel=0.01)  # the first piece begins the clock
+
+
+@pytest.mark.parametrize(
+    ("far_s", "lasted_s", "judged"), [(0.01, 0.4, False), (0.01, 0.6, True), (0.1, 1.9, False), (0.1, 2.1, True)]
+)
+def test_a_parent_is_judged_by_versions_that_lasted(far_s: float, lasted_s: float, judged: bool) -> None:
+    """Of two parents one brought next to nothing. Connections begin slowly, the longer the way the longer."""
+    sessions = [SimpleNamespace(peer=b"anna", rtt_s=0.01), SimpleNamespace(peer=b"ben", rtt_s=far_s)]
+    slots = {b"anna": SimpleNamespace(slot=1), b"ben": SimpleNamespace(slot=2)}
+    roster = SimpleNamespace(stripes=2, member_of=slots.__getitem__)
+    parents = {stripe: SimpleNamespace(peer=peer) for stripe, peer in enumerate(slots)}
+    exchange = SimpleNamespace(parents=parents)
+    links = Links(cast(Any, SimpleNamespace(sessions=sessions, roster=roster, exchange=exchange)))
+    for i in range(101):
+        links.came(b"ben" if i % 10 == 0 else b"anna", 64 << 10, 5.0 + lasted_s * i / 100)
+    short = {link.slot: link.short_percent for link in links.account()}
+    assert (short[2] > 50) is judged
+    assert short[1] == 0
 
 
 def test_nobody_vouches_for_itself() -> None:
