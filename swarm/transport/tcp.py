@@ -6,6 +6,7 @@ of an inbound connection would outlive the connection.
 """
 
 import errno
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -148,7 +149,10 @@ async def connect_from(port: int, target: tuple[str, int]) -> trio.SocketStream:
 class CountedSocket(ReadWriteCloser):
     """A TCP connection whose bytes are counted, for its peer once that is known."""
 
-    def __init__(self, stream: trio.SocketStream, traffic: Traffic, live: set["CountedSocket"]) -> None:
+    def __init__(
+        self, stream: trio.SocketStream, traffic: Traffic, live: set["CountedSocket"], most_mbit: float = math.inf
+    ) -> None:
+        """`most_mbit`: what it may send at."""
         self._stream = stream
         self._traffic = traffic
         self._live = live
@@ -160,7 +164,7 @@ class CountedSocket(ReadWriteCloser):
         """Called when the handshake has shown who this is."""
         self.on_closed: Callable[[], None] = _nothing
         self.remote: tuple = stream.socket.getpeername()
-        self.congestion_control = tune(stream.socket)
+        self.congestion_control = tune(stream.socket, most_mbit)
         live.add(self)
 
     def belongs_to(self, peer: PeerKey) -> None:
@@ -278,8 +282,14 @@ class TcpTransport(ITransport):
     """Dials and accepts for one host. `close_all` closes every socket that it made."""
 
     def __init__(
-        self, traffic: Traffic, listeners: dict[str, trio.SocketListener], admission: Admission | None = None
+        self,
+        traffic: Traffic,
+        listeners: dict[str, trio.SocketListener],
+        admission: Admission | None = None,
+        most_mbit: float = math.inf,
     ) -> None:
+        """`most_mbit`: what one connection may send at (infinite: nobody said what our uplink carries)."""
+        self._most_mbit = most_mbit
         self._traffic = traffic
         self._listeners = listeners
         self._admission = admission or Admission()
@@ -299,7 +309,7 @@ class TcpTransport(ITransport):
             stream = await self._connect(target)
         except OSError as error:
             raise OpenConnectionError(f"cannot reach {maddr}") from error
-        return RawConnection(CountedSocket(stream, self._traffic, self.live), True)
+        return RawConnection(self.own(stream), True)
 
     async def _connect(self, target: tuple[str, int]) -> trio.SocketStream:
         ports = [port for _, port in self.listening]
@@ -316,8 +326,8 @@ class TcpTransport(ITransport):
         return [listener.socket.getsockname()[:2] for listener in self._listeners.values()]
 
     def own(self, stream: trio.SocketStream) -> CountedSocket:
-        """Count the bytes of a connection that was made elsewhere, and close it with the rest. Raises `OSError`."""
-        return CountedSocket(stream, self._traffic, self.live)
+        """Count the bytes of a connection, whoever made it, and close it with the rest. Raises `OSError`."""
+        return CountedSocket(stream, self._traffic, self.live, self._most_mbit)
 
     def create_listener(self, handler_function: THandler) -> IListener:
         self.handler = handler_function
@@ -351,7 +361,7 @@ class TcpTransport(ITransport):
     async def serve_one(self, handler: THandler, stream: trio.SocketStream) -> None:
         """Run the library's handler for one inbound connection, and end it with the connection."""
         try:
-            sock = CountedSocket(stream, self._traffic, self.live)
+            sock = self.own(stream)
         except OSError:  # it was gone before we looked
             await trio.aclose_forcefully(stream)
             return
