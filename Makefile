@@ -52,7 +52,7 @@ fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (a
 simulate: install ## 10,000 simulated nodes, one step: an hour and some GB
 	$(BIN)/python -m scenarios.egress --simulate 10000 --steps 1 --json
 
-wan: install ## the product on emulated links, as root: what was to be reached, and what was; about twelve minutes
+wan: install ## the product on emulated links, as root: what was to be reached, and what was; a quarter of an hour
 	$(BIN)/python -m scenarios.wan_table --plot wan.png
 
 clean: ## forget the environment and every cache

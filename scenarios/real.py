@@ -34,6 +34,8 @@ PATIENCE_S: Final = 90.0
 FRAME_SHARE: Final = 52 / 9000
 """IP and TCP headers (with timestamps) at MTU 9000, counted in the bound."""
 DOWN_MBIT: Final = 1000.0
+WARM_UPS: Final = 2
+"""One that proves the members, and one over the trees that are then grown, whose connections are new."""
 QUEUE_MS: Final = 50.0
 """What waits for a link at most, as routers at home and in data centres have it; one bandwidth-delay product of a
 round trip of nothing would be nothing."""
@@ -340,7 +342,7 @@ def distribute(
     at_half: Callable[[RealSwarm], None] | None = None,
     rest_s: float = 3.0,
 ) -> list[Outcome]:
-    """Publish files of `sizes` bytes, one after the other; the first also warms the links up, and is not reported.
+    """Publish files of `sizes` bytes, one after the other, and report how each went. `WARM_UPS` go before them.
 
     `at_half` is called in the last one. `said` is told of each that counts as it ends.
     """
@@ -348,14 +350,15 @@ def distribute(
     raw_mb = max(sizes) // 10**6 + 2
     found = []
     with RealSwarm.running(network, seed, nodes, raw_mb, late=late) as swarm:
-        for number, size in enumerate([sizes[0], *sizes]):
+        for number, size in enumerate([sizes[0]] * WARM_UPS + list(sizes), 1):
             swarm.settle()
             time.sleep(rest_s)
-            last = number == len(sizes)
-            found.append(swarm.publish(size, at_half=at_half if last else None))
-            if number:
-                said(found[-1])
-    return found[1:]
+            last = number == WARM_UPS + len(sizes)
+            outcome = swarm.publish(size, at_half=at_half if last else None)
+            if number > WARM_UPS:
+                found.append(outcome)
+                said(outcome)
+    return found
 
 
 def main() -> None:

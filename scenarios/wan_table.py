@@ -1,14 +1,14 @@
 """The product's own processes on emulated links: what was to be reached, and what was. As root; see `scenarios.wan`.
 
-    python -m scenarios.wan_table                             every row, about twelve minutes (`make wan`)
+    python -m scenarios.wan_table                             every row, about a quarter of an hour (`make wan`)
     python -m scenarios.wan_table --rows 4 8 --repeats 3      some of them, the median of three versions each
     python -m scenarios.wan_table --rows 8 --cpu              and what each process spent on it
     python -m scenarios.wan_table --json --plot wan.png
 
 B = max(F/u_s, F/d_min, N F/(u_s + sum u_i)), headers counted: nobody can be sooner. A node "has it" when every piece
 and the manifest are verified and stored. The trainer's bytes are counted at its sockets, from publish to the last
-holder, control included. Uplinks 200 Mbit/s, downlinks 1 Gbit/s, F = 100 MiB unless said; a first version warms the
-links up and does not count. Encryption, signatures and hashing are on, and every process is one of the product's.
+holder, control included. Uplinks 200 Mbit/s, downlinks 1 Gbit/s, F = 100 MiB unless said. A first version, which proves the
+members, and a second, which warms up the trees that are then grown, do not count. Encryption, signatures and hashing are on, and every process is one of the product's.
 
 All of them, and the emulated links, share this machine's processors. `busy` is the share of those in use meanwhile:
 near 100 % it is they that are measured and not the swarm, and `--cpu` says who uses them. So the row `8-quarter` has

@@ -18,7 +18,10 @@ def coder(config: SeedConfig, ups: list[float] | None, changed: int | None, down
     roster = None if ups is None else SimpleNamespace(members=[SimpleNamespace(up_mbit=up) for up in ups])
     manifest = None if changed is None else SimpleNamespace(changed=changed)
     core = SimpleNamespace(state=SimpleNamespace(roster=roster, manifest=manifest), down_mbits=downs)
-    return _Seat.coder(SimpleNamespace(_config=config, core=core, replica=SimpleNamespace(layout=LAYOUT)))
+    seat = _Seat.__new__(_Seat)
+    seat.core, seat._config = core, config
+    seat._seed = SimpleNamespace(replica=SimpleNamespace(layout=LAYOUT))
+    return seat.coder()
 
 
 @pytest.mark.parametrize(
