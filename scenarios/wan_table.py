@@ -7,8 +7,9 @@
 
 B = max(F/u_s, F/d_min, N F/(u_s + sum u_i)), headers counted: nobody can be sooner. A node "has it" when every piece
 and the manifest are verified and stored. The trainer's bytes are counted at its sockets, from publish to the last
-holder, control included. Uplinks 200 Mbit/s, downlinks 1 Gbit/s, F = 100 MiB unless said. A first version, which proves the
-members, and a second, which warms up the trees that are then grown, do not count. Encryption, signatures and hashing are on, and every process is one of the product's.
+holder, control included. Uplinks 200 Mbit/s, downlinks 1 Gbit/s, F = 100 MiB unless said. Two versions do not count:
+one proves the members, and one warms up the trees that are then grown. Encryption, signatures and hashing are on, and
+every process is one of the product's.
 
 All of them, and the emulated links, share this machine's processors. `busy` is the share of those in use meanwhile:
 near 100 % it is they that are measured and not the swarm, and `--cpu` says who uses them. So the row `8-quarter` has
