@@ -9,6 +9,7 @@ one of 50 ms within half a second.
 """
 
 import math
+import sys
 from typing import Final
 
 import trio
@@ -30,11 +31,8 @@ class Pacer:
         self._bytes_s = mbit * 125_000
         self._free_at_s = -math.inf
         self._turn = trio.Lock()
-
-    @property
-    def part_bytes(self) -> int:
-        """As much as may be admitted at once; 0: any amount."""
-        return 0 if math.isinf(self._bytes_s) else max(_LEAST_PART_BYTES, int(_PART_S * self._bytes_s))
+        self.part_bytes = sys.maxsize if math.isinf(mbit) else max(_LEAST_PART_BYTES, int(_PART_S * self._bytes_s))
+        """As much as may be admitted at once."""
 
     async def admit(self, size: int) -> None:
         """Wait for the turn of so many bytes. One at a time: whose turns came while a busy machine did not get to them
@@ -60,13 +58,11 @@ class Paced(trio.abc.SendStream):
         self._stream, self._pacer = stream, pacer
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        most = self._pacer.part_bytes or len(data)
-        if len(data) <= most:
-            await self._pacer.admit(len(data))
-            await self._stream.send_all(data)
-            return
+        most = self._pacer.part_bytes
         for at in range(0, len(data), most):
-            await self.send_all(bytes(data[at : at + most]))
+            part = data if len(data) <= most else bytes(data[at : at + most])
+            await self._pacer.admit(len(part))
+            await self._stream.send_all(part)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
