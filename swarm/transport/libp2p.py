@@ -6,7 +6,6 @@ second in any case. Two connections to a peer as a rule: one for the control lan
 """
 
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -101,7 +100,6 @@ class Libp2pTransport(Transport):
         self._admission = Admission(admission_rules)
         self._window_bytes = socket_window_bytes()
         self._up_mbit = up_mbit
-        self._most_mbit = up_mbit if 0 < up_mbit < DEFAULT_MBIT else math.inf
         self._accept: Accept | None = None
         self.nursery: trio.Nursery | None = None
         """While `serve` runs: what belongs to connections."""
@@ -127,7 +125,7 @@ class Libp2pTransport(Transport):
         self, accept: Accept, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
         listeners = await bind(self._listen)
-        tcp = self.tcp = TcpTransport(self.traffic, listeners, self._admission, self._most_mbit)
+        tcp = self.tcp = TcpTransport(self.traffic, listeners, self._admission)
         tcp.on_token = self.puncher.arrived
         try:
             async with trio.open_nursery() as nursery:

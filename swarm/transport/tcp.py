@@ -6,7 +6,6 @@ of an inbound connection would outlive the connection.
 """
 
 import errno
-import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -149,10 +148,7 @@ async def connect_from(port: int, target: tuple[str, int]) -> trio.SocketStream:
 class CountedSocket(ReadWriteCloser):
     """A TCP connection whose bytes are counted, for its peer once that is known."""
 
-    def __init__(
-        self, stream: trio.SocketStream, traffic: Traffic, live: set["CountedSocket"], most_mbit: float = math.inf
-    ) -> None:
-        """`most_mbit`: what it may send at."""
+    def __init__(self, stream: trio.SocketStream, traffic: Traffic, live: set["CountedSocket"]) -> None:
         self._stream = stream
         self._traffic = traffic
         self._live = live
@@ -164,7 +160,7 @@ class CountedSocket(ReadWriteCloser):
         """Called when the handshake has shown who this is."""
         self.on_closed: Callable[[], None] = _nothing
         self.remote: tuple = stream.socket.getpeername()
-        self.congestion_control = tune(stream.socket, most_mbit)
+        self.congestion_control = tune(stream.socket)
         live.add(self)
 
     def belongs_to(self, peer: PeerKey) -> None:
@@ -282,14 +278,8 @@ class TcpTransport(ITransport):
     """Dials and accepts for one host. `close_all` closes every socket that it made."""
 
     def __init__(
-        self,
-        traffic: Traffic,
-        listeners: dict[str, trio.SocketListener],
-        admission: Admission | None = None,
-        most_mbit: float = math.inf,
+        self, traffic: Traffic, listeners: dict[str, trio.SocketListener], admission: Admission | None = None
     ) -> None:
-        """`most_mbit`: what one connection may send at (infinite: nobody said what our uplink carries)."""
-        self._most_mbit = most_mbit
         self._traffic = traffic
         self._listeners = listeners
         self._admission = admission or Admission()
@@ -309,7 +299,7 @@ class TcpTransport(ITransport):
             stream = await self._connect(target)
         except OSError as error:
             raise OpenConnectionError(f"cannot reach {maddr}") from error
-        return RawConnection(self.own(stream), True)
+        return RawConnection(CountedSocket(stream, self._traffic, self.live), True)
 
     async def _connect(self, target: tuple[str, int]) -> trio.SocketStream:
         ports = [port for _, port in self.listening]
@@ -326,8 +316,8 @@ class TcpTransport(ITransport):
         return [listener.socket.getsockname()[:2] for listener in self._listeners.values()]
 
     def own(self, stream: trio.SocketStream) -> CountedSocket:
-        """Count the bytes of a connection, whoever made it, and close it with the rest. Raises `OSError`."""
-        return CountedSocket(stream, self._traffic, self.live, self._most_mbit)
+        """Count the bytes of a connection that was made elsewhere, and close it with the rest. Raises `OSError`."""
+        return CountedSocket(stream, self._traffic, self.live)
 
     def create_listener(self, handler_function: THandler) -> IListener:
         self.handler = handler_function
@@ -361,7 +351,7 @@ class TcpTransport(ITransport):
     async def serve_one(self, handler: THandler, stream: trio.SocketStream) -> None:
         """Run the library's handler for one inbound connection, and end it with the connection."""
         try:
-            sock = self.own(stream)
+            sock = CountedSocket(stream, self._traffic, self.live)
         except OSError:  # it was gone before we looked
             await trio.aclose_forcefully(stream)
             return

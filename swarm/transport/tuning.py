@@ -1,9 +1,7 @@
 """Socket options for streams that carry megabytes in bursts over long paths. Each is set where the system allows it."""
 
-import math
 import socket
 import struct
-import sys
 from typing import Any, Final
 
 __all__ = ["BBR", "PAUSE_S", "awaken", "tune"]
@@ -24,27 +22,21 @@ _UNSENT_BYTES: Final = 262_144
 """The kernel asks for more when less than this is unsent. trio's 16 KiB suits small messages; for bulk it means sixteen
 wake-ups where one would do. What waits here delays a later message on the same connection by 2 ms at a gigabit."""
 
-_MAX_PACING_RATE: Final = 47 if sys.platform == "linux" else None
-"""SO_MAX_PACING_RATE of asm-generic/socket.h, which the library does not name. Bytes a second."""
 _DEAD_MS: Final = 30_000
 """Data that the other host has not acknowledged for this long ends the connection, as does silence (yamux.Limits)."""
 
 
-def tune(sock: Any, most_mbit: float = math.inf) -> str:
-    """Set what can be set on a TCP socket, trio's or the standard library's. `most_mbit`: what it may send at, so that
-    a burst, or what is sent again, does not leave faster than the uplink takes it (infinite: nobody said).
+def tune(sock: Any) -> str:
+    """Set what can be set on a TCP socket, trio's or the standard library's.
 
     Returns the congestion control in use ("" where the system does not say).
     """
-    options = [
+    for level, option, value in (
         (socket.IPPROTO_TCP, getattr(socket, "TCP_NODELAY", None), 1),
         (socket.IPPROTO_TCP, getattr(socket, "TCP_NOTSENT_LOWAT", None), _UNSENT_BYTES),
         (socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", None), _DEAD_MS),
         (socket.IPPROTO_TCP, getattr(socket, "TCP_CONGESTION", None), _CHOSEN),
-    ]
-    if not math.isinf(most_mbit):
-        options.append((socket.SOL_SOCKET, _MAX_PACING_RATE, int(most_mbit * 125_000)))
-    for level, option, value in options:
+    ):
         try:
             if option is not None:
                 sock.setsockopt(level, option, value)
