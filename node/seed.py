@@ -238,6 +238,7 @@ class _Seat:
 
     @property
     def _link_mbit(self) -> float:
+        """At what a version reaches all nodes at best."""
         roster = self.core.state.roster
         ups = [member.up_mbit for member in roster.members] if roster is not None else []
         return arrival_mbit(self._config.up_mbit, ups, self.core.down_mbits)

@@ -108,6 +108,8 @@ async def test_all_hear_once_and_nobody_hears_what_is_invalid(kind: str) -> None
                 [b"more", b"news"],
                 [b"news"],
             ]
+            assert all(member.announcer.has_seen(b"news") for member in members)  # so that nobody says it again
+            assert not any(member.announcer.has_seen(b"bad") for member in members[2:])
 
 
 @pytest.mark.parametrize("kind", ["libp2p", "memory"])

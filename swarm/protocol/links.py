@@ -59,6 +59,7 @@ class Links:
         self._state = state
         self._flows: dict[bytes, _Flow] = {}
         self._all = _Flow()
+        """From everybody together."""
         self._tried: dict[bytes, float] = {}
         """Newcomers that we asked for a chunk, and when."""
         self.tried_one = False

@@ -57,9 +57,9 @@ class _Giver:
 
     def rest(self, offered: float) -> float | None:
         """It fed nobody in this version: after some it is tried again, each time after twice as many."""
-        return (
-            None if self.estimate is None else min(offered, self.estimate * RISE ** (2.0 ** (1 - max(1, self.falls))))
-        )
+        if self.estimate is None:
+            return None
+        return min(offered, self.estimate * RISE ** (2.0 ** (1 - max(1, self.falls))))
 
 
 class Rates:
