@@ -2,6 +2,7 @@
 best that anybody could do."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from codec import chunk_target, piece_target
@@ -12,7 +13,12 @@ from scenarios.virtual.links import PACKET_OVERHEAD
 from swarm.protocol.events import VersionId
 from swarm.protocol.tuning import Tuning
 
-__all__ = ["HEADER_BYTES", "REGIONS", "Begun", "Crowd", "Step", "begin", "bound_s", "draw", "finish", "gather", "step"]
+__all__ = [
+    "HEADER_BYTES", "REGIONS", "Begun", "Crowd", "Step", "Tell", "begin", "bound_s", "draw", "finish", "gather", "step",
+]  # fmt: skip
+
+Tell = Callable[[float, float], None]
+"""Told how much is done, and of how much."""
 
 REGIONS = ("us-east", "us-west", "europe", "japan", "singapore", "brazil")
 _ROUND_TRIP_MS = (
@@ -61,10 +67,20 @@ class Crowd:
         return max(ms for row in _ROUND_TRIP_MS[: self.regions] for ms in row[: self.regions]) / 1000
 
 
+def _nobody(done: float, total: float) -> None:
+    """Nobody wants to know."""
+
+
 def gather(
-    crowd: Crowd, seed: int, tuning: Tuning | None = None, settle_s: float = 30.0, host: Cpu | None = None
+    crowd: Crowd,
+    seed: int,
+    tuning: Tuning | None = None,
+    settle_s: float = 30.0,
+    host: Cpu | None = None,
+    tell: Tell = _nobody,
 ) -> World:
-    """A swarm of such nodes that hold version 0 and stand in their trees. `host`: as `World` has it."""
+    """A swarm of such nodes that hold version 0 and stand in their trees. `host`: as `World` has it. `tell`: virtual
+    seconds of settling."""
     rng = random.Random(seed)
     trainer = Link(crowd.trainer_mbit, 0.0, max(crowd.down_mbit, crowd.trainer_mbit), 0, crowd.loss)
     world = World(
@@ -75,7 +91,10 @@ def gather(
         known = link.up_mbit * rng.uniform(1 - crowd.error, 1 + crowd.error)
         dialable = rng.random() >= crowd.hidden
         world.join(link, held=world.base, known_mbit=known, region=REGIONS[link.region], dialable=dialable)
-    world.run(world.now + settle_s)
+    end = world.now + settle_s
+    while world.now < end:
+        world.run(min(end, world.now + 1.0))
+        tell(settle_s - (end - world.now), settle_s)
     return world
 
 
@@ -151,14 +170,21 @@ def begin(world: World, payload_bytes: int) -> Begun:
     return Begun(published, nodes, before)
 
 
-def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0.05) -> "Step":
-    """Let time pass until whoever was there at the start, and is still, has the version; how that went."""
+def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0.05, tell: Tell = _nobody) -> "Step":
+    """Let time pass until whoever was there at the start, and is still, has the version; how that went. `tell`:
+    megabytes that they have received."""
     id_: VersionId = begun.published.id
 
     def there() -> list[Node]:
         return [node for node in begun.nodes if node.alive and not node.frozen]
 
-    world.run_until(lambda: all(id_ in node.held_at for node in there()), limit_s, every_s)
+    def all_have_it() -> bool:
+        wanting = there()
+        received = sum(node.received_bytes for node in wanting)
+        tell(received / 1e6, len(wanting) * begun.published.payload_bytes / 1e6)
+        return all(id_ in node.held_at for node in wanting)
+
+    world.run_until(all_have_it, limit_s, every_s)
     nodes = there()
     times = sorted(node.held_at[id_] - begun.published.at for node in nodes if id_ in node.held_at)
     received = sum(node.received_bytes for node in nodes)
@@ -181,6 +207,6 @@ def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0
     )
 
 
-def step(world: World, payload_bytes: int, limit_s: float = 60.0) -> "Step":
-    """One version, from publish until all have it."""
-    return finish(world, begin(world, payload_bytes), limit_s)
+def step(world: World, payload_bytes: int, limit_s: float = 60.0, tell: Tell = _nobody) -> "Step":
+    """One version, from publish until all have it. `tell`: as `finish` has it."""
+    return finish(world, begin(world, payload_bytes), limit_s, tell=tell)

@@ -19,6 +19,7 @@ import time
 from statistics import median
 from typing import Any
 
+from node.status.progress import Progress
 from scenarios.agreement import compare
 from scenarios.crowd import Crowd, Step, gather, step
 from scenarios.plot import png
@@ -31,11 +32,15 @@ IDLE_S = 20.0
 
 def simulate(crowd: Crowd, payload_bytes: int, seed: int, count: int = 2) -> tuple[list[Step], str, int]:
     """So many steps of such a crowd: how they went, the digest of the event log, and how many events there were."""
-    world = gather(crowd, seed)
-    steps = [step(world, payload_bytes)]
-    for _ in range(count - 1):
-        world.run(world.now + IDLE_S)
-        steps.append(step(world, payload_bytes))
+    case = f"N {crowd.nodes}, seed {seed}"
+    with Progress(f"{case}, gathering", unit="virtual seconds") as progress:
+        world = gather(crowd, seed, tell=progress.update)
+    steps: list[Step] = []
+    while len(steps) < count:
+        if steps:
+            world.run(world.now + IDLE_S)
+        with Progress(f"{case}, step {len(steps) + 1}", unit="MB received") as progress:
+            steps.append(step(world, payload_bytes, tell=progress.update))
     return steps, world.digest, world.events
 
 
