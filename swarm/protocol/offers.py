@@ -1,9 +1,16 @@
 """Offers: uplink that has nothing better to do goes to whoever waits longest for what we hold.
 
 Neighbours say what they wish for (see `relief`). When little waits for our own children, we offer one of them a chunk
-that we hold whole: of all wishes the oldest, for what was dealt first is latest. It is sent when the other end says so;
-until then, and while it is on its way, it counts as one of the few that are given at a time.
+that we hold whole: to whoever has the oldest wish, for what was dealt first is latest, and in the order of its list. It
+is sent when the other end says so; until then, and while it is on its way, it counts as one of the few that are given
+at a time.
+
+How much is little, and how many are few, goes by the time that they take our uplink: a slow one that promises as much
+as a fast one brings it late, when it could have come from another, and its own children wait for it.
 """
+
+from collections.abc import Callable
+from typing import Final
 
 from codec import ChunkKey
 from swarm.protocol.chunks import Chunk
@@ -13,19 +20,22 @@ from swarm.protocol.wire import Offer, Wishes
 
 __all__ = ["Offers"]
 
-AT_ONCE = 2
+AT_ONCE: Final = 2
 """One on its way, and one that is agreed upon meanwhile."""
-ANSWER_S = 0.5
+AT_ONCE_S: Final = 0.1
+"""If they take our uplink no longer than this; else one."""
+ANSWER_S: Final = 0.5
 """An offer that nobody answered for so long is void."""
-LOOK_AGAIN_S = 0.02
+LOOK_AGAIN_S: Final = 0.02
 """When we hold nothing that is wished for, we look again so much later."""
 
 
 class Offers:
-    """Of one member."""
+    """Of one member. `up_bytes_s()`: what our uplink carries, in bytes a second."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, up_bytes_s: Callable[[], float]) -> None:
         self._state = state
+        self._up_bytes_s = up_bytes_s
         self._wishes: dict[bytes, tuple[float, list[ChunkKey]]] = {}
         """By neighbour: until when its list is good, and what is on it."""
         self._made: dict[bytes, tuple[float, ChunkKey]] = {}
@@ -66,11 +76,13 @@ class Offers:
             if best is None:
                 self._again_at = now + LOOK_AGAIN_S
                 return
-            peer, key = best
-            self._made[peer] = now + ANSWER_S, key
-            self._state.send(peer, Offer(*key))
+            peer, chunk = best
+            if not self._room(sum(chunk.sizes)):
+                return
+            self._made[peer] = now + ANSWER_S, chunk.key
+            self._state.send(peer, Offer(*chunk.key))
 
-    def _best(self, now: float) -> tuple[bytes, ChunkKey] | None:
+    def _best(self, now: float) -> tuple[bytes, Chunk] | None:
         """Of those whose oldest wish is oldest, the first on its list that we hold whole."""
         waiting = [(min(wishes), peer) for peer, (until, wishes) in self._wishes.items()
                    if wishes and until > now and peer not in self._made]  # fmt: skip
@@ -78,7 +90,7 @@ class Offers:
             for key in self._wishes[peer][1]:
                 chunk = self._state.chunks.find(key)
                 if chunk is not None and chunk.whole and not self._pushes(chunk, peer):
-                    return peer, key
+                    return peer, chunk
         return None
 
     def _pushes(self, chunk: Chunk, peer: bytes) -> bool:
@@ -92,6 +104,15 @@ class Offers:
             del self._made[peer]
         return (
             state.exchange.gives
-            and state.gifts.count + len(self._made) < AT_ONCE
-            and state.exchange.waiting_bytes < state.tuning.idle_bytes
+            and self._given < AT_ONCE
+            and state.exchange.waiting_bytes < state.tuning.idle_s * self._up_bytes_s()
         )
+
+    @property
+    def _given(self) -> int:
+        """Chunks that are offered or on their way."""
+        return self._state.gifts.count + len(self._made)
+
+    def _room(self, size: int) -> bool:
+        """Whether one more chunk of so many bytes may be given now."""
+        return not self._given or (self._given + 1) * size <= AT_ONCE_S * self._up_bytes_s()

@@ -118,7 +118,7 @@ class Peer:
         self.pulls = Pulls(tuning)
         exchange = self.state.exchange
         self.relief = Relief(tuning, self._near, exchange.parent)
-        self.offers = Offers(self.state)
+        self.offers = Offers(self.state, self._up_bytes_s)
         self.membership = Membership(self.state, join, authority)
         self.catchup = Catchup(self.state, self._sources)
         self.progress = Progress(self.state, self.pulls, self.relief, relay_only=join.relay_only, repair=self._repair)
@@ -360,6 +360,11 @@ class Peer:
                        if s.ready and (m := roster.member_of(s.peer)) is not None)  # fmt: skip
         near = sum(not far for far, _, _ in known)
         return [peer for _, _, peer in known[: max(near, FEW_NEAR)]][:MOST_NEAR]
+
+    def _up_bytes_s(self) -> float:
+        """What plans reckon our uplink to carry: what others measured. 0 while we stand in none."""
+        me = self.state.roster.member_of(self.state.key.public) if self.state.roster is not None else None
+        return me.up_mbit * 125_000 if me is not None else 0.0
 
     def _credit(self, session: Session, message: Credit, now: float) -> None:
         self.state.exchange.credited(session.peer, message, now, self.state.effects)

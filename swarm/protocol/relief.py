@@ -6,10 +6,11 @@ has less uplink than the plan thought, or itself waits for another, owes more an
 much more than what is on its way.
 
 Chunks beyond that are *wished for*: a member tells its neighbours which, whenever the list changes, and who holds one
-of them whole and has uplink to spare offers it (see `offers`). The first offer is taken, and the parent is told to skip
-the chunk; so one who has nothing to give is asked nothing and answers nothing. A parent that cannot keep up gives each
-child other chunks first (see `exchange`), so that its children have what their siblings lack. What a giver then fails
-to bring is asked of the parent.
+of them whole and has uplink to spare offers it (see `offers`). The newest come first, for the parent goes on with the
+oldest meanwhile, and what it has handed to its socket comes twice. The first offer is taken, and the parent is told to
+skip the chunk; so one who has nothing to give is asked nothing and answers nothing. A parent that cannot keep up gives
+each child other chunks first (see `exchange`), so that its children have what their siblings lack. What a giver then
+fails to bring is asked of the parent.
 """
 
 from collections import Counter
@@ -133,7 +134,7 @@ class Relief:
                 self._broke[promised.source] = now + BROKEN_S
                 self._back_to_parent(key, promised, effects)
         wishes = sorted(key for stripe in self._owed for key in self._late(stripe, now))
-        self._wishes = [key for key in wishes[:MAX_WISHES] if key[:3] == wishes[0][:3]]
+        self._wishes = [key for key in wishes[:MAX_WISHES] if key[:3] == wishes[0][:3]][::-1]
         if now - self._told_at >= 0.6 * WISHES_HOLD_S:  # whoever has a list is told it again
             self._told = {peer: keys for peer, keys in self._told.items() if not keys}
             self._told_at = now
@@ -165,7 +166,7 @@ class Relief:
             del self._promised[key]
 
     def _late(self, stripe: int, now: float) -> list[ChunkKey]:
-        """What is owed in this stripe beyond what a parent in time would owe, and nothing of has come."""
+        """What is owed in this stripe beyond what a parent in time would owe, and nothing of has come: the newest."""
         chunks = self._owed[stripe]
         for key in [key for key, (chunk, _) in chunks.items() if chunk.whole]:
             del chunks[key]
@@ -175,10 +176,11 @@ class Relief:
         left = {key: (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
                 for key, (chunk, _) in chunks.items() if key not in self._promised}  # fmt: skip
         owed = self._owed_bytes[stripe] = sum(left.values())
+        in_time = self._tuning.owed_s * self._tuning.stripe_bytes_s
         late: list[ChunkKey] = []
-        for key in left:
+        for key in reversed(left):
             chunk, at = chunks[key]
-            if now >= at and not chunk.have and owed - left[key] >= max(self._tuning.owed_bytes, 4 * chunk.sizes[0]):
+            if now >= at and not chunk.have and owed - left[key] >= in_time + 2 * chunk.sizes[0]:
                 late.append(key)
                 owed -= left[key]
         return late

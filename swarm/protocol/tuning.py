@@ -47,16 +47,15 @@ class Tuning:
     relief_after_s: float = 0.25
     """A chunk of which nothing has come so long after its header is late, unless it is about to come. Less, and a burst
     is taken for a parent that cannot keep up."""
-    owed_bytes: int = 304 << 10
-    """What a parent in time may owe: two pieces, and what a stripe brings in 40 ms. Headers and pieces come the same
-    way, so its length is of no account. A late chunk besides which more is owed is not about to come."""
+    owed_s: float = 0.04
+    """A parent in time may owe two pieces, and what a stripe brings in this. Headers and pieces come the same way, so
+    its length is of no account. A late chunk besides which more is owed is not about to come."""
     relief_deadline_s: float = 1.0
     """A neighbour that brought nothing of what it offered for so long is not believed: it is the parent's again."""
     relief_pause_s: float = 0.15
     """How often a member looks at what comes late, and tells its neighbours."""
-    idle_bytes: int = 384 << 10
-    """Whoever has less waiting for its children than this offers what others' parents owe: about 15 ms of 200
-    Mbit/s."""
+    idle_s: float = 0.015
+    """Whoever has less waiting for its children than its uplink carries in this offers what others' parents owe."""
     stripes: int = 8
     """Trees. A hop's delay is stripes x piece / uplink, but fewer stripes leave uplinks idle; 8 is near the optimum."""
     dial_retry_s: float = 2.0

@@ -7,7 +7,7 @@ from protocol_kit import SWARM, TUNING, header, key_of
 
 from codec import ChunkKey
 from swarm.protocol.events import Send
-from swarm.protocol.offers import ANSWER_S, AT_ONCE, LOOK_AGAIN_S, Offers
+from swarm.protocol.offers import ANSWER_S, AT_ONCE, AT_ONCE_S, LOOK_AGAIN_S, Offers
 from swarm.protocol.relief import WISHES_HOLD_S
 from swarm.protocol.state import State
 from swarm.protocol.wire import Attach, Offer, Wishes
@@ -23,15 +23,20 @@ def wishes(*seqs: int) -> Wishes:
     return Wishes(0, 1, 0, seqs)
 
 
+UP_BYTES_S = 25e6
+CHUNK_BYTES = sum(header(1, 0).piece_bytes)
+
+
 class Giver:
     """A member that holds these chunks whole."""
 
-    def __init__(self, *whole: int) -> None:
+    def __init__(self, *whole: int, up_bytes_s: float = UP_BYTES_S) -> None:
+        self.up_bytes_s = up_bytes_s
         self.state = State.new(key_of("giver"), SWARM, TUNING, random.Random(0))
         self.state.exchange.gives = True
         for seq in whole:
             self.holds(seq)
-        self.offers = Offers(self.state)
+        self.offers = Offers(self.state, lambda: self.up_bytes_s)
 
     def holds(self, seq: int, pieces: int = 4) -> None:
         self.state.chunks.header(header(1, seq), 0.0, [])
@@ -113,10 +118,35 @@ def test_who_has_no_uplink_to_spare_offers_nothing(why: str) -> None:
     if why.startswith("its own"):
         giver.state.exchange.attached(BEN, Attach(0, 0, 0, 0, ()), 0.0, [])
         for seq in range(1, 101):
-            giver.state.chunks.header(header(1, seq, pieces=1, piece_bytes=TUNING.idle_bytes // 100 + 1), 0.0, [])
+            size = int(TUNING.idle_s * UP_BYTES_S / 100) + 1
+            giver.state.chunks.header(header(1, seq, pieces=1, piece_bytes=size), 0.0, [])
             chunk = giver.state.chunks.find(of(seq))
             assert chunk is not None
             giver.state.exchange.push(chunk, 0, None, 0.0, [])
     else:
         giver.state.exchange.give(False, 0.0, [])
     assert giver.hears(ANNA, wishes(0)) == []
+
+
+@pytest.mark.parametrize(("carries_s", "given"), [(0.8 * AT_ONCE_S, 2), (1.2 * AT_ONCE_S, 1), (5.0, 1)])
+def test_a_slow_uplink_promises_one_chunk_at_a_time(carries_s: float, given: int) -> None:
+    giver = Giver(0, 1, up_bytes_s=2 * CHUNK_BYTES / carries_s)
+    assert len(giver.hears(ANNA, wishes(0)) + giver.hears(BEN, wishes(1))) == given
+
+
+def test_little_to_do_is_less_for_a_slow_uplink() -> None:
+    giver = Giver(0, 1)
+    giver.state.exchange.attached(BEN, Attach(0, 0, 0, 0, ()), 0.0, [])
+    chunk = giver.state.chunks.find(of(1))
+    assert chunk is not None
+    giver.state.exchange.push(chunk, 0, None, 0.0, [])
+    waits = giver.state.exchange.waiting_bytes
+    assert waits > 0
+    giver.up_bytes_s = 0.9 * waits / TUNING.idle_s
+    assert giver.hears(ANNA, wishes(0)) == []
+    giver.up_bytes_s = 1.1 * waits / TUNING.idle_s
+    assert giver.looks(LOOK_AGAIN_S) == [(ANNA, Offer(*of(0)))]
+
+
+def test_who_stands_in_no_plan_offers_nothing() -> None:
+    assert Giver(0, up_bytes_s=0.0).hears(ANNA, wishes(0)) == []

@@ -1,5 +1,6 @@
 """Relief: what a parent owes is wished for, taken from whoever offers it, and from the parent where they fail."""
 
+import pytest
 from member_kit import a_forwarder
 from protocol_kit import TUNING, book_with, header, key_of, version
 
@@ -82,9 +83,22 @@ def test_what_is_young_is_not_wished_for() -> None:
     assert due(relief, LATE / 2) == []
 
 
-def test_neighbours_are_told_what_comes_late_each_in_another_order() -> None:
-    relief, _, _ = owing(3)
-    assert due(relief, LATE) == [(ANNA, wishes(0, 1)), (BEN, wishes(1, 0))]
+def test_neighbours_are_told_what_comes_late_the_newest_first_each_in_another_order() -> None:
+    relief, _, _ = owing(4)
+    assert due(relief, LATE) == [(ANNA, wishes(3, 2, 1)), (BEN, wishes(2, 1, 3))]
+
+
+@pytest.mark.parametrize("piece_kib", [64, 128, 192])
+def test_a_parent_in_time_may_owe_two_pieces_and_what_a_stripe_brings_meanwhile(piece_kib: int) -> None:
+    _, made = book_with([header(1, seq, pieces=2, piece_bytes=piece_kib << 10) for seq in range(20)], held=False)
+    relief = Relief(TUNING, lambda: [ANNA], lambda stripe: PARENT)
+    for chunk in made:
+        relief.owes(chunk, 0.0, [])
+    ((_, told),) = due(relief, LATE)
+    assert isinstance(told, Wishes)
+    left = (20 - len(told.seqs)) * 2 * (piece_kib << 10)
+    may_owe = 2 * (piece_kib << 10) + TUNING.owed_s * TUNING.stripe_bytes_s
+    assert may_owe <= left < may_owe + 2 * (piece_kib << 10)
 
 
 def test_a_list_is_said_again_when_it_has_changed_and_before_it_lapses() -> None:
@@ -94,7 +108,7 @@ def test_a_list_is_said_again_when_it_has_changed_and_before_it_lapses() -> None
     assert len(due(relief, LATE + 0.9 * WISHES_HOLD_S)) == 2
     for index in range(6):
         piece(relief, book, made[0], index, PARENT, LATE + WISHES_HOLD_S)
-    assert due(relief, LATE + WISHES_HOLD_S) == [(ANNA, wishes(1)), (BEN, wishes(1))]
+    assert due(relief, LATE + WISHES_HOLD_S) == [(ANNA, wishes(2)), (BEN, wishes(2))]
     for index in range(6):
         piece(relief, book, made[1], index, PARENT, LATE + WISHES_HOLD_S)
     assert due(relief, LATE + WISHES_HOLD_S) == [(ANNA, Wishes(0, 0, 0, ())), (BEN, Wishes(0, 0, 0, ()))]
@@ -103,23 +117,23 @@ def test_a_list_is_said_again_when_it_has_changed_and_before_it_lapses() -> None
 def test_the_first_offer_is_taken_and_the_parent_told_to_skip_the_chunk() -> None:
     relief, book, made = owing(3)
     due(relief, LATE)
-    assert offered(relief, BEN, made[0], LATE) == [
-        (PARENT, Skip(0, *made[0].key)),
-        (BEN, WantChunk(*made[0].key, b"")),
+    assert offered(relief, BEN, made[2], LATE) == [
+        (PARENT, Skip(0, *made[2].key)),
+        (BEN, WantChunk(*made[2].key, b"")),
     ]
-    assert made[0].key in relief
-    assert offered(relief, ANNA, made[0], LATE) == [(ANNA, wishes(1))], "who comes second is told what is left"
+    assert made[2].key in relief
+    assert offered(relief, ANNA, made[2], LATE) == [(ANNA, wishes(1))], "who comes second is told what is left"
     for index in range(6):
-        piece(relief, book, made[0], index, BEN, LATE)
-    assert made[0].key not in relief
+        piece(relief, book, made[2], index, BEN, LATE)
+    assert made[2].key not in relief
 
 
 def test_what_nobody_owes_us_or_has_begun_to_come_is_not_taken() -> None:
     relief, book, made = owing(3)
     due(relief, LATE)
-    piece(relief, book, made[0], 0, PARENT, LATE)
+    piece(relief, book, made[2], 0, PARENT, LATE)
     stranger, _ = book_with([header(1, 9)])
-    assert offered(relief, ANNA, made[0], LATE) == [(ANNA, wishes(1))]
+    assert offered(relief, ANNA, made[2], LATE) == [(ANNA, wishes(1))]
     assert offered(relief, ANNA, next(iter(stranger.versions.values())).chunks[9], LATE) == []
 
 
