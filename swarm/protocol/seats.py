@@ -27,6 +27,9 @@ SPILL = 1.05
 BORDER_SEATS = 2
 """An edge into a region takes so many seats of its giver: a whole region waits for it, and over a long way a queue
 that is ever full leaves it less than its part."""
+WAYS_OUT = 1 / 64
+"""The trainer's region feeds all others itself as far as that takes no more of its seats than this: then no chunk makes
+two long hops, one after the other."""
 LARGE_REGION = 8
 """Where regions have so many members on average. In smaller ones half of all edges are of this kind."""
 DISJOINT_FROM = 4
@@ -72,7 +75,7 @@ def apportion(seats: int, weights: Mapping[int, float]) -> dict[int, int]:
 
 def region_seats(regions: Mapping[str, Supply], stripes: int, home: str = "") -> dict[str, RegionSeats]:
     """What each region offers in each stripe. In every stripe all of it comes to N - 1 seats. `home`: where the trainer
-    stands; a way out of it is kept in each stripe, so that heads can stand near the trainer."""
+    stands; a way out of it is kept in each stripe, so that heads can stand near the trainer, and more where it is large."""
     count = sum(supply.members for supply in regions.values())
     uplink = {name: sum(supply.uplinks.values()) for name, supply in regions.items()}
     whole = sum(uplink.values())
@@ -83,18 +86,20 @@ def region_seats(regions: Mapping[str, Supply], stripes: int, home: str = "") ->
         local[name] = need if len(regions) == 1 else min(need, int(SPILL * fair))
     givers = [name for name in regions if uplink[name] > 0]
     cross = _cross(stripes * (count - 1) - sum(local.values()), local, {g: uplink[g] for g in givers})
-    way_out = home in givers and 2 * stripes * whole <= stripes * (count - 1) * uplink[home]
+    weighed = BORDER_SEATS > 1 and count >= LARGE_REGION * len(regions)
+    ways_out = int(home in givers and 2 * stripes * whole <= stripes * (count - 1) * uplink[home])
+    if ways_out and weighed:
+        ways_out = max(1, int(WAYS_OUT * local[home] / (BORDER_SEATS * stripes)))
     made = {name: RegionSeats(_even(local[name], stripes), [0] * stripes, [0] * stripes) for name in regions}
     for stripe in range(stripes):
         lacking = count - 1 - sum(made[name].local[stripe] for name in regions)
         entries = len(regions) - 1
-        weighed = BORDER_SEATS > 1 and count >= LARGE_REGION * len(regions)
-        if way_out and entries > 0:
-            made[home].cross[stripe] += 1
-            made[home].entries[stripe] += weighed
-            cross[home] -= 1
-            lacking -= 1
-            entries -= 1
+        if (taken := min(ways_out, entries)) > 0:
+            made[home].cross[stripe] += taken
+            made[home].entries[stripe] += taken * weighed
+            cross[home] -= taken
+            lacking -= taken
+            entries -= taken
         while lacking > 0:
             # All of a stripe's crossings from one region where that can be: its chunks make one long hop, not several.
             name = max(givers, key=lambda g: (cross[g], uplink[g], g))
