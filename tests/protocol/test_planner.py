@@ -163,6 +163,19 @@ def test_heads_stand_where_the_trainer_does() -> None:
     assert sum(m.region == "r1" for m in heads) >= 4
 
 
+@pytest.mark.parametrize(("count", "from_home"), [(240, 1), (2400, 3)])
+def test_a_large_home_region_feeds_all_others_itself(count: int, from_home: int) -> None:
+    """Then nothing makes two long hops; a smaller one cannot bear that beside its own."""
+    members = made(count, regions=4)
+    parents = Planner(8, home="r1").update(members)
+    region = {m.slot: m.region for m in members}
+    for row in parents:
+        over = [region[p] for m, p in zip(members, row, strict=True) if p != AUTHORITY and region[p] != m.region]
+        assert len(over) == 3
+        assert over.count("r1") == from_home
+    assert worst_load(members, parents) < 1.2
+
+
 @pytest.mark.parametrize("count", [8, 64, 240])
 def test_nodes_that_cannot_be_dialed_hang_on_those_that_can(count: int) -> None:
     """Half of the nodes behind NAT: hardly an edge without an end that can be dialed, and loads stay even."""
