@@ -75,7 +75,7 @@ def apportion(seats: int, weights: Mapping[int, float]) -> dict[int, int]:
 
 def region_seats(regions: Mapping[str, Supply], stripes: int, home: str = "") -> dict[str, RegionSeats]:
     """What each region offers in each stripe. In every stripe all of it comes to N - 1 seats. `home`: where the trainer
-    stands; a way out of it is kept in each stripe, so that heads can stand near the trainer, and more where it is large."""
+    stands; a way out of it is kept in each stripe, so that heads can stand near the trainer; more where it is large."""
     count = sum(supply.members for supply in regions.values())
     uplink = {name: sum(supply.uplinks.values()) for name, supply in regions.items()}
     whole = sum(uplink.values())
