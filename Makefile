@@ -49,8 +49,8 @@ fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (a
 	$(BIN)/python -m scenarios.fuzz_guided --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m scenarios.fuzz_yamux --seconds $(FUZZ_SECONDS)
 
-simulate: install ## 10,000 simulated nodes, one step: an hour and some GB
-	$(BIN)/python -m scenarios.egress --simulate 10000 --steps 1 --json
+simulate: install ## 10,000 simulated nodes, one step: forty minutes of one core, 3 GB
+	$(BIN)/python -m scenarios.egress --simulate 10000 --steps 1 --congestion bbr --json
 
 wan: install ## the product on emulated links, as root: what was to be reached, and what was; a quarter of an hour
 	$(BIN)/python -m scenarios.wan_table --plot wan.png

@@ -104,6 +104,8 @@ class PublishLine:
         self._seat, self._link, self._copies = seat, link, copies
         self._heard: list[Any] = []
         """What the seed has said of a publish that is not ours yet: at most one."""
+        self._failed = 0
+        """The newest publish that failed here: the seed may still say that it is open."""
         self._holders = holders
         self._copier = Copier(self.layout, copies, shares, seat.rank)
         self._encoder = Encoder(copies, shares, seat.rank, threads, self.layout)
@@ -197,8 +199,9 @@ class PublishLine:
 
         def decided() -> bool:
             nonlocal decision
-            decision = self._copies.decision(number) or decision
-            return decision.slot != BUSY or self._copies.decision(number) is not None
+            found = self._copies.decision(number)
+            decision = found or decision
+            return found is not None
 
         await_true(decided, time.monotonic() + timeout_s + RECONNECT_S, "Rank 0 did not publish this step in time.")
         if decision.slot != BUSY:
@@ -258,7 +261,9 @@ class PublishLine:
 
     def _ended(self, entry: _Entry | _Return, error: SwarmError | None) -> None:
         if error is not None:
-            self._link.channel.close()  # in the middle of a conversation: the next one opens a new one
+            self._failed = entry.number
+            if not self._heard:  # in the middle of a conversation, unless the next one has begun: that one opens anew
+                self._link.channel.close()
         with self._news:
             if entry not in self._line:
                 return  # another took its place
@@ -347,11 +352,13 @@ class PublishLine:
                 entry.begun = True
             message = PublishBegin(entry.publication.step, entry.number, entry.again)
             self._link.channel.send(message)
-            return expect(self._link.channel, PublishOpened, OPENED_WITHIN_S)[0]
         return self._follow(PublishOpened, entry)
 
     def _follow(self, kind: Any, entry: _Entry | _Return) -> Any:
-        """What the seed says to all ranks when rank 0 has begun. None: a newer publish takes the place of this one."""
+        """What the seed says to all ranks when rank 0 has begun. None: a newer publish takes the place of this one.
+
+        Rank 0 looks after the others meanwhile too: one that could not copy its weights has hung up, and the seed waits
+        for it."""
         deadline = time.monotonic() + OPENED_WITHIN_S
         while True:
             if isinstance(entry, _Entry):
@@ -361,16 +368,24 @@ class PublishLine:
             try:
                 message = self._heard.pop() if self._heard else expect(self._link.channel, kind, FOLLOW_S)[0]
             except ChannelTimeout:
-                if self._closed or time.monotonic() > deadline:
+                given_up = self._over if self._seat.leads else self._closed
+                if given_up or time.monotonic() > deadline:
                     raise
                 continue
             if message.number == entry.number:
                 return message
+            if message.number <= self._failed:
+                continue
             if message.number < entry.number or not isinstance(entry, _Entry):
                 raise PublishFailed("The ranks of this trainer do not publish the same steps.")
             self._heard.append(message)  # a newer one took this one's place: our own publish of it is still to come
-            gone = partial(getattr, entry.publication, "superseded")
+            gone = partial(self._gone, entry)
             await_true(gone, deadline, "This rank did not publish a step that the others did.")
+
+    def _gone(self, entry: _Entry) -> bool:
+        """Another publish takes its place. Raises `PublishFailed` when that is so because a rank could not copy it."""
+        self._copies.check(entry.slot, entry.number)
+        return entry.publication.superseded
 
     def _stream(self, entry: _Entry, opened: PublishOpened, attempt: Attempt) -> None:
         """Diff, encode and send what is ours; then say so."""

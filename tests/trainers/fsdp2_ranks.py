@@ -222,6 +222,24 @@ def one_rank_refuses(rank: int, world: int, home: str) -> list[str]:
     return said
 
 
+def each_refuses(rank: int, world: int, home: str) -> list[str]:
+    """Every third step one rank's weights are of another dtype, now this one's, now that one's: whenever the others
+    notice, the steps between are sealed."""
+    said = []
+    net = sharded(make_net(), mixed=False)
+    with Swarm.attach(net, home=home) as swarm:
+        for step in range(300):
+            source: Any = net.state_dict()
+            if step % 3 == 1 and rank == step % world:
+                source["fc.weight"] = source["fc.weight"].to(torch.float16)
+            try:
+                said.append(f"{swarm.publish(source, step=step).wait(timeout_s=30).version}")
+            except SwarmError as error:
+                said.append(type(error).__name__)
+            dist.barrier()
+    return said
+
+
 def busy(rank: int, world: int, home: str) -> list[list[Any]]:
     """Six steps without waiting for any, the newer in the place of the waiting one: the same ones on all ranks."""
     net = sharded(make_net(), mixed=False)

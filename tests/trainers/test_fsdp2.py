@@ -56,7 +56,7 @@ def test_no_rank_ever_holds_the_model(tmp_path: Path):
             assert found["private"] < found["model"]  # the coder's scratch, which is the same for every model
 
 
-SEVERAL = ("replicated_and_columns", "mirrored", "one_rank_refuses", "busy", "goes_back")
+SEVERAL = ("replicated_and_columns", "mirrored", "one_rank_refuses", "each_refuses", "busy", "goes_back")
 
 
 @pytest.mark.slow
@@ -72,6 +72,10 @@ def test_what_two_ranks_go_through(tmp_path: Path):
         for name in ("replicated_and_columns", "mirrored"):
             for root, expected in (first[name], second[name]):
                 assert root == expected == there[name].seed.receiver.root
+
+        for said in (first["each_refuses"], second["each_refuses"]):
+            assert [each for step, each in enumerate(said) if step % 3 != 1] == [str(n) for n in range(1, 201)]
+            assert set(said[1::3]) == {"UsageError", "PublishFailed"}
 
         told, knows = first["one_rank_refuses"], second["one_rank_refuses"]
         assert (told[0], told[2]) == (knows[0], knows[2]) == ("1", "2")
