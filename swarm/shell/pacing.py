@@ -4,12 +4,15 @@ A version begins on many connections at once. Each finds its own pace, none know
 overflow the router in a few milliseconds: what is dropped there is sent again a round trip later, when all the rest has
 arrived. So who says what the uplink carries has what leaves spread over it, in the order in which it was given.
 
-Packets' headers come on top, so the link is never idle. More would gather in the router's queue: a tenth more overflows
-one of 50 ms within half a second.
+What else leaves takes its time, too: packets' headers, control, what is sent again, and the acknowledgements of what
+comes in, which for a slow uplink beside a fast downlink are several percent. Not counted, they would gather in the
+router's queue until that is full, and every acknowledgement waits in it, so whatever comes in is held up as well. The
+kernel says how much it was.
 """
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -18,17 +21,29 @@ __all__ = ["Paced", "Pacer"]
 
 BURST_S: Final = 0.01
 """So much of the uplink's time may leave at once: less than any router's queue."""
-_PART_S: Final = 0.025
+_PART_S: Final = 0.01
 """And no more goes in one part, which leaves at once too."""
+_LOOK_S: Final = 0.05
+"""How often we look what else has left."""
+_PAUSE_S: Final = 0.5
+"""What left in so long without a look had room enough."""
+_LEAST_SHARE: Final = 0.5
+"""Of the uplink, whatever else leaves: we may be a relay of others' bytes."""
 _LEAST_PART_BYTES: Final = 16 << 10
 """One TLS record: less would only cost turns."""
 
 
 class Pacer:
-    """When the next bytes may leave. `mbit`: what the uplink carries; infinite: nobody said."""
+    """When the next bytes may leave. `mbit`: what the uplink carries; infinite: nobody said. `departed()`: bytes of
+    packets that have left this machine so far, those of what was admitted included; None: nobody knows."""
 
-    def __init__(self, mbit: float = math.inf) -> None:
+    def __init__(self, mbit: float = math.inf, departed: Callable[[], int | None] = lambda: None) -> None:
         self._bytes_s = mbit * 125_000
+        self._departed = departed
+        self._admitted = 0
+        self._beside = 0
+        """What had left that was not admitted, at the last look."""
+        self._looked_at_s = -math.inf
         self._free_at_s = -math.inf
         self._turn = trio.Lock()
         self.part_bytes = sys.maxsize if math.isinf(mbit) else max(_LEAST_PART_BYTES, int(_PART_S * self._bytes_s))
@@ -44,11 +59,25 @@ class Pacer:
         except trio.WouldBlock:
             await self._turn.acquire()
         try:
+            self._count_the_rest(trio.current_time())
             if self._free_at_s - BURST_S > trio.current_time():
                 await trio.sleep_until(self._free_at_s - BURST_S)
             self._free_at_s = max(self._free_at_s, trio.current_time()) + size / self._bytes_s
+            self._admitted += size
         finally:
             self._turn.release()
+
+    def _count_the_rest(self, now: float) -> None:
+        """What else has left since the last look took its time of the uplink. Less than nothing, where parts that were
+        admitted wait for their connection."""
+        since_s = now - self._looked_at_s
+        departed = self._departed() if since_s >= _LOOK_S else None
+        if departed is None:
+            return
+        beside = departed - self._admitted
+        if since_s < _PAUSE_S:
+            self._free_at_s += min((beside - self._beside) / self._bytes_s, (1 - _LEAST_SHARE) * since_s)
+        self._beside, self._looked_at_s = beside, now
 
 
 class Paced(trio.abc.SendStream):

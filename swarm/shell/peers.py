@@ -61,7 +61,7 @@ class Peers:
         self._dialing: set[bytes] = set()
         self._bulk_in: dict[bytes, list[trio.CancelScope]] = {}
         self._arrival = trio.Event()
-        self._pacer = Pacer(limits.up_mbit)
+        self._pacer = Pacer(limits.up_mbit, transport.departed_bytes)
         self._probing = trio.CapacityLimiter(limits.probes)
 
     def __iter__(self) -> Iterator[Session]:

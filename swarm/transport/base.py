@@ -51,6 +51,8 @@ class Traffic:
     received: int = 0
     sent_to: dict[PeerKey, int] = field(default_factory=dict)
     received_from: dict[PeerKey, int] = field(default_factory=dict)
+    departed: int = 0
+    """Of connections that are closed: bytes of IP packets (see `Transport.departed_bytes`), so not TCP payload only."""
 
 
 Accept = Callable[[PeerKey, Lane, trio.abc.HalfCloseableStream], Awaitable[None]]
@@ -111,6 +113,11 @@ class Transport(ABC):
     @abstractmethod
     def peers(self) -> list[PeerKey]:
         """The peers with a live connection. One that falls silent leaves this list within the transport's own limit."""
+
+    def departed_bytes(self) -> int | None:
+        """What has left by all connections so far in bytes of IP packets: headers, acknowledgements and what was sent
+        again included. None where nobody counts them."""
+        return None
 
     def ways(self, peer: PeerKey) -> int:
         """How many bulk streams at once fill the path to `peer`; each gets a connection of its own. 1 on short paths.

@@ -276,6 +276,9 @@ class Libp2pTransport(Transport):
     def peers(self) -> list[PeerKey]:
         return [peer for peer, edge in self._edges.items() if edge.connections]
 
+    def departed_bytes(self) -> int | None:
+        return self.tcp.departed_bytes() if self.tcp is not None else None
+
     # Streams.
 
     def ways(self, peer: PeerKey) -> int:

@@ -25,6 +25,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from codec.errors import UsageError
 from swarm.transport.admission import Admission
 from swarm.transport.base import PeerKey, Traffic
+from swarm.transport.departed import departed_bytes
 from swarm.transport.tuning import PAUSE_S, awaken, tune
 
 __all__ = [
@@ -258,8 +259,13 @@ class CountedSocket(ReadWriteCloser):
         """Close at once. Whoever waits on the socket is woken with an error."""
         if self in self._live:
             self._live.discard(self)
+            self._traffic.departed += self.departed_bytes() or 0
             self._stream.socket.close()
             self.on_closed()
+
+    def departed_bytes(self) -> int | None:
+        """Bytes of IP packets, as `departed.departed_bytes`."""
+        return departed_bytes(self._stream.socket)
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return self.remote[:2]
@@ -331,6 +337,16 @@ class TcpTransport(ITransport):
 
     def protocols(self) -> list[str]:
         return ["tcp"]
+
+    def departed_bytes(self) -> int | None:
+        """By all connections, those included that are closed; None: the system does not say."""
+        total = self._traffic.departed
+        for sock in self.live:
+            departed = sock.departed_bytes()
+            if departed is None:
+                return None
+            total += departed
+        return total
 
     def close_all(self) -> None:
         for sock in list(self.live):

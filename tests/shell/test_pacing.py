@@ -61,7 +61,44 @@ async def test_turns_that_a_busy_machine_missed_do_not_leave_together(mock_clock
             assert left[0] == gone
 
 
-@pytest.mark.parametrize(("mbit", "most"), [(1.0, 16 << 10), (MBIT, 250_000), (math.inf, 1_000_000)])
+@pytest.mark.parametrize(("extra", "slower"), [(0.0, 1.0), (0.04, 1.04), (3.0, 2.0)])
+async def test_what_else_leaves_takes_its_time_but_never_more_than_half(
+    autojump_clock: object, extra: float, slower: float
+) -> None:
+    left = [0.0]
+    pacer = Pacer(MBIT, lambda: int(left[0]))
+    began = trio.current_time()
+    for _ in range(500):
+        await pacer.admit(20_000)
+        left[0] += 20_000 * (1 + extra)
+    took = trio.current_time() - began
+    assert took == pytest.approx(slower * 10_000_000 / BYTES_S, rel=0.03)
+
+
+async def test_what_left_in_a_pause_is_not_made_up_for(autojump_clock: object) -> None:
+    left = [0]
+    pacer = Pacer(MBIT, lambda: left[0])
+    await pacer.admit(20_000)
+    await trio.sleep(60)
+    left[0] += 1 << 30
+    began = trio.current_time()
+    for _ in range(100):
+        await pacer.admit(20_000)
+        left[0] += 20_000
+    assert trio.current_time() - began == pytest.approx(1_980_000 / BYTES_S - BURST_S, abs=0.005)
+
+
+async def test_a_part_whose_connection_stands_still_leaves_its_time_to_others(autojump_clock: object) -> None:
+    left = [0]
+    pacer = Pacer(MBIT, lambda: left[0])
+    began = trio.current_time()
+    for number in range(500):
+        await pacer.admit(20_000)
+        left[0] += 20_000 if number % 2 else 0  # every other part stays here
+    assert 5_000_000 / BYTES_S <= trio.current_time() - began <= 8_500_000 / BYTES_S
+
+
+@pytest.mark.parametrize(("mbit", "most"), [(1.0, 16 << 10), (MBIT, 100_000), (math.inf, 1_000_000)])
 async def test_no_part_is_longer_than_a_router_can_hold(autojump_clock: object, mbit: float, most: int) -> None:
     near, far = trio.testing.memory_stream_pair()
     sizes: list[int] = []
