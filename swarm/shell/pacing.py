@@ -21,6 +21,9 @@ __all__ = ["Paced", "Pacer"]
 
 BURST_S: Final = 0.01
 """So much of the uplink's time may leave at once: less than any router's queue."""
+MISSED_S: Final = 0.01
+"""So much more may leave at once where a busy machine missed its turns: with what waits in the router as a rule, still
+less than any holds. More would overflow it."""
 _PART_S: Final = 0.01
 """And no more goes in one part, which leaves at once too."""
 _LOOK_S: Final = 0.05
@@ -50,8 +53,8 @@ class Pacer:
         """As much as may be admitted at once."""
 
     async def admit(self, size: int) -> None:
-        """Wait for the turn of so many bytes. One at a time: whose turns came while a busy machine did not get to them
-        must not leave together."""
+        """Wait for the turn of so many bytes. One at a time: of those whose turns came while a busy machine did not get
+        to them, no more than a router can hold must leave together."""
         if math.isinf(self._bytes_s):
             return
         try:
@@ -62,7 +65,7 @@ class Pacer:
             self._count_the_rest(trio.current_time())
             if self._free_at_s - BURST_S > trio.current_time():
                 await trio.sleep_until(self._free_at_s - BURST_S)
-            self._free_at_s = max(self._free_at_s, trio.current_time()) + size / self._bytes_s
+            self._free_at_s = max(self._free_at_s, trio.current_time() - MISSED_S) + size / self._bytes_s
             self._admitted += size
         finally:
             self._turn.release()
