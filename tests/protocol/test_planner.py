@@ -287,6 +287,23 @@ def test_a_small_swarm_crosses_borders_as_seldom_as_one_planned_at_once(last: in
     assert worst_load(everybody, parents) <= 1.25 * worst_load(everybody, fresh)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_small_swarm_that_came_one_by_one_is_planned_as_if_at_once(seed: int) -> None:
+    rng = random.Random(seed)
+    uplinks = [400, 200, 200, 100, 100, 50, 50, 25]
+    rng.shuffle(uplinks)
+    everybody = [member(s, up_mbit=up, peer=s.to_bytes(32, "big")) for s, up in enumerate(uplinks)]
+    planner = Planner(8)
+    proven: list[int] = []
+    for slot in rng.sample(range(8), 8):
+        proven.append(slot)
+        planner.update([replace(m, leaf=m.slot not in proven) for m in everybody], idle=rng.random() < 0.7)
+    parents = planner.update(everybody, idle=True)
+    fresh = Planner(8).update(everybody)
+    assert worst_load(everybody, parents) <= 1.02 * worst_load(everybody, fresh)
+    assert sum(len(set(row)) for row in parents) <= sum(len(set(row)) for row in fresh)
+
+
 def test_one_that_turns_out_slower_gives_children_away() -> None:
     members = made(20)
     planner = Planner(8)

@@ -45,7 +45,7 @@ async def test_turns_that_a_busy_machine_missed_do_not_all_leave_together(mock_c
     pacer, left = Pacer(MBIT), [0]
 
     async def send() -> None:
-        await pacer.admit(200_000)  # 20 ms each
+        await pacer.admit(190_000)  # 19 ms each
         left[0] += 1
 
     async with trio.open_nursery() as nursery:
@@ -55,8 +55,8 @@ async def test_turns_that_a_busy_machine_missed_do_not_all_leave_together(mock_c
         assert left[0] == 2
         mock_clock.jump(0.1)  # five turns late
         await trio.testing.wait_all_tasks_blocked()
-        assert left[0] == 3
-        for gone in range(4, 11):
+        assert left[0] == 4
+        for gone in range(5, 11):
             mock_clock.jump(0.02)
             await trio.testing.wait_all_tasks_blocked()
             assert left[0] == gone
