@@ -32,16 +32,16 @@ def chunk_target(payload_bytes: int) -> int:
 
 
 def piece_target(payload_bytes: int, nodes: int | None = None, link_mbit: float = math.inf) -> int:
-    """Bytes of a piece: F/(200 K), among few nodes F/(50 K), and no more than a stripe brings in a tenth of a second;
+    """Bytes of a piece: F/(200 K), among few nodes F/(25 K), and no more than a stripe brings in a tenth of a second;
     rounded to a power of two, from 16 to 256 KiB.
 
     A piece crosses a tree of depth D in D of its own sending times; two hundred a stripe keep that near D/2 percent.
     Below 16 KiB its hash (32 bytes) and the turn in each relay cost more than the wait that they save. Up to 2 K
-    `nodes` (None: who knows) stand about one relay deep: a quarter of the pieces cost each of them a quarter of the
+    `nodes` (None: who knows) stand about one relay deep: an eighth of the pieces cost each of them an eighth of the
     turns. But with pieces that take long, neighbours are late to help one another (`link_mbit`: at what the version
     arrives, see `arrival_mbit`): of 256 KiB at 100 Mbit/s, one chunk in five crossed a border twice.
     """
-    pieces = 50 if nodes is not None and nodes <= 2 * STRIPES else 200
+    pieces = 25 if nodes is not None and nodes <= 2 * STRIPES else 200
     longest = min(_LONGEST_PIECE_S * link_mbit * 125_000 / STRIPES, MAX_PIECE_BYTES)
     return _power_of_two(min(payload_bytes // (pieces * STRIPES), int(longest)), MIN_PIECE_BYTES, MAX_PIECE_BYTES)
 

@@ -25,6 +25,7 @@ def test_sizes(payload: int, chunk: int, piece: int) -> None:
 
 
 def test_few_nodes_get_larger_pieces() -> None:
+    assert piece_target(10 << 20, 8) == 64 << 10
     assert piece_target(100 << 20, 8) == piece_target(100 << 20, 16) == 256 << 10
     assert piece_target(100 << 20, 17) == piece_target(100 << 20) == 64 << 10
 
