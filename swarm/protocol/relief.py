@@ -99,10 +99,13 @@ class Relief:
         be on its way, and would come twice. Who offers what we need no more is told what we do need."""
         chunk = next((chunks[key][0] for chunks in self._owed.values() if key in chunks), None)
         self._wishes = [wish for wish in self._wishes if wish != key]
-        if chunk is None or chunk.stripe is None or chunk.have or not self._believes(peer, key, now):
-            self._tell([peer], effects)
-            return
-        if self._parent(chunk.stripe) is not None and key not in self._late(chunk.stripe, now):
+        if (
+            chunk is None
+            or chunk.stripe is None
+            or chunk.have
+            or not self._believes(peer, key, now)
+            or (self._parent(chunk.stripe) is not None and key not in self._late(chunk.stripe, now))
+        ):
             self._tell([peer], effects)
             return
         self._promised[key] = _Promised(chunk.stripe, peer, now + self._tuning.relief_deadline_s)
