@@ -31,9 +31,9 @@ __all__ = ["Exchange"]
 
 HEADER = -1
 """The index under which a chunk's header queues."""
-MAX_AHEAD_BYTES = 1 << 20
-"""No child is sent more than this ahead of what its socket took, whatever credit it gives: the shell's queue stays
-bounded, and what has not been handed over can still be skipped."""
+MAX_AHEAD_BYTES = 256 << 10
+"""No child is sent more than this and a piece ahead of what its socket took, whatever credit it gives: what has been
+handed over cannot be skipped, and comes twice if another brings it."""
 FAR_S = 0.05
 FAR_TIMES = 2
 """Over a round trip longer than this, a parent that owes half as much again as its window gets one so many times as

@@ -117,7 +117,7 @@ class Peer:
         self.state = State.new(key, swarm, tuning, rng)
         self.pulls = Pulls(tuning)
         exchange = self.state.exchange
-        self.relief = Relief(tuning, self._near, exchange.parent)
+        self.relief = Relief(tuning, self._near, exchange.parent, self.state.chunks.dealt)
         self.offers = Offers(self.state, self._up_bytes_s)
         self.membership = Membership(self.state, join, authority)
         self.catchup = Catchup(self.state, self._sources)

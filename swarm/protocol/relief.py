@@ -11,6 +11,9 @@ oldest meanwhile, and what it has handed to its socket comes twice. The first of
 skip the chunk; so one who has nothing to give is asked nothing and answers nothing. A parent that cannot keep up gives
 each child other chunks first (see `exchange`), so that its children have what their siblings lack. What a giver then
 fails to bring is asked of the parent.
+
+Once all of a version has been dealt, uplinks run out of work one after another, and all wait for the slowest. Then
+whatever a parent has not begun is late at once, and neighbours hear of it sooner.
 """
 
 from collections import Counter
@@ -43,14 +46,20 @@ class _Promised:
 
 
 class Relief:
-    """Of one member. `neighbours()`: whom to tell, never the authority. `parent`: who brings a stripe."""
+    """Of one member. `neighbours()`: whom to tell, never the authority. `parent`: who brings a stripe. `dealt`: whether
+    the headers of all chunks of this one's version are here."""
 
     def __init__(
-        self, tuning: Tuning, neighbours: Callable[[], list[bytes]], parent: Callable[[int], bytes | None]
+        self,
+        tuning: Tuning,
+        neighbours: Callable[[], list[bytes]],
+        parent: Callable[[int], bytes | None],
+        dealt: Callable[[ChunkKey], bool],
     ) -> None:
         self._tuning = tuning
         self._neighbours = neighbours
         self._parent = parent
+        self._dealt = dealt
         self._owed: dict[int, dict[ChunkKey, tuple[Chunk, float]]] = {}
         """By stripe, in the order of their headers: chunks that are not whole yet, and from when on they are late."""
         self._owed_bytes: dict[int, int] = {}
@@ -71,7 +80,7 @@ class Relief:
     def owes(self, chunk: Chunk, now: float, effects: list[Effect]) -> None:
         """Its header has come."""
         if chunk.stripe is not None:
-            late = now + self._tuning.relief_after_s
+            late = now + (self._tuning.relief_end_s if self._dealt(chunk.key) else self._tuning.relief_after_s)
             self._owed.setdefault(chunk.stripe, {})[chunk.key] = chunk, late
             self._wake(late, effects)
 
@@ -147,9 +156,9 @@ class Relief:
             self._told_at = now
         self._tell(self._neighbours(), effects)
         nexts = [
-            max(late, now + self._tuning.relief_pause_s)
+            now + self._tuning.relief_end_s if self._dealt(key) else max(late, now + self._tuning.relief_pause_s)
             for chunks in self._owed.values()
-            for _, late in chunks.values()
+            for key, (_, late) in chunks.items()
         ]
         if nexts:
             self._wake(min(nexts), effects)
@@ -183,11 +192,14 @@ class Relief:
         left = {key: (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
                 for key, (chunk, _) in chunks.items() if key not in self._promised}  # fmt: skip
         owed = self._owed_bytes[stripe] = sum(left.values())
-        in_time = self._tuning.owed_s * self._tuning.stripe_bytes_s
         late: list[ChunkKey] = []
         for key in reversed(left):
             chunk, at = chunks[key]
-            if now >= at and not chunk.have and owed - left[key] >= in_time + 2 * chunk.sizes[0]:
+            dealt = self._dealt(key)
+            in_time = chunk.sizes[0]
+            if not dealt:
+                in_time += chunk.sizes[0] + int(self._tuning.owed_s * self._tuning.stripe_bytes_s)
+            if (dealt or now >= at) and not chunk.have and owed - left[key] >= in_time:
                 late.append(key)
                 owed -= left[key]
         return late

@@ -19,7 +19,7 @@ from swarm.protocol.wire import Message
 from swarm.shell.limits import Limits
 from swarm.shell.outbound import Bulk, Outbound
 from swarm.shell.pacing import Paced, Pacer
-from swarm.transport.base import Unreachable
+from swarm.transport.base import Stream, Unreachable
 
 __all__ = ["BulkStreams"]
 
@@ -83,7 +83,7 @@ class BulkStreams:
 
     async def run(
         self,
-        open_stream: Callable[[], Awaitable[trio.abc.HalfCloseableStream]],
+        open_stream: Callable[[], Awaitable[Stream]],
         ways: Callable[[], int],
         answer: Callable[[Message], None],
         post: Callable[[Event], Awaitable[None]],
@@ -92,7 +92,7 @@ class BulkStreams:
         """Write for ever. `ways`: how many streams are worth having now, asked when there is more to send than the
         present ones take; for the others see `Outbound.run`, which also says what is raised."""
 
-        async def carry(queue: Outbound, stream: trio.abc.HalfCloseableStream, idle_s: float) -> None:
+        async def carry(queue: Outbound, stream: Stream, idle_s: float) -> None:
             async with stream:
                 await queue.run(Paced(stream, self._pacer), answer, post, peer, idle_s=idle_s)
                 self._retire(queue)  # with nothing in it, and before anybody else runs

@@ -9,6 +9,7 @@ import trio
 
 from codec.errors import PeerError
 from swarm.protocol.wire import MAX_MESSAGE_BYTES, Message, decode, encode
+from swarm.transport.base import Stream
 
 __all__ = ["ByteReader", "Patience", "frame_message", "read_message"]
 
@@ -43,7 +44,7 @@ class Patience:
 class ByteReader:
     """A receiving end with a buffer. One task at a time."""
 
-    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._chunks: deque[bytes] = deque()
         self._at = 0
@@ -75,7 +76,7 @@ class ByteReader:
     async def exactly(self, size: int) -> bytes:
         """The next `size` bytes. Raises `PeerError` when the stream ends within them."""
         while self._size < size:
-            if not await self._fill():
+            if not await self._fill(size - self._size):
                 raise PeerError("stream: it ended inside a frame")
         return self.take(size)
 
@@ -83,8 +84,9 @@ class ByteReader:
         """Wait for the next byte: False, or True when the stream has ended cleanly."""
         return not self._size and not await self._fill()
 
-    async def _fill(self) -> bool:
-        data = bytes(await self._stream.receive_some(_RECEIVE_BYTES))
+    async def _fill(self, least: int = 1) -> bool:
+        """Have more: of a long frame all that is missing at once, if the stream can wait for that."""
+        data = await self._stream.receive_at_least(least, max(least, _RECEIVE_BYTES))
         if data:
             self._chunks.append(data)
             self._size += len(data)

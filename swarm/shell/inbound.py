@@ -15,6 +15,7 @@ from swarm.shell.counts import Counts
 from swarm.shell.framing import ByteReader, Patience
 from swarm.shell.limits import Limits
 from swarm.store import ChunkStore, StoredChunk
+from swarm.transport.base import Stream
 
 __all__ = ["Inbound", "header_stored"]
 
@@ -58,7 +59,7 @@ class Inbound:
         self._part = part
         self._settled = settled
 
-    async def run(self, stream: trio.abc.ReceiveStream, peer: bytes) -> None:
+    async def run(self, stream: Stream, peer: bytes) -> None:
         """Read frames until the stream ends. Raises groups of `PeerError`, at the first that does not verify, and of
         `trio.TooSlowError`, when the rest of one does not come."""
         patience = Patience(self._limits.frame_deadline_s)

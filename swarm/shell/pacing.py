@@ -12,10 +12,13 @@ kernel says how much it was.
 
 import math
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 import trio
+
+from swarm.transport.base import Stream
 
 __all__ = ["Paced", "Pacer"]
 
@@ -48,7 +51,8 @@ class Pacer:
         """What had left that was not admitted, at the last look."""
         self._looked_at_s = -math.inf
         self._free_at_s = -math.inf
-        self._turn = trio.Lock()
+        self._turns: deque[trio.CancelScope] = deque()
+        """Of those who wait, in order. Only the first has a deadline: who leaves gives it to the next."""
         self.part_bytes = sys.maxsize if math.isinf(mbit) else max(_LEAST_PART_BYTES, int(_PART_S * self._bytes_s))
         """As much as may be admitted at once."""
 
@@ -57,18 +61,33 @@ class Pacer:
         to them, no more than a router can hold must leave together."""
         if math.isinf(self._bytes_s):
             return
+        if not self._turns and self._is_free():
+            self._book(size)
+            return
+        turn = trio.CancelScope()
+        self._turns.append(turn)
         try:
-            self._turn.acquire_nowait()
-        except trio.WouldBlock:
-            await self._turn.acquire()
-        try:
-            self._count_the_rest(trio.current_time())
-            if self._free_at_s - BURST_S > trio.current_time():
+            self._wake_first()
+            with turn:
+                await trio.sleep_forever()
+            while not self._is_free():  # noqa: ASYNC110 - a point in time, which moves
                 await trio.sleep_until(self._free_at_s - BURST_S)
-            self._free_at_s = max(self._free_at_s, trio.current_time() - MISSED_S) + size / self._bytes_s
-            self._admitted += size
+            self._book(size)
         finally:
-            self._turn.release()
+            self._turns.remove(turn)
+            self._wake_first()
+
+    def _is_free(self) -> bool:
+        self._count_the_rest(trio.current_time())
+        return self._free_at_s - BURST_S <= trio.current_time()
+
+    def _book(self, size: int) -> None:
+        self._free_at_s = max(self._free_at_s, trio.current_time() - MISSED_S) + size / self._bytes_s
+        self._admitted += size
+
+    def _wake_first(self) -> None:
+        if self._turns:
+            self._turns[0].deadline = self._free_at_s - BURST_S
 
     def _count_the_rest(self, now: float) -> None:
         """What else has left since the last look took its time of the uplink. Less than nothing, where parts that were
@@ -86,7 +105,7 @@ class Pacer:
 class Paced(trio.abc.SendStream):
     """A stream whose bytes wait for their turn."""
 
-    def __init__(self, stream: trio.abc.SendStream, pacer: Pacer) -> None:
+    def __init__(self, stream: Stream, pacer: Pacer) -> None:
         self._stream, self._pacer = stream, pacer
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -94,7 +113,8 @@ class Paced(trio.abc.SendStream):
         for at in range(0, len(data), most):
             part = data if len(data) <= most else bytes(data[at : at + most])
             await self._pacer.admit(len(part))
-            await self._stream.send_all(part)
+            if not self._stream.send_now(part):
+                await self._stream.send_all(part)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()

@@ -21,7 +21,7 @@ from swarm.shell.outbound import FindBlob, Outbound
 from swarm.shell.pacing import Pacer
 from swarm.shell.session import Session
 from swarm.store import ChunkStore
-from swarm.transport.base import Lane, Transport, Unreachable
+from swarm.transport.base import Lane, Stream, Transport, Unreachable
 
 __all__ = ["Peers"]
 
@@ -76,7 +76,7 @@ class Peers:
         self._banned = {other: until for other, until in self._banned.items() if until > now}
         self._banned[peer] = now + ban_s
 
-    async def accept(self, peer: bytes, lane: Lane, stream: trio.abc.HalfCloseableStream) -> None:
+    async def accept(self, peer: bytes, lane: Lane, stream: Stream) -> None:
         """What the transport calls for each stream that a peer opens."""
         if self._banned.get(peer, 0.0) > trio.current_time():
             return
@@ -119,7 +119,7 @@ class Peers:
 
     # ------------------------------------------------------------ one session
 
-    async def _converse(self, peer: bytes, stream: trio.abc.HalfCloseableStream, *, dialed: bool) -> None:
+    async def _converse(self, peer: bytes, stream: Stream, *, dialed: bool) -> None:
         while (old := self._sessions.get(peer)) is not None:
             if not self._takes_over(old, peer, dialed):
                 return
@@ -153,7 +153,7 @@ class Peers:
             return True
         return dialed == (self._transport.key < peer)
 
-    async def _take_bulk(self, peer: bytes, stream: trio.abc.HalfCloseableStream) -> None:
+    async def _take_bulk(self, peer: bytes, stream: Stream) -> None:
         """Receive what a peer that has shown a grant sends; of too many streams the oldest goes."""
         with trio.move_on_after(self._limits.dial_deadline_s):  # its control stream may come by a slower connection
             while peer not in self._sessions:
@@ -201,7 +201,7 @@ class Peers:
         return Outbound(self._chunks, self._find, self._counts, self._limits, hold)
 
     async def _run(self, session: Session) -> None:
-        async def open_bulk() -> trio.abc.HalfCloseableStream:
+        async def open_bulk() -> Stream:
             return await self._transport.open_stream(session.peer, Lane.BULK)
 
         await session.run(open_bulk, lambda: self._transport.ways(session.peer), self._post)

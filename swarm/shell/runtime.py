@@ -52,7 +52,7 @@ from swarm.shell.outbound import Blob
 from swarm.shell.peers import Peers
 from swarm.shell.threads import RunSync, in_thread
 from swarm.store import Seal, Store, StoredChunk
-from swarm.transport.base import Transport
+from swarm.transport.base import Stream, Transport
 
 if TYPE_CHECKING:
     from codec import Staged
@@ -374,7 +374,7 @@ class Shell:
 
     # ------------------------------------------------------------ beside the core
 
-    async def _accept(self, peer: bytes, lane: Any, stream: trio.abc.HalfCloseableStream) -> None:
+    async def _accept(self, peer: bytes, lane: Any, stream: Stream) -> None:
         await self.peers.accept(peer, lane, stream)
 
     async def _run_job(self, job: Job) -> None:

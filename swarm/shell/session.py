@@ -16,10 +16,11 @@ from swarm.shell.framing import ByteReader, Patience, frame_message, read_messag
 from swarm.shell.limits import Limits
 from swarm.shell.outbound import Bulk
 from swarm.shell.requests import Requests
+from swarm.transport.base import Stream
 
 __all__ = ["Session"]
 
-OpenBulk = Callable[[], Awaitable[trio.abc.HalfCloseableStream]]
+OpenBulk = Callable[[], Awaitable[Stream]]
 
 
 class Session:
@@ -28,7 +29,7 @@ class Session:
     def __init__(
         self,
         peer: bytes,
-        stream: trio.abc.HalfCloseableStream,
+        stream: Stream,
         *,
         dialed: bool,
         bulk: BulkStreams,
@@ -58,10 +59,13 @@ class Session:
     # ------------------------------------------------------------ what the shell asks for
 
     def send(self, message: Message) -> None:
-        """Queue a control message; a peer that does not drain its queue is closed."""
+        """Send a control message, or queue it; a peer that does not drain its queue is closed."""
         if self._closing:
             return
         data = frame_message(message)
+        if not self._queue and self._stream.send_now(data):
+            self._counts.control_sent += len(data)
+            return
         self._queue.append(data)
         self._queued_bytes += len(data)
         self._wake.set()

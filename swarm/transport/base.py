@@ -1,8 +1,8 @@
 """The one seam between the swarm and the network.
 
 A transport knows peers by their Ed25519 public key (32 bytes), proves who is at the other end, and gives byte streams.
-Streams are trio's own `HalfCloseableStream`, so everything that trio ships to test streams applies. Deadlines are the
-caller's: wrap awaits on a peer in `trio.fail_after`.
+Streams are trio's own `HalfCloseableStream` and a little more (`Stream`), so everything that trio ships to test streams
+applies. Deadlines are the caller's: wrap awaits on a peer in `trio.fail_after`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ import trio
 
 from codec.errors import PeerError, SwarmError
 
-__all__ = ["Accept", "Lane", "PeerKey", "Traffic", "Transport", "Unreachable", "Way", "attend"]
+__all__ = ["Accept", "Lane", "PeerKey", "Stream", "Traffic", "Transport", "Unreachable", "Way", "attend"]
 
 PeerKey = bytes
 """A peer's raw Ed25519 public key, 32 bytes."""
@@ -55,7 +55,21 @@ class Traffic:
     """Of connections that are closed: bytes of IP packets (see `Transport.departed_bytes`), so not TCP payload only."""
 
 
-Accept = Callable[[PeerKey, Lane, trio.abc.HalfCloseableStream], Awaitable[None]]
+class Stream(trio.abc.HalfCloseableStream):
+    """What a transport gives: trio's stream, and two things that spare turns of the loop, which cost more than bytes
+    do. A transport that can neither leaves them as they are."""
+
+    async def receive_at_least(self, least: int, max_bytes: int | None = None) -> bytes:
+        """As `receive_some`; where it can be waited for, not before `least` bytes are there, or as many as the stream
+        holds at a time, or its end."""
+        return bytes(await self.receive_some(max_bytes))
+
+    def send_now(self, data: bytes | bytearray | memoryview) -> bool:
+        """Send it if that needs no waiting: True, and it is queued. False: nothing was done."""
+        return False
+
+
+Accept = Callable[[PeerKey, Lane, Stream], Awaitable[None]]
 """Called in a task of its own for each stream that a peer opens; the stream is closed when it returns.
 
 A `PeerError` that leaves it drops the peer; a stream that breaks or is found closed ends quietly; anything else is our
@@ -85,7 +99,7 @@ class Transport(ABC):
         """Have a connection to `peer`: returns at once if there is one. Raises `Unreachable`."""
 
     @abstractmethod
-    async def open_stream(self, peer: PeerKey, lane: Lane) -> trio.abc.HalfCloseableStream:
+    async def open_stream(self, peer: PeerKey, lane: Lane) -> Stream:
         """A new stream to a connected peer on the given lane (the transport dials more connections if it needs them).
 
         Raises `Unreachable`.
@@ -128,9 +142,7 @@ class Transport(ABC):
         return 1
 
 
-async def attend(
-    transport: Transport, accept: Accept, peer: PeerKey, lane: Lane, stream: trio.abc.HalfCloseableStream
-) -> None:
+async def attend(transport: Transport, accept: Accept, peer: PeerKey, lane: Lane, stream: Stream) -> None:
     """Run `accept` on one stream by the rules of `Accept`: this ring's one place that decides what an error means."""
     try:
         async with stream:

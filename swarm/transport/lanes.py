@@ -5,7 +5,7 @@ from typing import Final
 
 import trio
 
-from swarm.transport.base import Lane, Way
+from swarm.transport.base import Lane, Stream, Way
 from swarm.transport.multistream import HEADER, encode
 from swarm.transport.muxer import MuxedConnection
 from swarm.transport.yamux import Connection, YamuxStream
@@ -31,7 +31,7 @@ class StreamChannel:
         await self._stream.send_all(data)
 
 
-class LaneStream(trio.abc.HalfCloseableStream):
+class LaneStream(Stream):
     """The opener's end of a stream. It does not wait for the other end to agree: there is one answer that it expects,
     and that comes before the first bytes that are read. Anything else breaks the stream."""
 
@@ -52,16 +52,22 @@ class LaneStream(trio.abc.HalfCloseableStream):
         return cls(stream, protocol)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return await self.receive_at_least(1, max_bytes)
+
+    async def receive_at_least(self, least: int, max_bytes: int | None = None) -> bytes:
         while self._expected:
             got = await self._stream.receive_some(len(self._expected))
             if not got or not self._expected.startswith(got):
                 self._stream.reset(f"the peer does not speak {self._protocol}")
                 raise trio.BrokenResourceError(f"the peer does not speak {self._protocol}")
             self._expected = self._expected[len(got) :]
-        return await self._stream.receive_some(max_bytes)
+        return await self._stream.receive_at_least(least, max_bytes)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._stream.send_all(data)
+
+    def send_now(self, data: bytes | bytearray | memoryview) -> bool:
+        return self._stream.send_now(data)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()

@@ -19,7 +19,7 @@ import trio
 
 from codec.sign import Key
 from swarm.protocol.reach import circuit, is_circuit, relay_of
-from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, Way, attend
+from swarm.transport.base import Accept, Lane, PeerKey, Stream, Traffic, Transport, Unreachable, Way, attend
 
 __all__ = ["Link", "MemoryNetwork", "MemoryStream", "MemoryTransport"]
 
@@ -248,7 +248,7 @@ class _Pipe:
             return segment
 
 
-class MemoryStream(trio.abc.HalfCloseableStream):
+class MemoryStream(Stream):
     """One end of a stream between two memory transports."""
 
     def __init__(self, out: _Pipe, back: _Pipe) -> None:

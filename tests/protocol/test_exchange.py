@@ -382,9 +382,9 @@ def test_what_a_child_skips_is_not_sent_and_what_it_asks_for_again_is() -> None:
 
 
 def test_children_that_cannot_be_given_all_are_given_different_chunks_first() -> None:
-    book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(3)])
+    book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=32 << 10) for seq in range(3)])
     exchange, effects = Exchange(book, TUNING), []
-    whole = 4 * (128 << 10)
+    whole = 4 * (32 << 10)
     for peer in (ANNA, BEN, PARENT):
         exchange.attached(peer, attach(credit=0), 0.0, [])
     for peer in (ANNA, BEN, PARENT):

@@ -2,8 +2,9 @@
 
 import pytest
 from member_kit import a_forwarder
-from protocol_kit import TUNING, book_with, header, key_of, version
+from protocol_kit import SWARM, TUNING, book_with, header, key_of, manifest, version
 
+from codec import open_manifest
 from swarm.protocol.chunks import Chunk, Chunks
 from swarm.protocol.events import Effect, Send, SetTimer, Timer
 from swarm.protocol.relief import PROMISES, WISHES_HOLD_S, Relief
@@ -16,7 +17,7 @@ LATE = TUNING.relief_after_s
 def owing(chunks: int, neighbours: tuple[bytes, ...] = (ANNA, BEN)) -> tuple[Relief, Chunks, list[Chunk]]:
     """The headers of so many chunks of 384 KiB have come at 0.0, and no piece."""
     book, made = book_with([header(1, seq, pieces=6, piece_bytes=64 << 10) for seq in range(chunks)], held=False)
-    relief = Relief(TUNING, lambda: list(neighbours), lambda stripe: PARENT)
+    relief = Relief(TUNING, lambda: list(neighbours), lambda stripe: PARENT, book.dealt)
     effects: list[Effect] = []
     for chunk in made:
         relief.owes(chunk, 0.0, effects)
@@ -43,6 +44,12 @@ def offered(relief: Relief, peer: bytes, chunk: Chunk, now: float) -> list[tuple
 def piece(relief: Relief, book: Chunks, chunk: Chunk, index: int, peer: bytes, now: float) -> None:
     book.piece(chunk.key, index, now)
     relief.arrived(chunk, peer, now)
+
+
+def seal_all(book: Chunks, chunks: list[Chunk]) -> None:
+    """The seal of a version of these chunks has come."""
+    sealed = manifest(1, len(chunks))
+    book.manifest(open_manifest(sealed, SWARM), sealed, 0.0, [])
 
 
 def wishes(*seqs: int) -> Wishes:
@@ -90,8 +97,8 @@ def test_neighbours_are_told_what_comes_late_the_newest_first_each_in_another_or
 
 @pytest.mark.parametrize("piece_kib", [64, 128, 192])
 def test_a_parent_in_time_may_owe_two_pieces_and_what_a_stripe_brings_meanwhile(piece_kib: int) -> None:
-    _, made = book_with([header(1, seq, pieces=2, piece_bytes=piece_kib << 10) for seq in range(20)], held=False)
-    relief = Relief(TUNING, lambda: [ANNA], lambda stripe: PARENT)
+    book, made = book_with([header(1, seq, pieces=2, piece_bytes=piece_kib << 10) for seq in range(20)], held=False)
+    relief = Relief(TUNING, lambda: [ANNA], lambda stripe: PARENT, book.dealt)
     for chunk in made:
         relief.owes(chunk, 0.0, [])
     ((_, told),) = due(relief, LATE)
@@ -99,6 +106,31 @@ def test_a_parent_in_time_may_owe_two_pieces_and_what_a_stripe_brings_meanwhile(
     left = (20 - len(told.seqs)) * 2 * (piece_kib << 10)
     may_owe = 2 * (piece_kib << 10) + TUNING.owed_s * TUNING.stripe_bytes_s
     assert may_owe <= left < may_owe + 2 * (piece_kib << 10)
+
+
+def test_once_all_is_dealt_what_a_parent_has_not_begun_is_late_at_once() -> None:
+    relief, book, made = owing(4)
+    piece(relief, book, made[0], 0, PARENT, 0.01)
+    seal_all(book, made)
+    effects: list[Effect] = []
+    relief.due(TUNING.relief_end_s, effects)
+    assert said(effects) == [(ANNA, wishes(3, 2, 1)), (BEN, wishes(2, 1, 3))]
+    assert [e.at for e in effects if isinstance(e, SetTimer)] == [2 * TUNING.relief_end_s]
+
+
+def test_the_header_that_was_lacking_has_the_end_begin() -> None:
+    book, made = book_with([header(1, seq, pieces=6, piece_bytes=64 << 10) for seq in range(3)], held=False)
+    seal_all(book, made)
+    relief, effects = Relief(TUNING, lambda: [ANNA], lambda stripe: PARENT, book.dealt), []
+    for chunk in made:
+        relief.owes(chunk, 0.0, effects)
+    assert [e.at for e in effects if isinstance(e, SetTimer)] == [TUNING.relief_end_s]
+
+
+def test_the_last_piece_of_all_is_left_to_the_parent() -> None:
+    relief, book, made = owing(1)
+    seal_all(book, made)
+    assert due(relief, LATE) == []
 
 
 def test_a_list_is_said_again_when_it_has_changed_and_before_it_lapses() -> None:

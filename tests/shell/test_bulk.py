@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import trio
-import trio.testing
+from stream_kit import Plain, lockstep_pair
 
 from codec import ChunkKey
 from swarm.protocol.events import Event, SendBlob, SendDone, SendHeader, SendPiece
@@ -43,19 +43,19 @@ class Bench:
     """Streams to a peer that reads only when it is told to."""
 
     bulk: BulkStreams
-    far: list[trio.abc.Stream] = field(default_factory=list)
+    far: list[Plain] = field(default_factory=list)
     """The other ends, in the order in which they were opened."""
     ways: int = 4
     refusing: bool = False
     events: list[Event] = field(default_factory=list)
 
-    async def open(self) -> trio.abc.HalfCloseableStream:
+    async def open(self) -> Plain:
         await trio.sleep(0.3)
         if self.refusing:
             raise Unreachable("no more")
-        near, far = trio.testing.lockstep_stream_pair()
+        near, far = lockstep_pair()
         self.far.append(far)
-        return cast("trio.abc.HalfCloseableStream", near)
+        return near
 
     async def post(self, event: Event) -> None:
         self.events.append(event)

@@ -1,13 +1,16 @@
 """One uplink, many streams: together they leave at what it carries, whoever is first."""
 
 import math
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 import trio.testing
+from stream_kit import memory_pair
 
 from swarm.shell.pacing import BURST_S, MISSED_S, Paced, Pacer
 
+Send = Callable[[bytes | bytearray | memoryview], Awaitable[None]]
 MBIT = 80.0  # 10 MB/s
 BYTES_S = MBIT * 125_000
 AT_ONCE_S = BURST_S + MISSED_S
@@ -62,6 +65,25 @@ async def test_turns_that_a_busy_machine_missed_do_not_all_leave_together(mock_c
             assert left[0] == gone
 
 
+async def test_whoever_gives_up_its_turn_leaves_it_to_the_next(autojump_clock: object) -> None:
+    pacer, left = Pacer(MBIT), []
+
+    async def send(number: int) -> None:
+        await pacer.admit(100_000)  # 10 ms each
+        left.append((number, round(trio.current_time() - began, 3)))
+
+    async def give_up(number: int) -> None:
+        with trio.move_on_after(0.001):
+            await send(number)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(give_up if number in (3, 4, 6) else send, number)
+            await trio.lowlevel.checkpoint()
+    assert left == [(0, 0.0), (1, 0.0), (2, 0.0), (5, 0.01), (7, 0.02)]
+
+
 @pytest.mark.parametrize(("extra", "slower"), [(0.0, 1.0), (0.04, 1.04), (3.0, 2.0)])
 async def test_what_else_leaves_takes_its_time_but_never_more_than_half(
     autojump_clock: object, extra: float, slower: float
@@ -100,17 +122,19 @@ async def test_a_part_whose_connection_stands_still_leaves_its_time_to_others(au
 
 
 @pytest.mark.parametrize(("mbit", "most"), [(1.0, 16 << 10), (MBIT, 125_000), (math.inf, 1_000_000)])
-async def test_no_part_is_longer_than_a_router_can_hold(autojump_clock: object, mbit: float, most: int) -> None:
-    near, far = trio.testing.memory_stream_pair()
+async def test_no_part_is_longer_than_a_router_can_hold(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch, mbit: float, most: int
+) -> None:
+    near, far = memory_pair()
     sizes: list[int] = []
 
-    class Noted(Paced):
-        async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-            sizes.append(len(data))
-            await near.send_all(data)
+    async def noted(data: bytes | bytearray | memoryview, send: Send = near.send_all) -> None:
+        sizes.append(len(data))
+        await send(data)
 
-    paced, content = Paced(Noted(near, Pacer()), Pacer(mbit)), bytes(range(250)) * 4000
-    await paced.send_all(content)
+    monkeypatch.setattr(near, "send_all", noted)
+    content = bytes(range(250)) * 4000
+    await Paced(near, Pacer(mbit)).send_all(content)
     await near.send_eof()
     assert b"".join([part async for part in far]) == content
     assert max(sizes) == most
@@ -124,7 +148,7 @@ async def test_nobody_waits_where_nobody_said_what_the_uplink_carries(autojump_c
 
 
 async def test_a_paced_stream_brings_what_it_is_given(autojump_clock: object) -> None:
-    near, far = trio.testing.memory_stream_pair()
+    near, far = memory_pair()
     paced, got = Paced(near, Pacer(MBIT)), bytearray()
     async with paced:
         for number in range(10):

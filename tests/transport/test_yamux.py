@@ -1,5 +1,6 @@
 """The muxer as its users see it: two ends over an in-memory stream."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -249,3 +250,103 @@ async def test_round_trip_is_measured() -> None:
         while not near.round_trip_s:  # noqa: ASYNC110
             await trio.sleep(0.001)
         assert 0 < near.way_s <= near.round_trip_s < 10
+
+
+async def test_a_reader_sleeps_until_enough_is_there() -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        got: list[bytes] = []
+
+        async def read() -> None:
+            got.append(await reader.receive_at_least(1000, 1500))
+            got.append(await reader.receive_at_least(1000))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            for number in range(3):
+                await writer.send_all(bytes([number]) * 400)
+                await trio.testing.wait_all_tasks_blocked()
+                assert [len(part) for part in got] == ([1200] if number == 2 else [])
+            await writer.send_all(b"end")
+            await writer.send_eof()
+        assert got == [b"\0" * 400 + b"\1" * 400 + b"\2" * 400, b"end"]
+
+
+async def test_a_reader_that_gave_up_has_the_next_one_wait_for_a_byte() -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader.receive_at_least, 1000)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        await writer.send_all(b"a")
+        with trio.fail_after(1):
+            assert await reader.receive_some() == b"a"
+
+
+@pytest.mark.parametrize(("how", "left"), [("reset", b""), ("connection", b"not enough")])
+async def test_whoever_waits_for_more_hears_that_the_stream_broke(how: str, left: bytes) -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        await writer.send_all(b"not enough")
+
+        got = bytearray()
+
+        async def read() -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                while True:
+                    got.extend(await reader.receive_at_least(1000))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            if how == "reset":
+                writer.reset()
+            else:
+                await near.aclose()
+        assert got == left
+
+
+async def test_more_than_a_window_is_not_waited_for() -> None:
+    """The writer could never send it."""
+    limits = replace(Limits(), window_budget_bytes=0)
+    async with session(limits) as (near, far):
+        writer, reader = await stream_pair(near, far)
+        content, got = bytes(range(256)) * 16_384, b""
+
+        async def send() -> None:
+            await writer.send_all(content)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            with trio.fail_after(10):
+                while len(got) < len(content):
+                    got += await reader.receive_at_least(len(content) - len(got))
+        assert got == content
+
+
+async def test_what_needs_no_waiting_is_sent_at_once() -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        data = bytearray(b"at once")
+        assert writer.send_now(data)
+        data[:] = b"changed"
+        assert await reader.receive_some() == b"at once"
+        assert writer.send_now(b"")
+
+
+async def test_what_would_wait_is_not_sent_at_all() -> None:
+    async with session(replace(Limits(), window_budget_bytes=0)) as (near, far):
+        writer, reader = await stream_pair(near, far)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not writer.send_now(bytes(writer.send_window.credit + 1))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.send_all, bytes(writer.send_window.credit + 1))
+            await trio.testing.wait_all_tasks_blocked()
+            assert not writer.send_now(b"before its turn")
+            assert set(await reader.receive_at_least(1 << 30, 1 << 30)) == {0}
+        await writer.send_eof()
+        assert not writer.send_now(b"after the end")
+        assert set(await reader.receive_some()) == {0}
+        writer.reset()
+        assert not writer.send_now(b"broken")

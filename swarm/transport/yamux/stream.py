@@ -1,4 +1,4 @@
-"""One yamux stream, as trio's `HalfCloseableStream`."""
+"""One yamux stream, as a transport's `Stream`."""
 
 import operator
 from collections import deque
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from swarm.transport.base import Stream
 from swarm.transport.yamux.window import ReceiveWindow, SendWindow
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _JOIN_BYTES: Final = 2_048
 objects."""
 
 
-class YamuxStream(trio.abc.HalfCloseableStream):
+class YamuxStream(Stream):
     """A stream over a `Connection`; that makes it, feeds it and forgets it.
 
     `send_all` returns when its bytes are queued for the socket, in whole frames: cancelling it never harms the
@@ -37,6 +38,8 @@ class YamuxStream(trio.abc.HalfCloseableStream):
         self._connection = connection
         self._chunks: deque[bytes] = deque()
         self._head_read = 0  # bytes of the first chunk that were read already
+        self._unread = 0  # bytes in all chunks
+        self._least = 1  # bytes that the reader waits for
         self._readers = trio.lowlevel.ParkingLot()
         self._writers = trio.lowlevel.ParkingLot()
         self._sending = False
@@ -56,15 +59,23 @@ class YamuxStream(trio.abc.HalfCloseableStream):
             await trio.lowlevel.checkpoint_if_cancelled()
             self._check_sendable()
             self._parked = False
-            # Frames wait in a queue after we return, so what the caller could change is copied.
-            view = memoryview(data if isinstance(data, bytes) else bytes(data))
+            view = _unchanging(data)
             while view:
                 length = min(await self._wait_sendable(), len(view))
-                self.send_window.credit -= length
-                self._connection.queue_data(self.stream_id, view[:length])
+                self._queue(view[:length])
                 view = view[length:]
             if not self._parked:  # others get their turn, but once is enough
                 await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def send_now(self, data: bytes | bytearray | memoryview) -> bool:
+        connection = self._connection
+        if self._sending or self.closed or self.finished or self.broken or not connection.has_room:
+            return False
+        if len(data) > min(self.send_window.credit, connection.limits.send_frame_bytes):
+            return False
+        if data:
+            self._queue(_unchanging(data))
+        return True
 
     async def wait_send_all_might_not_block(self) -> None:
         with self._only_sender():
@@ -80,6 +91,10 @@ class YamuxStream(trio.abc.HalfCloseableStream):
             if self.broken:
                 raise trio.BrokenResourceError(self.broken)
             self._connection.finish_stream(self)
+
+    def _queue(self, frame: memoryview) -> None:
+        self.send_window.credit -= len(frame)
+        self._connection.queue_data(self.stream_id, frame)
 
     async def _wait_sendable(self) -> int:
         """How long a frame may be sent now; waits for credit and for room in the connection's queue."""
@@ -120,6 +135,9 @@ class YamuxStream(trio.abc.HalfCloseableStream):
     # Receiving.
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return await self.receive_at_least(1, max_bytes)
+
+    async def receive_at_least(self, least: int, max_bytes: int | None = None) -> bytes:
         if max_bytes is not None and operator.index(max_bytes) < 1:
             raise ValueError("max_bytes must be at least 1")
         if self._receiving:
@@ -128,7 +146,9 @@ class YamuxStream(trio.abc.HalfCloseableStream):
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             parked = False
-            while not self._chunks and not self.closed and not self.ended and not self.broken:
+            # Half a window is always to come, however much of the other half is not given back yet.
+            self._least = max(1, min(least, self.receive_window.size // 2))
+            while self._unread < self._least and not self.closed and not self.ended and not self.broken:
                 await self._readers.park()
                 parked = True
             if not parked:
@@ -142,6 +162,7 @@ class YamuxStream(trio.abc.HalfCloseableStream):
             data = self._take(_MAX_READ_BYTES if max_bytes is None else max_bytes)
         finally:
             self._receiving = False
+            self._least = 1
         self._connection.consumed(self, len(data))
         return data
 
@@ -157,6 +178,7 @@ class YamuxStream(trio.abc.HalfCloseableStream):
                 chunks.popleft()
                 end = 0
             self._head_read = end
+        self._unread -= length
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
     # Closing.
@@ -165,8 +187,8 @@ class YamuxStream(trio.abc.HalfCloseableStream):
         if not self.closed:
             self.closed = True
             self.closed_at_s = trio.current_time()
-            self._connection.close_stream(self, sum(map(len, self._chunks)))
-            self._chunks.clear()
+            self._connection.close_stream(self, self._unread)
+            self._forget_unread()
             self._wake()
         await trio.lowlevel.checkpoint()
         await self._connection.flushed()
@@ -190,7 +212,9 @@ class YamuxStream(trio.abc.HalfCloseableStream):
             chunks[-1] += piece
         else:
             chunks.append(piece)
-        self._readers.unpark_all()
+        self._unread += len(piece)
+        if self._unread >= self._least:
+            self._readers.unpark_all()
 
     def end(self) -> None:
         self.ended = True
@@ -205,8 +229,12 @@ class YamuxStream(trio.abc.HalfCloseableStream):
         if not self.broken:
             self.broken = why
             if not self.ended and not keep_unread:
-                self._chunks.clear()
+                self._forget_unread()
             self._wake()
+
+    def _forget_unread(self) -> None:
+        self._chunks.clear()
+        self._unread = 0
 
     def _wake(self) -> None:
         self._readers.unpark_all()
@@ -215,3 +243,8 @@ class YamuxStream(trio.abc.HalfCloseableStream):
 
     def __repr__(self) -> str:
         return f"<YamuxStream {self.stream_id}>"
+
+
+def _unchanging(data: bytes | bytearray | memoryview) -> memoryview:
+    """Frames wait in a queue after the caller went on, so what it could change is copied."""
+    return memoryview(data if isinstance(data, bytes) else bytes(data))

@@ -1,0 +1,40 @@
+"""trio's own streams for tests, as a transport that spares no turns would give them."""
+
+import trio
+import trio.testing
+
+from swarm.transport.base import Stream
+
+
+class Plain(Stream):
+    """One end of a pair."""
+
+    def __init__(self, stream: trio.StapledStream) -> None:
+        self._stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return bytes(await self._stream.receive_some(max_bytes))
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def memory_pair() -> tuple[Plain, Plain]:
+    """Whatever is sent is held until it is read."""
+    near, far = trio.testing.memory_stream_pair()
+    return Plain(near), Plain(far)
+
+
+def lockstep_pair() -> tuple[Plain, Plain]:
+    """A sender waits until all of it has been read."""
+    near, far = trio.testing.lockstep_stream_pair()
+    return Plain(near), Plain(far)
