@@ -62,6 +62,8 @@ class Links:
         """From everybody together."""
         self._tried: dict[bytes, float] = {}
         """Newcomers that we asked for a chunk, and when."""
+        self._awaited: set[bytes] = set()
+        """Of them, those of whom nothing has come since."""
         self.tried_one = False
         """One of them answered: worth a report."""
 
@@ -72,7 +74,8 @@ class Links:
         flow = self._flows.get(peer)
         if flow is None:
             flow = self._flows[peer] = _Flow()
-            self.tried_one = self.tried_one or peer in self._tried
+            self.tried_one = self.tried_one or peer in self._awaited
+            self._awaited.discard(peer)
         for each in (flow, self._all):
             each.add(size, now)
 
@@ -131,6 +134,8 @@ class Links:
                 if chunk is not None:
                     self._tried = {p: at for p, at in self._tried.items() if now - at < state.tuning.soft_ttl_s}
                     self._tried[peer] = now
+                    self._awaited &= self._tried.keys()
+                    self._awaited.add(peer)
                     state.send(peer, WantChunk(*chunk.key, b""))
 
     def _a_chunk(self, held: VersionId | None) -> Chunk | None:

@@ -181,9 +181,12 @@ class Peer:
 
     def apply(self, event: Event, now: float) -> list[Effect]:
         """Take one event; what is to be done about it."""
+        before = self.state.held
         self._on[type(event)](event, now)
         if not self.catchup.active and not isinstance(event, _MOVES_NOTHING):
             self.progress.advance(now)
+        if self.state.held != before:
+            self._tell(now)
         return self.state.take_effects()
 
     # ------------------------------------------------------------ sessions
@@ -280,29 +283,20 @@ class Peer:
     def _manifest_news(self, session: Session, message: ManifestNews, now: float) -> None:
         if self.catchup.phase is Phase.CHAIN:
             self.catchup.chain_manifest(open_manifest(message.manifest, self.state.swarm), message.manifest, now)
-        self._take_manifest(message.manifest, now, session.peer)
+        self.progress.manifest(message.manifest, now, source=session.peer)
 
     def _manifest_seen(self, event: ManifestSeen, now: float) -> None:
         """Off the tree, so there is nobody to blame for one that is forged: it changes nothing."""
         try:
-            self._take_manifest(event.manifest, now, None)
+            self.progress.manifest(event.manifest, now, source=None)
         except PeerError as error:
             self.state.notify("bad_bytes", peer=b"", detail=str(error))
 
-    def _take_manifest(self, sealed: bytes, now: float, source: bytes | None) -> None:
-        before = self.state.held
-        self.progress.manifest(sealed, now, source=source)
-        if self.state.held != before:
-            self._tell(now)
-
     def _job_done(self, event: JobDone, now: float) -> None:
-        before = self.state.held
         if event.job.kind in (JobKind.OPEN, JobKind.REPLAY):
             self.catchup.done(event, now)
         else:
             self.progress.done(event, now)
-        if self.state.held != before:
-            self._tell(now)
 
     def _tell(self, now: float) -> None:
         """We hold another version: say so at once, not at the next heartbeat."""
