@@ -1,6 +1,7 @@
 """A version's way into the replica: staged early, committed late, in the order of the chain."""
 
 import pytest
+from member_kit import reports_in, tick
 from protocol_kit import admit, header, heartbeat, key_of, manifest, meet, new_peer, only, root_of, say, sends, version
 
 from codec import open_manifest
@@ -200,6 +201,26 @@ def test_a_relay_holds_without_staging() -> None:
     effects = arrive(peer, header(1, 0)) + say(peer, 1, ManifestNews(manifest(1, 1)))
     assert jobs(effects) == []
     assert [c.version for c in only(effects, Commit)] == [version(1)]
+
+
+@pytest.mark.parametrize("relay", [False, True])
+@pytest.mark.parametrize("sealed_first", [False, True])
+def test_whoever_holds_a_version_says_so_at_once_and_who_brought_it(relay: bool, sealed_first: bool) -> None:
+    peer = a_member(relay=relay)
+    tick(peer, 0.5)
+    effects = say(peer, 1, ManifestNews(manifest(1, 1))) if sealed_first else []
+    effects += arrive(peer, header(1, 0))
+    effects += [] if sealed_first else say(peer, 1, ManifestNews(manifest(1, 1)))
+    finish(peer, effects)
+    said = reports_in(tick(peer, 1.0))
+    assert {report.held for report in said} == {version(1)}
+    assert {link.slot for report in said for link in report.links if link.kbit_s} == {1}
+
+
+def test_a_relay_is_caught_up_with_its_welcome() -> None:
+    peer = new_peer(0, held=None, relay=True)
+    admit(peer)
+    assert {report.catching_up for report in reports_in(tick(peer, 0.5))} == {1.0}
 
 
 def test_a_piece_goes_on_before_its_chunk_is_whole() -> None:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from protocol_kit import TUNING, book_with, header, version
 
 from swarm.protocol.documents import UNTIMED, Link
 from swarm.protocol.links import Links
@@ -112,6 +113,31 @@ def test_one_small_chunk_proves_a_newcomer_and_says_nothing_of_its_uplink() -> N
     assert rates.hear(2, [link]) == [1]
     rates.settle({1: 200.0}, lambda slot: set())
     assert rates.uplink(1, 200.0, 200.0) == 200.0
+
+
+def test_of_a_newcomer_that_was_tried_is_told_once() -> None:
+    newcomer = SimpleNamespace(slot=1, leaf=True, up_mbit=100.0)
+    book, _ = book_with([header(1, 0)])
+    asked: list[bytes] = []
+    state = SimpleNamespace(
+        sessions=[SimpleNamespace(peer=b"anna", rtt_s=0.1)],
+        roster=SimpleNamespace(stripes=1, member_of=lambda peer: newcomer),
+        exchange=SimpleNamespace(parents={}, children={0: {b"anna": None}}),
+        grant=object(), held=version(1), chunks=book, tuning=TUNING, send=lambda peer, message: asked.append(peer),
+    )  # fmt: skip
+    links = Links(cast(Any, state))
+    links.came(b"anna", 1000, 4.0)
+    assert not links.tried_one
+    links.account()
+    links.try_newcomers(5.0)
+    assert asked == [b"anna"]
+    links.came(b"anna", 1000, 5.5)
+    assert links.tried_one
+    for _ in range(2):  # it goes on bringing something, after each account
+        links.tried_one = False
+        links.account()
+        links.came(b"anna", 1000, 6.0)
+        assert not links.tried_one
 
 
 def test_much_is_timed() -> None:
