@@ -1,7 +1,7 @@
 """The product's own processes on emulated links: what was to be reached, and what was. As root; see `scenarios.wan`.
 
     python -m scenarios.wan_table                             every row, about a quarter of an hour (`make wan`)
-    python -m scenarios.wan_table --rows 4 8 --repeats 3      some of them, the median of three versions each
+    python -m scenarios.wan_table --rows 4 8 --repeats 9      some of them, the median of nine versions each
     python -m scenarios.wan_table --rows 8 --cpu              and what each process spent on it
     python -m scenarios.wan_table --json --plot wan.png
 
@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = [*ROWS, FLOOR]
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
-    made.add_argument("--repeats", type=int, default=2, help="versions a row, of which the (lower) median is shown")
+    made.add_argument("--repeats", type=int, default=3, help="versions a row, of which the (lower) median is shown")
     made.add_argument("--cpu", action="store_true", help="say what each process spent (it is in --json in any case)")
     made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     made.add_argument("--plot", type=png, help="draw a PNG")

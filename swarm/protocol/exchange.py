@@ -360,7 +360,7 @@ class Exchange:
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits for children's credit."""
+        """What waits for children's credit, or to be handed over."""
         return sum(edge.waiting_bytes for edges in self.children.values() for edge in edges.values())
 
     def forget(self, id_: VersionId) -> None:
