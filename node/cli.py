@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -20,6 +20,10 @@ from codec.errors import SwarmError, UsageError
 from node.commands import authority, door, member, watch, weights, work
 from node.commands.report import SEE
 from node.sources import sources
+
+if TYPE_CHECKING:
+    from cyclopts.help import HelpPanel
+    from rich.console import Console, ConsoleOptions
 
 __all__ = ["app", "main", "run"]
 
@@ -29,10 +33,24 @@ USAGE: Final = 2
 UNREACHABLE: Final = 3
 INTERRUPTED: Final = 130
 
+
+def _flowing(console: "Console", options: "ConsoleOptions", panel: "HelpPanel") -> None:
+    """A flag's help is a docstring, whose lines are broken and indented for readers of the code."""
+    from cyclopts.help import DefaultFormatter
+    from rich.text import Text
+
+    for entry in panel.entries:
+        text = getattr(entry.description, "primary_renderable", None)
+        if isinstance(text, Text):
+            text.plain = " ".join(text.plain.split())
+    DefaultFormatter()(console, options, panel)
+
+
 app = App(
     name="swarm-node",
     help="Carry a policy from one trainer to any number of rollout nodes, as signed deltas passed on peer to peer.",
     help_format="plaintext",
+    help_formatter=_flowing,
     help_epilogue="""Begin with:
 
   swarm-node delta OLD NEW          what would my training steps cost?

@@ -132,10 +132,12 @@ class PeerConfig:
     """What people call this machine."""
     region: str = ""
     """Machines that say the same region are near one another: lagging nodes ask there first."""
-    up_mbit: float = DEFAULT_MBIT
-    """Uplink in Mbit/s that plans reckon with. 0: pass nothing on."""
-    down_mbit: float = DEFAULT_MBIT
-    """Downlink in Mbit/s that plans reckon with."""
+    up_mbit: float | None = None
+    """Uplink in Mbit/s: plans reckon with it, and below 1000 no more is sent. 0: pass nothing on. Without it plans
+    reckon with 100, and nothing holds back what is sent."""
+    down_mbit: float | None = None
+    """Downlink in Mbit/s: a machine with much less than the others passes nothing on. Without it plans reckon with the
+    uplink, or with 100 where that is less."""
 
     def __post_init__(self) -> None:
         # Frozen: canonical values are put in place the one time that they are made.
@@ -153,8 +155,18 @@ class PeerConfig:
             raise UsageError("--announce: needs the port that the world dials")
         if len(self.name) > 64 or len(self.region) > 64:
             raise UsageError("--name, --region: at most 64 characters")
-        _check_mbit("--up-mbit", self.up_mbit)
-        _check_mbit("--down-mbit", self.down_mbit)
+        _check_mbit("--up-mbit", self.planned_up_mbit)
+        _check_mbit("--down-mbit", self.planned_down_mbit)
+
+    @property
+    def planned_up_mbit(self) -> float:
+        """What plans reckon with."""
+        return DEFAULT_MBIT if self.up_mbit is None else self.up_mbit
+
+    @property
+    def planned_down_mbit(self) -> float:
+        """The same: hardly a link is slower down than up."""
+        return max(DEFAULT_MBIT, self.planned_up_mbit) if self.down_mbit is None else self.down_mbit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,15 +72,15 @@ class Endpoint:
         limits: Limits | None = None,
         via: tuple[str, ...] = (),
         relay_for: Callable[[bytes], bool] | None = None,
-        up_mbit: float = DEFAULT_MBIT,
+        up_mbit: float | None = None,
         outward: Callable[[Sequence[str]], tuple[str, ...]] = tuple,
     ) -> "Endpoint":
         """Put the parts together; nothing runs yet. `model` None: a relay. `tuning`: the core's. `via`: relays at which
         it keeps a place. `relay_for`: it gives places itself, to whom this says. `up_mbit`: what the uplink
-        carries. `outward`: what the core is told of the addresses that are listened on.
+        carries, if anybody said. `outward`: what the core is told of the addresses that are listened on.
         """
         limits = limits or Limits()
-        if 0 < up_mbit < DEFAULT_MBIT:  # somebody said what it carries
+        if up_mbit and up_mbit < DEFAULT_MBIT:  # above, it is processors that hold back
             limits = replace(limits, up_mbit=up_mbit)
         manifests = Manifests(authority)
         for seal in store.records.seals():
@@ -90,7 +90,8 @@ class Endpoint:
         rules = DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
         transport = Libp2pTransport(
             key, listen, announce,
-            dial_rules=rules, via=via, relay_for=relay_for, up_mbit=up_mbit, admits=core.admits,
+            dial_rules=rules, via=via, relay_for=relay_for, admits=core.admits,
+            up_mbit=DEFAULT_MBIT if up_mbit is None else up_mbit,
         )  # fmt: skip
         jobs = answers = None
         if model is not None:

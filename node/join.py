@@ -139,7 +139,8 @@ class Member:
         self._relay = relay
         tuning = Tuning.named(ticket.preset)
         addrs = config.announce + tuple(circuit(relay) for relay in config.via)
-        join = Join(ticket.capability, addrs, config.name, config.region, config.up_mbit, config.down_mbit, relay)
+        up_mbit, down_mbit = config.planned_up_mbit, config.planned_down_mbit
+        join = Join(ticket.capability, addrs, config.name, config.region, up_mbit, down_mbit, relay)
         self.core = Peer(
             key, ticket.authority, ticket.addrs, join, tuning,
             random.Random(secrets.randbits(64)), held=held, layout_hash=layout_hash,
@@ -152,7 +153,7 @@ class Member:
         self._daily: Daily | None = None
         if config.up_gb_day is not None:
             traffic = self.endpoint.transport.traffic
-            self._daily = Daily(config.home, config.up_gb_day, config.up_mbit, lambda: traffic.sent)
+            self._daily = Daily(config.home, config.up_gb_day, up_mbit, lambda: traffic.sent)
         self._joined = trio.Event()
         self._over: SwarmError | None = None
         self._end = trio.Event()

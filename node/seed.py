@@ -241,7 +241,7 @@ class _Seat:
         """At what a version reaches all nodes at best."""
         roster = self.core.state.roster
         ups = [member.up_mbit for member in roster.members] if roster is not None else []
-        return arrival_mbit(self._config.up_mbit, ups, self.core.down_mbits)
+        return arrival_mbit(self._config.planned_up_mbit, ups, self.core.down_mbits)
 
     async def find(self, root: bytes | None, version: int | None) -> Seal:
         return await self._seed.find(root, version)

@@ -1,6 +1,7 @@
 """Who stands where, as the authority decides it: planned when membership changes, told as the change that it was."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import groupby
 from statistics import median
 
 from msgspec.structs import replace
@@ -84,8 +85,20 @@ class Scheme:
     def _members(self, now: float) -> tuple[Member, ...]:
         offered = {slot: self._enrolled[lease.grant.peer].join.up_mbit for slot, lease in self._book.leases.items()}
         typical = median(offered.values()) if offered else 0.0
-        able = self._able()
+        able = self._able() - self._narrow(offered)
         return tuple(self._member(slot, typical, able, now) for slot in sorted(self._book.leases))
+
+    def _narrow(self, offered: Mapping[int, float]) -> set[bytes]:
+        """Whose downlink takes less than everybody would get by the uplinks of those alone who have more of it: what
+        hangs on it would be late. `offered`: uplinks in Mbit/s by slot."""
+        peers = {slot: lease.grant.peer for slot, lease in self._book.leases.items()}
+        widest_first = sorted(peers, key=lambda slot: -self._enrolled[peers[slot]].join.down_mbit)
+        given = 0.0
+        for down_mbit, slots in groupby(widest_first, key=lambda slot: self._enrolled[peers[slot]].join.down_mbit):
+            if down_mbit * len(peers) < given:
+                return {peer for peer in peers.values() if self._enrolled[peer].join.down_mbit <= down_mbit}
+            given += sum(offered[slot] for slot in slots)
+        return set()
 
     def _able(self) -> set[bytes]:
         """Who may stand inside a tree: who has held a version and served verified bytes; in a new swarm, where most

@@ -76,6 +76,14 @@ def test_each_command_has_examples(command: str, capsys: pytest.CaptureFixture[s
     assert f"Examples:\n\n  swarm-node {command}" in out
 
 
+def test_help_flows_as_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag's help is a docstring of several lines."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert run(["join", "--help"]) == 0
+    out, _ = texts(capsys)
+    assert "Without it plans reckon with 100, and nothing holds back what is sent. [env var: SWARM_UP_MBIT]" in out
+
+
 def test_help_is_fast() -> None:
     """CPU seconds, and the best of three: other tests may be running."""
 

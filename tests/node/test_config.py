@@ -7,7 +7,7 @@ import pytest
 
 from codec.errors import UsageError
 from node.cli import app
-from node.config import DemoConfig, InviteConfig, JoinConfig, RelayConfig, SeedConfig, address, duration_s
+from node.config import DemoConfig, InviteConfig, JoinConfig, PeerConfig, RelayConfig, SeedConfig, address, duration_s
 from node.sources import CONFIGURABLE, explain
 
 
@@ -88,12 +88,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_what_plans_reckon_with_where_nobody_said() -> None:
+    def links(config: PeerConfig) -> tuple[float, float]:
+        return config.planned_up_mbit, config.planned_down_mbit
+
+    assert links(RelayConfig()) == (100.0, 100.0)
+    assert links(RelayConfig(up_mbit=0)) == (0.0, 100.0)
+    assert links(RelayConfig(up_mbit=400)) == (400.0, 400.0)
+    assert links(RelayConfig(up_mbit=400, down_mbit=50)) == (400.0, 50.0)
+
+
 def test_each_source_beats_the_one_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def up_mbit(command: str = "join") -> tuple[object, str]:
         entry = explain(app, command)["up_mbit"]
         return entry["value"], entry["source"]
 
-    assert up_mbit() == (100.0, "default")
+    assert up_mbit() == (None, "default")
     file = folder / "swarm.toml"
     file.write_text("up-mbit = 150\n")
     assert up_mbit() == ("150", "swarm.toml")

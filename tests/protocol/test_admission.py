@@ -2,6 +2,7 @@
 
 import pytest
 from authority_kit import TICKET, an_authority, back, comes, join, members, persisted, renewal, told
+from msgspec.structs import replace
 from protocol_kit import (
     AUTHORITY,
     SWARM,
@@ -91,6 +92,23 @@ def _whole(core: Authority, slots: range, counter: int, now: float) -> list[bool
     core.apply(Timer("tick"), now + TUNING.tick_s + 0.01)
     assert core.state.roster is not None
     return [m.leaf for m in core.state.roster.members]
+
+
+@pytest.mark.parametrize(
+    ("links", "leaves"),
+    [
+        ([(200, 1000), (200, 1000), (200, 50)], [False, False, True]),  # the others alone bring 133 to everybody
+        ([(200, 1000), (200, 1000), (200, 150)], [False, False, False]),
+        ([(200, 1000), (200, 50), (200, 40)], [False, True, True]),
+        ([(400, 50), (0, 1000), (0, 1000)], [False, True, True]),  # nobody else has anything to give
+        ([(400, 100), (400, 100), (400, 100)], [False, False, False]),
+    ],
+)
+def test_a_downlink_that_holds_up_others_makes_a_leaf(links: list[tuple[float, float]], leaves: list[bool]) -> None:
+    core = an_authority()
+    for slot, (up, down) in enumerate(links):
+        join(core, slot, 1.0 + slot, replace(join_message(TICKET, up_mbit=up), down_mbit=down))
+    assert _whole(core, range(len(links)), 1, 4.0) == leaves
 
 
 def test_who_comes_while_a_version_is_on_its_way_is_a_leaf_until_it_has_arrived() -> None:
