@@ -1,4 +1,4 @@
-"""Every number that the protocol runs by, with its reason, in three presets: `wan`, `lan`, `loopback`.
+"""The numbers that the protocol runs by and a preset may change, each with its reason: `wan`, `lan`, `loopback`.
 
 LAN is WAN except for what is said; loopback is for demos and tests on one machine, where a dead peer should be
 noticed in the time that a person waits.
@@ -31,13 +31,13 @@ class Tuning:
     pull_deadline_s: float = 5.0
     """A pull that brought nothing for this long goes to the next source."""
     pulls_in_flight: int = 8
-    """Chunks pulled at a time; with chunks of at most 1 MiB this bounds what a slow source holds up."""
+    """Chunks pulled at a time; with chunks of about 1 MiB this bounds what a slow source holds up."""
     lag_after_s: float = 2.0
     """A child that takes nothing for so long, at most, no longer holds back its siblings' credit."""
     window_bytes: int = 4 << 20
     """The largest credit that a receiver grants an edge and stripe."""
     window_least_bytes: int = 128 << 10
-    """And the least: two pieces, one on the way and one being taken; or two larger ones."""
+    """And the least; or two pieces where that is more, one on the way and one being taken."""
     stripe_bytes_s: float = 4.4e6
     """What a stripe should be able to bring: a window is the least, and this for a round trip. 200 Mbit/s over 8
     stripes are 3.1 MB/s; above it there is room to catch up. Far more, and whoever has the shortest way to a busy
