@@ -3,7 +3,7 @@ best that anybody could do."""
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from codec import chunk_target, piece_target
 from codec.choice import arrival_mbit
@@ -106,7 +106,7 @@ def draw(crowd: Crowd, rng: random.Random) -> Link:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How one version went. Seconds and bytes; `others`: of the crowd that was there from publish to the end."""
+    """How one version went, in seconds and bytes, for who was there when it began and had it or stayed (`finish`)."""
 
     nodes: int
     payload_bytes: int
@@ -122,6 +122,8 @@ class Step:
     """Copies that entered the region that most entered."""
     missing: int
     """Nodes that never got it."""
+    entered: dict[str, float] = field(default_factory=dict)
+    """Of each region, the copies that came in from others; of the trainer's own as well."""
 
     @property
     def ratio(self) -> float:
@@ -151,7 +153,7 @@ class Begun:
 
     published: Published
     nodes: list[Node]
-    """Who was there when it began."""
+    """Who was there when it began, less those that said goodbye before they had it."""
     trainer_bytes: int
     """What the trainer's sockets had sent before."""
 
@@ -171,12 +173,13 @@ def begin(world: World, payload_bytes: int) -> Begun:
 
 
 def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0.05, tell: Tell = _nobody) -> "Step":
-    """Let time pass until whoever was there at the start, and is still, has the version; how that went. `tell`:
-    megabytes that they have received."""
+    """Let time pass until whoever was there at the start, and is still, has the version; how that went. Who went after
+    it had the version counts as one that stayed: it took its copy, and passed it on. `tell`: megabytes that they have
+    received."""
     id_: VersionId = begun.published.id
 
     def there() -> list[Node]:
-        return [node for node in begun.nodes if node.alive and not node.frozen]
+        return [node for node in begun.nodes if id_ in node.held_at or (node.alive and not node.frozen)]
 
     def all_have_it() -> bool:
         wanting = there()
@@ -188,11 +191,11 @@ def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0
     nodes = there()
     times = sorted(node.held_at[id_] - begun.published.at for node in nodes if id_ in node.held_at)
     received = sum(node.received_bytes for node in nodes)
-    crossed: dict[int, int] = {}
-    for node in nodes:
-        if node.link.region != world.authority.link.region:
-            crossed[node.link.region] = crossed.get(node.link.region, 0) + node.crossed_bytes
     payload = begun.published.payload_bytes
+    entered = dict.fromkeys(REGIONS[: len(world.paths.one_way_s)], 0)
+    for node in nodes:
+        entered[REGIONS[node.link.region]] += node.crossed_bytes
+    home = REGIONS[world.authority.link.region]
     return Step(
         nodes=len(nodes),
         payload_bytes=payload,
@@ -202,8 +205,9 @@ def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0
         median_s=times[len(times) // 2] if times else float("inf"),
         trainer_bytes=world.authority.socket_bytes - begun.trainer_bytes,
         duplicates=sum(node.duplicate_bytes for node in nodes) / max(1, received),
-        crossings=max(crossed.values(), default=0) / payload,
+        crossings=max((size for region, size in entered.items() if region != home), default=0) / payload,
         missing=len(nodes) - len(times),
+        entered={region: size / payload for region, size in entered.items()},
     )
 
 

@@ -1,15 +1,33 @@
 """A step over one, three and six regions: how often each border is crossed, and what distance costs.
 
-python -m scenarios.regions --nodes 64 --seeds 3 --plot regions.png
+    python -m scenarios.regions --nodes 64 --seeds 3 --plot regions.png
+
+*Entered*: of each region, the copies of the payload that came into it from others, the trainer's own region first.
+*Crossings*: the most of those, the trainer's own left out. Exits with 1 when nodes are without the version in the end.
 """
 
 import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Final
 
-from scenarios.crowd import gather, step
+from scenarios.crowd import REGIONS, Step, gather, step
 from scenarios.plot import png
-from scenarios.rows import crowd_of, parser, row_of, show
+from scenarios.rows import STEP, crowd_of, draw_ratios, missed, parser, row_of, show, verdict
 
-__all__ = ["main"]
+__all__ = ["entered", "main"]
+
+
+def entered(steps: Sequence[Step]) -> dict[str, float]:
+    """Of each region, the median of the copies that came into it."""
+    return {region: median(step.entered[region] for step in steps) for region in steps[0].entered}
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return " ".join(f"{copies:.2f}" for copies in row["entered"].values())
+
+
+COLUMNS: Final = {**STEP, "entered": _cell}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,9 +40,13 @@ def main(arguments: list[str] | None = None) -> int:
     for regions in (1, 3, 6):
         crowd = crowd_of(options, options.nodes, regions=regions)
         steps = [step(gather(crowd, seed), payload) for seed in seeds]
-        rows.append(row_of(f"{regions} regions", steps, round_trip_s=crowd.round_trip_s))
-    show("regions", rows, as_json=options.json, plot=options.plot)
-    return 0
+        rows.append(row_of(f"{regions} regions", steps, round_trip_s=crowd.round_trip_s, entered=entered(steps)))
+    show("regions", rows, as_json=options.json, columns=COLUMNS)
+    if not options.json:
+        print(f"entered: {', '.join(REGIONS)}")
+    if options.plot is not None:
+        draw_ratios("regions", rows, options.plot)
+    return verdict("regions", missed(rows))
 
 
 if __name__ == "__main__":

@@ -95,15 +95,20 @@ class World(VirtualNetwork):
         self._carry_out(node, core.start(self.now))
         return node
 
-    def restart_authority(self) -> None:
-        """Kill the authority and start it again from what its disk holds."""
+    def restart_authority(self, sealed: Published | None = None) -> None:
+        """Kill the authority, unless it is dead already, and start it again from what its disk holds. `sealed`: a
+        version whose seal is on that disk although it had told nobody of it, not even its core."""
         old, core = self.authority, self._core
         self.kill(old)
-        self.authority = self._boot(self._key, core.boot + 1, core.state.sealed_manifest, old.disk, old.link)
+        head = core.state.sealed_manifest
+        if sealed is not None:
+            self.versions[sealed.id], head = sealed, sealed.manifest
+        self.authority = self._boot(self._key, core.boot + 1, head, old.disk, old.link)
         self.authority.disk.update(old.disk)
-        self.authority.headers, self.authority.pieces, self.authority.lists = old.headers, old.pieces, old.lists
+        self.authority.lists |= old.lists
+        self.authority.headers, self.authority.pieces = old.headers, old.pieces
         for header in old.headers.values():
-            if VersionId(header.key.epoch, header.key.version) <= core.state.floor:
+            if VersionId(header.key.epoch, header.key.version) <= self._core.state.floor:
                 self._apply(self.authority, HeaderStored(None, None, *facts(header)))
 
     def join(

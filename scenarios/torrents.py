@@ -54,15 +54,22 @@ def install(subject: str) -> None:
     if subject == "aria2":
         if shutil.which("aria2c"):
             return
-        command = ["apt-get", "install", "-y", "-q", "aria2"]
+        # A machine that has just been made, as an image for containers is, has no lists of packages.
+        commands = [["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", "aria2"]]
     else:
         if (PACKAGES / "libtorrent").exists():
             return
-        command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(PACKAGES), f"libtorrent=={LIBTORRENT}"]
+        package = f"libtorrent=={LIBTORRENT}"
+        commands = [[sys.executable, "-m", "pip", "install", "-q", "--target", str(PACKAGES), package]]
     print(f"installing {subject} ...", file=sys.stderr, flush=True)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UsageError(f"{subject} could not be installed: {' '.join(command)} said {done.stderr.strip()[-300:]}")
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise UsageError(f"{subject} could not be installed: there is no {command[0]} here.") from None
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise UsageError(f"{subject} could not be installed: {' '.join(command)} said: {said[-300:]}")
 
 
 # ------------------------------------------------------------ the file

@@ -1,8 +1,14 @@
 """The torrent files that aria2 and libtorrent are given."""
 
 import hashlib
+import subprocess
+from collections.abc import Sequence
 
-from scenarios.torrents import PIECE_BYTES, encode, torrent
+import pytest
+
+from codec.errors import UsageError
+from scenarios import torrents
+from scenarios.torrents import PIECE_BYTES, encode, install, torrent
 
 
 def test_bencoding() -> None:
@@ -17,3 +23,29 @@ def test_a_torrent_names_every_piece() -> None:
     assert b"6:pieces40:" + pieces in made
     assert b"6:lengthi%de" % len(content) in made
     assert made.startswith(b"d8:announce30:http://10.77.0.1:6969/announce4:infod")
+
+
+def test_aria2_is_installed_from_lists_that_are_fetched_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(command: Sequence[str], **more: object) -> "subprocess.CompletedProcess[str]":
+        asked.append(" ".join(command[:2]))
+        return subprocess.CompletedProcess(command, 100 if command[1] == "install" else 0, "", "Reading\nE: no aria2\n")
+
+    monkeypatch.setattr(torrents.shutil, "which", lambda name: None)
+    monkeypatch.setattr(torrents.subprocess, "run", run)
+    with pytest.raises(UsageError, match=r"^aria2 could not be installed: apt-get install .* said: E: no aria2$"):
+        install("aria2")
+    assert asked == ["apt-get update", "apt-get install"]
+
+
+def test_what_is_there_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torrents.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(torrents.subprocess, "run", lambda *args, **more: pytest.fail("nothing is to be installed"))
+    install("aria2")
+
+
+def test_where_there_is_no_apt_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match=r"^aria2 could not be installed: there is no apt-get here\.$"):
+        install("aria2")
