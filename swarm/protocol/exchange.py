@@ -12,6 +12,8 @@ passed on when its turn comes), but the authority deals the next chunk to a stri
 Headers run ahead of pieces: a child knows at once what its parent is to bring, and gets what comes late from whoever
 has uplink to spare (see `relief`). It then tells the parent to *skip* the chunk.
 
+A *guest* (a child that came in the middle of a version) is given pieces while little waits for the others.
+
 A child that takes nothing while something waits for it, for `lag_after_s` or sooner if it was quick, is *lagging*: it
 counts no more among those that are behind, and it pulls what it lacks.
 """
@@ -24,6 +26,7 @@ from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, Chunks, mask_of
 from swarm.protocol.egress import Egress
 from swarm.protocol.events import Effect, Ready, Send, SendHeader, SendPiece, VersionId
+from swarm.protocol.guests import Guests
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Attach, Credit, Detach
 
@@ -71,6 +74,8 @@ class ChildEdge:
     behind: int = 0
     """What waits at the child for its own children, each, as it says."""
     lagging: bool = False
+    guest: bool = False
+    """It came while the newest version was on its way, so it waits for the others."""
     current: ChunkKey | None = None
     """The chunk whose pieces go now."""
     skipped: set[ChunkKey] = field(default_factory=set)
@@ -104,9 +109,20 @@ class ParentEdge:
 class Exchange:
     """The edges of one peer. Every method appends its effects to the list it is given."""
 
-    def __init__(self, chunks: Chunks, tuning: Tuning, rtt_s: Callable[[bytes], float] = lambda peer: 0.0) -> None:
-        """`rtt_s`: the round trip to a peer, 0 while it is not known."""
+    def __init__(
+        self,
+        chunks: Chunks,
+        tuning: Tuning,
+        rtt_s: Callable[[bytes], float] = lambda peer: 0.0,
+        guests: Guests | None = None,
+    ) -> None:
+        """`rtt_s`: the round trip to a peer, 0 while it is not known. `guests`: who waits for others; None: nobody."""
         self._rtt_s = rtt_s
+        self._guests = guests
+        self._waiting_guests: dict[tuple[int, bytes], ChildEdge] = {}
+        """By stripe and peer."""
+        self.little_bytes: Callable[[], float] = lambda: float("inf")
+        """What may wait for the others while guests are given something; none does while they are given gifts."""
         self._chunks = chunks
         self._tuning = tuning
         self.children: dict[int, dict[bytes, ChildEdge]] = {}
@@ -210,7 +226,8 @@ class Exchange:
     def _behind(self, stripe: int) -> int:
         """What waits for a child of this stripe, on average. Not at most: of a thousand nodes some are always late, and
         the others need not be."""
-        waiting = [child.backlog for child in self.children.get(stripe, {}).values() if not child.lagging]
+        children = self.children.get(stripe, {}).values()
+        waiting = [child.backlog for child in children if not child.lagging and not child.guest]
         return sum(waiting) // len(waiting) if waiting else 0
 
     # ------------------------------------------------------------ as a parent
@@ -226,6 +243,10 @@ class Exchange:
             edge.flying, edge.flying_bytes = old.flying, old.flying_bytes
             self._unpay(peer, old.waiting)
         self.children[message.stripe][peer] = edge
+        self._waiting_guests.pop((message.stripe, peer), None)
+        if self._guests is not None and self._guests.has(peer):
+            edge.guest = True
+            self._waiting_guests[message.stripe, peer] = edge
         has = {ChunkKey(h.epoch, h.version, h.attempt, h.seq): h.pieces for h in message.have}
         for id_ in sorted(self._chunks.versions):
             if id_ <= after:
@@ -245,6 +266,7 @@ class Exchange:
         """A child left one stripe, or (None) all of them."""
         for k in [stripe] if stripe is not None else list(self.children):
             if (edge := self.children.get(k, {}).pop(peer, None)) is not None:
+                self._waiting_guests.pop((k, peer), None)
                 self._unpay(peer, edge.waiting)
                 self._tell_behind(k, effects)
 
@@ -257,7 +279,7 @@ class Exchange:
             edge.allowed = message.total
             if edge.flying_bytes == 0:
                 edge.moved_at = now
-            self._pump(peer, message.stripe, edge, now, effects)
+            self._go_on(peer, message.stripe, edge, now, effects)
 
     def push(self, chunk: Chunk, index: int, source: bytes | None, now: float, effects: list[Effect]) -> None:
         """We hold this header (index -1) or piece now: on to every child of its stripe but the one it came from."""
@@ -266,6 +288,10 @@ class Exchange:
         if index == HEADER and chunk.sizes:
             self._pieces_of(chunk.sizes[0], effects)
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
+        if index == HEADER and self._guests is not None and self._guests.opened(id_, now):
+            for edge in self._waiting_guests.values():
+                edge.guest = False
+            self._waiting_guests.clear()
         for peer, edge in self.children.get(chunk.stripe, {}).items():
             if peer == source or id_ <= edge.after or chunk.key in edge.skipped or chunk.key in edge.unpaid:
                 continue
@@ -293,7 +319,7 @@ class Exchange:
             edge.pace_s += 0.1 * (now - edge.moved_at - edge.pace_s)
             edge.moved_at = now
             edge.lagging = False
-        self._pump(peer, stripe, edge, now, effects)
+        self._go_on(peer, stripe, edge, now, effects)
         self._tell_behind(stripe, effects)
 
     def gave(self, peer: bytes, chunk: Chunk, pieces: Iterable[int]) -> None:
@@ -334,6 +360,7 @@ class Exchange:
                 if stuck and not edge.lagging:
                     edge.lagging = True
                     self._tell_behind(stripe, effects)
+        self.serve_guests(now, effects)
 
     def skip(self, peer: bytes, stripe: int, key: ChunkKey) -> None:
         """A child gets this chunk elsewhere: what has not been handed over need not be."""
@@ -360,8 +387,18 @@ class Exchange:
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits for children's credit, or to be handed over."""
-        return sum(edge.waiting_bytes for edges in self.children.values() for edge in edges.values())
+        """What waits for children's credit, or to be handed over; guests left out."""
+        edges = (edge for edges in self.children.values() for edge in edges.values())
+        return sum(edge.waiting_bytes for edge in edges if not edge.guest)
+
+    @property
+    def has_time(self) -> bool:
+        """Whether guests may be given something: little waits for the others, and as little is under way to guests."""
+        little = self.little_bytes()
+        edges = [edge for edges in self.children.values() for edge in edges.values()]
+        others = [edge for edge in edges if not edge.guest and not edge.lagging]
+        under_way = sum(edge.flying_bytes for edge in edges if edge.guest)
+        return sum(edge.waiting_bytes for edge in others) < little and (under_way < little or not others)
 
     def forget(self, id_: VersionId) -> None:
         """A version was dropped: nothing of it needs sending any more."""
@@ -407,13 +444,24 @@ class Exchange:
 
     def _pump(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
         while self.gives and edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
-            if edge.flying_bytes >= MAX_AHEAD_BYTES:
+            if edge.flying_bytes >= MAX_AHEAD_BYTES or (edge.guest and not self.has_time):
                 return
             if edge.waiting[0][0].key != edge.current:
                 self._choose(edge)
             chunk, index, size = edge.waiting.popleft()
             edge.waiting_bytes -= size
             self._hand_over(peer, stripe, edge, chunk, index, effects)
+
+    def _go_on(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
+        if not edge.guest:
+            self._pump(peer, stripe, edge, now, effects)
+        self.serve_guests(now, effects)
+
+    def serve_guests(self, now: float, effects: list[Effect]) -> None:
+        """Those that were given least first."""
+        waiting = [(edge.sent, stripe, peer) for (stripe, peer), edge in self._waiting_guests.items() if edge.waiting]
+        for _, stripe, peer in sorted(waiting):
+            self._pump(peer, stripe, self._waiting_guests[stripe, peer], now, effects)
 
     def _choose(self, edge: ChildEdge) -> None:
         """Which chunk it gets next: of those that wait whole, the one that fewest children were given. Where we cannot

@@ -55,14 +55,16 @@ class Offers:
             self._wishes.pop(peer, None)
         self.look(now)
 
-    def taken(self, peer: bytes, key: ChunkKey) -> None:
-        """It asks for this chunk."""
+    def taken(self, peer: bytes, key: ChunkKey) -> bool:
+        """It asks for this chunk; whether we offered it."""
         made = self._made.get(peer)
-        if made is not None and made[1] == key:
+        offered = made is not None and made[1] == key
+        if offered:
             del self._made[peer]
         if peer in self._wishes:
             until, wishes = self._wishes[peer]
             self._wishes[peer] = until, [wish for wish in wishes if wish != key]
+        return offered
 
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone."""
@@ -83,15 +85,22 @@ class Offers:
             self._state.send(peer, Offer(*chunk.key))
 
     def _best(self, now: float) -> tuple[bytes, Chunk] | None:
-        """Of those whose oldest wish is oldest, the first on its list that we hold whole."""
+        """Of those whose oldest wish is oldest, the first on its list that we hold whole. Guests count once the version
+        is ours: what is offered takes our uplink longer than others should wait."""
         waiting = [(min(wishes), peer) for peer, (until, wishes) in self._wishes.items()
                    if wishes and until > now and peer not in self._made]  # fmt: skip
-        for _, peer in sorted(waiting):
+        for oldest, peer in sorted(waiting):
+            if self._is_early(peer, oldest):
+                continue
             for key in self._wishes[peer][1]:
                 chunk = self._state.chunks.find(key)
                 if chunk is not None and chunk.whole and not self._pushes(chunk, peer):
                     return peer, chunk
         return None
+
+    def _is_early(self, guest: bytes, wish: ChunkKey) -> bool:
+        held = self._state.held
+        return (held is None or (wish.epoch, wish.version) > held) and self._state.guests.has(guest)
 
     def _pushes(self, chunk: Chunk, peer: bytes) -> bool:
         """It is our own child, to which this goes in its turn: it would leave twice."""

@@ -117,6 +117,7 @@ class Peer:
         self.state = State.new(key, swarm, tuning, rng)
         self.pulls = Pulls(tuning)
         exchange = self.state.exchange
+        exchange.little_bytes = self._little_bytes
         self.relief = Relief(tuning, self._near, exchange.parent, self.state.chunks.dealt)
         self.offers = Offers(self.state, self._up_bytes_s)
         self.membership = Membership(self.state, join, authority)
@@ -360,6 +361,14 @@ class Peer:
         me = self.state.roster.member_of(self.state.key.public) if self.state.roster is not None else None
         return me.up_mbit * 125_000 if me is not None else 0.0
 
+    def _little_bytes(self) -> float:
+        """What may wait for those who were there while guests are given something: nothing may while one of them is
+        given what it asked for, which shares our uplink with that."""
+        state = self.state
+        if any(not state.guests.has(peer) for peer in state.gifts.takers()):
+            return 0.0
+        return max(1.0, state.tuning.idle_s * self._up_bytes_s())
+
     def _credit(self, session: Session, message: Credit, now: float) -> None:
         self.state.exchange.credited(session.peer, message, now, self.state.effects)
         self.offers.look(now)
@@ -368,10 +377,12 @@ class Peer:
         self.state.sent(event, now)
         if event.pull:
             self.offers.look(now)
+            self.state.exchange.serve_guests(now, self.state.effects)
 
     def _want_chunk(self, session: Session, message: WantChunk, now: float) -> None:
-        self.offers.taken(session.peer, key_of(message))
-        serve_chunk(self.state, session.peer, message, now)
+        offered = self.offers.taken(session.peer, key_of(message))
+        if offered or self.state.exchange.has_time or not self.state.guests.has(session.peer):
+            serve_chunk(self.state, session.peer, message, now)
 
     def _want_blob(self, session: Session, message: WantBlob, now: float) -> None:
         if self.state.exchange.gives:

@@ -3,8 +3,8 @@
 K trees over N members have K (N - 1) edges beside those from the trainer: so many *seats* are to be offered. Every node
 offers them in proportion to its uplink (d'Hondt: of all ways to share them out it makes the most loaded node's load
 least, which is the headroom that a plan can have). Then regions: inside a region of n members a stripe needs n - 1
-seats, offered by that region, and each border is crossed once a stripe; only a region whose uplinks would be busier with
-that than the swarm's are on average (`SPILL`) is fed from outside as well.
+seats, offered by that region, and each border is crossed once a stripe; only a region whose uplinks would be busier
+with that than the swarm's are on average (`SPILL`) is fed from outside as well.
 """
 
 import heapq

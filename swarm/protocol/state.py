@@ -9,6 +9,7 @@ from swarm.protocol.chunks import Chunks
 from swarm.protocol.documents import Grant
 from swarm.protocol.events import Close, Drop, Effect, Notify, Send, SendDone, VersionId
 from swarm.protocol.exchange import Exchange
+from swarm.protocol.guests import Guests
 from swarm.protocol.lease import Leases
 from swarm.protocol.pull import Gifts
 from swarm.protocol.roster import Roster
@@ -31,6 +32,7 @@ class State:
     rng: random.Random
     chunks: Chunks
     exchange: Exchange
+    guests: Guests
     gifts: Gifts
     sessions: Sessions
     leases: Leases
@@ -50,10 +52,11 @@ class State:
 
     @classmethod
     def new(cls, key: Key, swarm: bytes, tuning: Tuning, rng: random.Random) -> "State":
-        chunks, sessions = Chunks(), Sessions(tuning, rng)
+        chunks, sessions, leases = Chunks(), Sessions(tuning, rng), Leases(tuning)
+        guests = Guests(sessions, leases)
         return cls(
-            key, swarm, tuning, rng, chunks, Exchange(chunks, tuning, sessions.rtt_s), Gifts(tuning), sessions,
-            Leases(tuning), RosterBook(swarm, tuning),
+            key, swarm, tuning, rng, chunks, Exchange(chunks, tuning, sessions.rtt_s, guests), guests, Gifts(tuning),
+            sessions, leases, RosterBook(swarm, tuning),
         )  # fmt: skip
 
     @property
