@@ -63,8 +63,8 @@ class Planner:
         """By region and stripe: who may give."""
 
     def update(self, members: Sequence[Member], *, idle: bool = False) -> tuple[tuple[int, ...], ...]:
-        """`Roster.parents` for these members, in the order of their slots. `idle`: nothing is on its way, so a small
-        swarm's trees may be grown anew when it has changed much."""
+        """`Roster.parents` for these members, in the order of their slots. `idle`: nothing is on its way, so trees may
+        be grown anew for no more than that many came, or that small changes have added up."""
         who = self._look(members)
         self._crowd = Counter(spot.region for spot in who.values() if spot.uplink > 0)
         self._mean = self.stripes * max(0, len(who) - 1) / (sum(spot.uplink for spot in who.values()) or 1.0)
@@ -73,9 +73,10 @@ class Planner:
         came = [s for s in who if s not in before]
         gave = {s for s, spot in before.items() if spot.uplink > 0}
         gives = {s for s, spot in who.items() if spot.uplink > 0}
-        changed = len(gave.symmetric_difference(gives).union(gone, came))
+        upset = gave.symmetric_difference(gives).union(gone)
+        changed = len(upset.union(came))
         self._changes += changed
-        if not gave or not gives or GROW_ANEW * changed > 3 + len(who):
+        if not gave or not gives or GROW_ANEW * (changed if idle else len(upset)) > 3 + len(who):
             self._who = who
             self._take(grow(who, self.stripes, self._home))
         else:

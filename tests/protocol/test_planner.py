@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from planner_kit import STRIPES, as_given, as_roster, plan, relays, swarms
+from planner_kit import PEERS, STRIPES, as_given, as_roster, plan, relays, swarms
 from planner_kit import given as children_of
 from protocol_kit import member
 
@@ -321,3 +321,16 @@ def test_one_whose_region_becomes_known_moves_there() -> None:
     known = [*members[:-1], member(16, leaf=True, region="r1")]
     parents = planner.update(known)
     assert all(row[16] % 2 == 1 for row in parents)
+
+
+def test_a_crowd_amid_a_version_moves_nobody_who_was_there() -> None:
+    """It has nothing to give yet. Grown anew, the trees would leave everybody to new parents in mid-step."""
+    were = [member(slot, peer=PEERS[slot], up_mbit=200.0, leaf=False) for slot in range(64)]
+    come = [member(slot, peer=PEERS[slot], up_mbit=200.0, leaf=True) for slot in range(64, 128)]
+    planner = Planner(8)
+    before = planner.update(were, idle=True)
+    after = planner.update([*were, *come], idle=False)
+    assert [row[:64] for row in after] == list(before)
+    as_given([*were, *come], after)
+    anew = planner.update([*were, *come], idle=True)
+    assert anew != after, "as soon as nothing is on its way"
