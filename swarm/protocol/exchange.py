@@ -119,7 +119,7 @@ class Exchange:
         """`rtt_s`: the round trip to a peer, 0 while it is not known. `guests`: who waits for others; None: nobody."""
         self._rtt_s = rtt_s
         self._guests = guests
-        self._waiting_guests: dict[tuple[int, bytes], ChildEdge] = {}
+        self._guest_edges: dict[tuple[int, bytes], ChildEdge] = {}
         """By stripe and peer."""
         self.little_bytes: Callable[[], float] = lambda: float("inf")
         """What may wait for the others while guests are given something; none does while they are given gifts."""
@@ -243,10 +243,10 @@ class Exchange:
             edge.flying, edge.flying_bytes = old.flying, old.flying_bytes
             self._unpay(peer, old.waiting)
         self.children[message.stripe][peer] = edge
-        self._waiting_guests.pop((message.stripe, peer), None)
+        self._guest_edges.pop((message.stripe, peer), None)
         if self._guests is not None and self._guests.has(peer):
             edge.guest = True
-            self._waiting_guests[message.stripe, peer] = edge
+            self._guest_edges[message.stripe, peer] = edge
         has = {ChunkKey(h.epoch, h.version, h.attempt, h.seq): h.pieces for h in message.have}
         for id_ in sorted(self._chunks.versions):
             if id_ <= after:
@@ -266,7 +266,7 @@ class Exchange:
         """A child left one stripe, or (None) all of them."""
         for k in [stripe] if stripe is not None else list(self.children):
             if (edge := self.children.get(k, {}).pop(peer, None)) is not None:
-                self._waiting_guests.pop((k, peer), None)
+                self._guest_edges.pop((k, peer), None)
                 self._unpay(peer, edge.waiting)
                 self._tell_behind(k, effects)
 
@@ -289,9 +289,9 @@ class Exchange:
             self._pieces_of(chunk.sizes[0], effects)
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         if index == HEADER and self._guests is not None and self._guests.opened(id_, now):
-            for edge in self._waiting_guests.values():
+            for edge in self._guest_edges.values():
                 edge.guest = False
-            self._waiting_guests.clear()
+            self._guest_edges.clear()
         for peer, edge in self.children.get(chunk.stripe, {}).items():
             if peer == source or id_ <= edge.after or chunk.key in edge.skipped or chunk.key in edge.unpaid:
                 continue
@@ -459,9 +459,9 @@ class Exchange:
 
     def serve_guests(self, now: float, effects: list[Effect]) -> None:
         """Those that were given least first."""
-        waiting = [(edge.sent, stripe, peer) for (stripe, peer), edge in self._waiting_guests.items() if edge.waiting]
+        waiting = [(edge.sent, stripe, peer) for (stripe, peer), edge in self._guest_edges.items() if edge.waiting]
         for _, stripe, peer in sorted(waiting):
-            self._pump(peer, stripe, self._waiting_guests[stripe, peer], now, effects)
+            self._pump(peer, stripe, self._guest_edges[stripe, peer], now, effects)
 
     def _choose(self, edge: ChildEdge) -> None:
         """Which chunk it gets next: of those that wait whole, the one that fewest children were given. Where we cannot
