@@ -12,7 +12,8 @@ passed on when its turn comes), but the authority deals the next chunk to a stri
 Headers run ahead of pieces: a child knows at once what its parent is to bring, and gets what comes late from whoever
 has uplink to spare (see `relief`). It then tells the parent to *skip* the chunk.
 
-A *guest* (a child that came in the middle of a version) is given pieces while little waits for the others.
+A *guest* (a child that came in the middle of a version) is given pieces while little waits for the others and our uplink
+has little to send.
 
 A child that takes nothing while something waits for it, for `lag_after_s` or sooner if it was quick, is *lagging*: it
 counts no more among those that are behind, and it pulls what it lacks.
@@ -28,6 +29,7 @@ from swarm.protocol.egress import Egress
 from swarm.protocol.events import Effect, Ready, Send, SendHeader, SendPiece, VersionId
 from swarm.protocol.guests import Guests
 from swarm.protocol.tuning import Tuning
+from swarm.protocol.uplink import Uplink
 from swarm.protocol.wire import Attach, Credit, Detach
 
 __all__ = ["Exchange"]
@@ -114,15 +116,15 @@ class Exchange:
         chunks: Chunks,
         tuning: Tuning,
         rtt_s: Callable[[bytes], float] = lambda peer: 0.0,
+        uplink: Uplink | None = None,
         guests: Guests | None = None,
     ) -> None:
         """`rtt_s`: the round trip to a peer, 0 while it is not known. `guests`: who waits for others; None: nobody."""
         self._rtt_s = rtt_s
+        self._uplink = uplink or Uplink(lambda: 0.0)
         self._guests = guests
         self._guest_edges: dict[tuple[int, bytes], ChildEdge] = {}
         """By stripe and peer."""
-        self.little_bytes: Callable[[], float] = lambda: float("inf")
-        """What may wait for the others while guests are given something; none does while they are given gifts."""
         self._chunks = chunks
         self._tuning = tuning
         self.children: dict[int, dict[bytes, ChildEdge]] = {}
@@ -322,11 +324,13 @@ class Exchange:
         self._go_on(peer, stripe, edge, now, effects)
         self._tell_behind(stripe, effects)
 
-    def gave(self, peer: bytes, chunk: Chunk, pieces: Iterable[int]) -> None:
+    def gave(self, peer: bytes, chunk: Chunk, pieces: Iterable[int], now: float) -> None:
         """We answer a pull of `peer`. A child counts these bytes as the stripe's, so we do too."""
+        size = chunk.header_bytes + sum(chunk.sizes[index] for index in pieces)
+        self._uplink.take(size, now)
         edge = self.children.get(chunk.stripe, {}).get(peer) if chunk.stripe is not None else None
         if edge is not None:
-            edge.sent += chunk.header_bytes + sum(chunk.sizes[index] for index in pieces)
+            edge.sent += size
 
     def paid(self, peer: bytes, chunk: Chunk, pieces: Iterable[int]) -> list[int]:
         """Of these pieces, which `peer` asks for, those that may be given, with the header."""
@@ -391,14 +395,13 @@ class Exchange:
         edges = (edge for edges in self.children.values() for edge in edges.values())
         return sum(edge.waiting_bytes for edge in edges if not edge.guest)
 
-    @property
-    def has_time(self) -> bool:
-        """Whether guests may be given something: little waits for the others, and as little is under way to guests."""
-        little = self.little_bytes()
-        edges = [edge for edges in self.children.values() for edge in edges.values()]
-        others = [edge for edge in edges if not edge.guest and not edge.lagging]
-        under_way = sum(edge.flying_bytes for edge in edges if edge.guest)
-        return sum(edge.waiting_bytes for edge in others) < little and (under_way < little or not others)
+    def has_time(self, now: float) -> bool:
+        """Whether guests may be given something: little waits for the others, and the uplink has little to send, so
+        that whatever comes for the others leaves soon."""
+        little = max(1.0, self._tuning.idle_s * self._uplink.bytes_s())
+        edges = (edge for edges in self.children.values() for edge in edges.values())
+        waiting = sum(edge.waiting_bytes for edge in edges if not edge.guest and not edge.lagging)
+        return waiting < little and self._uplink.queued_bytes(now) < little
 
     def forget(self, id_: VersionId) -> None:
         """A version was dropped: nothing of it needs sending any more."""
@@ -433,7 +436,7 @@ class Exchange:
         if self.gives and edge.flying_bytes < MAX_AHEAD_BYTES:
             _, _, size = edge.waiting.pop()
             edge.waiting_bytes -= size
-            self._hand_over(peer, stripe, edge, chunk, HEADER, effects)
+            self._hand_over(peer, stripe, edge, chunk, HEADER, now, effects)
         return True
 
     def _unpay(self, peer: bytes, waiting: Iterable[tuple[Chunk, int, int]]) -> None:
@@ -444,13 +447,13 @@ class Exchange:
 
     def _pump(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
         while self.gives and edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
-            if edge.flying_bytes >= MAX_AHEAD_BYTES or (edge.guest and not self.has_time):
+            if edge.flying_bytes >= MAX_AHEAD_BYTES or (edge.guest and not self.has_time(now)):
                 return
             if edge.waiting[0][0].key != edge.current:
                 self._choose(edge)
             chunk, index, size = edge.waiting.popleft()
             edge.waiting_bytes -= size
-            self._hand_over(peer, stripe, edge, chunk, index, effects)
+            self._hand_over(peer, stripe, edge, chunk, index, now, effects)
 
     def _go_on(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
         if not edge.guest:
@@ -476,10 +479,11 @@ class Exchange:
         self._copies[edge.current] += 1
 
     def _hand_over(
-        self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, index: int, effects: list[Effect]
+        self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, index: int, now: float, effects: list[Effect]
     ) -> None:
         """To the shell."""
         key, size = chunk.key, _size(chunk, index)
+        self._uplink.take(size, now)
         edge.sent += size
         edge.flying_bytes += size - edge.flying.get((key, index), 0)
         edge.flying[key, index] = size

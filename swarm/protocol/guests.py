@@ -17,7 +17,7 @@ class Guests:
     def __init__(self, sessions: Sessions, leases: Leases) -> None:
         self._sessions = sessions
         self._leases = leases
-        self._newest = VersionId(0, 0)
+        self._newest = self._held = VersionId(0, 0)
         self._since = float("inf")
 
     def opened(self, id_: VersionId, now: float) -> bool:
@@ -27,6 +27,15 @@ class Guests:
         self._newest = id_
         self._since = self._leases.authority_time(now) + self._leases.silent_s(now)
         return True
+
+    def settled(self, id_: VersionId) -> None:
+        """Our replica is this version."""
+        self._held = id_
+
+    @property
+    def early(self) -> bool:
+        """Whether we lack something of the newest version ourselves, as others then do that may need us."""
+        return self._held < self._newest
 
     def has(self, peer: bytes) -> bool:
         """Whether `peer` came after the newest version had begun, by the authority's clock as far as we know it."""

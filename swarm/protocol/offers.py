@@ -9,7 +9,6 @@ How much is little, and how many are few, goes by the time that they take our up
 as a fast one brings it late, when it could have come from another, and its own children wait for it.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from codec import ChunkKey
@@ -31,11 +30,10 @@ LOOK_AGAIN_S: Final = 0.02
 
 
 class Offers:
-    """Of one member. `up_bytes_s()`: what our uplink carries, in bytes a second."""
+    """Of one member."""
 
-    def __init__(self, state: State, up_bytes_s: Callable[[], float]) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._up_bytes_s = up_bytes_s
         self._wishes: dict[bytes, tuple[float, list[ChunkKey]]] = {}
         """By neighbour: until when its list is good, and what is on it."""
         self._made: dict[bytes, tuple[float, ChunkKey]] = {}
@@ -89,18 +87,14 @@ class Offers:
         is ours: what is offered takes our uplink longer than others should wait."""
         waiting = [(min(wishes), peer) for peer, (until, wishes) in self._wishes.items()
                    if wishes and until > now and peer not in self._made]  # fmt: skip
-        for oldest, peer in sorted(waiting):
-            if self._is_early(peer, oldest):
+        for _, peer in sorted(waiting):
+            if self._state.guests.early and self._state.guests.has(peer):
                 continue
             for key in self._wishes[peer][1]:
                 chunk = self._state.chunks.find(key)
                 if chunk is not None and chunk.whole and not self._pushes(chunk, peer):
                     return peer, chunk
         return None
-
-    def _is_early(self, guest: bytes, wish: ChunkKey) -> bool:
-        held = self._state.held
-        return (held is None or (wish.epoch, wish.version) > held) and self._state.guests.has(guest)
 
     def _pushes(self, chunk: Chunk, peer: bytes) -> bool:
         """It is our own child, to which this goes in its turn: it would leave twice."""
@@ -114,7 +108,7 @@ class Offers:
         return (
             state.exchange.gives
             and self._given < AT_ONCE
-            and state.exchange.waiting_bytes < state.tuning.idle_s * self._up_bytes_s()
+            and state.exchange.waiting_bytes < state.tuning.idle_s * state.uplink.bytes_s()
         )
 
     @property
@@ -124,4 +118,4 @@ class Offers:
 
     def _room(self, size: int) -> bool:
         """Whether one more chunk of so many bytes may be given now."""
-        return not self._given or (self._given + 1) * size <= AT_ONCE_S * self._up_bytes_s()
+        return not self._given or (self._given + 1) * size <= AT_ONCE_S * self._state.uplink.bytes_s()

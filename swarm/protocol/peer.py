@@ -117,9 +117,8 @@ class Peer:
         self.state = State.new(key, swarm, tuning, rng)
         self.pulls = Pulls(tuning)
         exchange = self.state.exchange
-        exchange.little_bytes = self._little_bytes
         self.relief = Relief(tuning, self._near, exchange.parent, self.state.chunks.dealt)
-        self.offers = Offers(self.state, self._up_bytes_s)
+        self.offers = Offers(self.state)
         self.membership = Membership(self.state, join, authority)
         self.catchup = Catchup(self.state, self._sources)
         self.progress = Progress(self.state, self.pulls, self.relief, relay_only=join.relay_only, repair=self._repair)
@@ -356,19 +355,6 @@ class Peer:
         near = sum(not far for far, _, _ in known)
         return [peer for _, _, peer in known[: max(near, FEW_NEAR)]][:MOST_NEAR]
 
-    def _up_bytes_s(self) -> float:
-        """What plans reckon our uplink to carry: what others measured. 0 while we stand in none."""
-        me = self.state.roster.member_of(self.state.key.public) if self.state.roster is not None else None
-        return me.up_mbit * 125_000 if me is not None else 0.0
-
-    def _little_bytes(self) -> float:
-        """What may wait for those who were there while guests are given something: nothing may while one of them is
-        given what it asked for, which shares our uplink with that."""
-        state = self.state
-        if any(not state.guests.has(peer) for peer in state.gifts.takers()):
-            return 0.0
-        return max(1.0, state.tuning.idle_s * self._up_bytes_s())
-
     def _credit(self, session: Session, message: Credit, now: float) -> None:
         self.state.exchange.credited(session.peer, message, now, self.state.effects)
         self.offers.look(now)
@@ -381,7 +367,7 @@ class Peer:
 
     def _want_chunk(self, session: Session, message: WantChunk, now: float) -> None:
         offered = self.offers.taken(session.peer, key_of(message))
-        if offered or self.state.exchange.has_time or not self.state.guests.has(session.peer):
+        if offered or self.state.exchange.has_time(now) or not self.state.guests.has(session.peer):
             serve_chunk(self.state, session.peer, message, now)
 
     def _want_blob(self, session: Session, message: WantBlob, now: float) -> None:
@@ -482,7 +468,7 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
         state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
     state.gifts.begin(peer, key, 1 + len(asked))
-    state.exchange.gave(peer, chunk, asked)
+    state.exchange.gave(peer, chunk, asked, now)
     state.emit(SendHeader(peer, chunk.stripe, key, pull=True))
     for index in asked:
         state.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))

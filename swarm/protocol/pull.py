@@ -175,10 +175,6 @@ class Gifts:
         """Chunks that are on their way to whoever asked."""
         return sum(map(len, self._left.values()))
 
-    def takers(self) -> list[bytes]:
-        """Who is being given something."""
-        return [peer for peer, left in self._left.items() if left]
-
     def full(self, peer: bytes) -> bool:
         """It has asked for as much as it may."""
         return len(self._left.get(peer, {})) >= self._most

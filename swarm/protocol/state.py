@@ -16,6 +16,7 @@ from swarm.protocol.roster import Roster
 from swarm.protocol.rosterbook import RosterBook
 from swarm.protocol.session import Sessions
 from swarm.protocol.tuning import Tuning
+from swarm.protocol.uplink import Uplink
 from swarm.protocol.wire import Message
 
 __all__ = ["State"]
@@ -31,6 +32,7 @@ class State:
     tuning: Tuning
     rng: random.Random
     chunks: Chunks
+    uplink: Uplink
     exchange: Exchange
     guests: Guests
     gifts: Gifts
@@ -52,11 +54,18 @@ class State:
 
     @classmethod
     def new(cls, key: Key, swarm: bytes, tuning: Tuning, rng: random.Random) -> "State":
-        chunks, sessions, leases = Chunks(), Sessions(tuning, rng), Leases(tuning)
+        chunks, sessions, leases, rosters = Chunks(), Sessions(tuning, rng), Leases(tuning), RosterBook(swarm, tuning)
+
+        def up_bytes_s() -> float:
+            """What plans reckon our uplink to carry: what others measured. 0 while we stand in none."""
+            me = rosters.roster.member_of(key.public) if rosters.roster is not None else None
+            return me.up_mbit * 125_000 if me is not None else 0.0
+
         guests = Guests(sessions, leases)
+        uplink = Uplink(up_bytes_s, careful=lambda: guests.early)
+        exchange = Exchange(chunks, tuning, sessions.rtt_s, uplink, guests)
         return cls(
-            key, swarm, tuning, rng, chunks, Exchange(chunks, tuning, sessions.rtt_s, guests), guests, Gifts(tuning),
-            sessions, leases, RosterBook(swarm, tuning),
+            key, swarm, tuning, rng, chunks, uplink, exchange, guests, Gifts(tuning), sessions, leases, rosters,
         )  # fmt: skip
 
     @property
@@ -106,6 +115,7 @@ class State:
         """We hold this version now. Chunks of the last `retain_versions` stay for others; older ones go."""
         self.held, self.manifest, self.sealed_manifest = id_, manifest, sealed
         self.floor = max(self.floor, id_)
+        self.guests.settled(id_)
         self.manifests[id_] = sealed
         for old in sorted(self.manifests)[: -self.tuning.retain_versions]:
             del self.manifests[old]

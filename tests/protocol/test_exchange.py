@@ -456,8 +456,8 @@ def test_what_a_child_pulled_counts_on_its_edge_at_both_ends() -> None:
     _, exchange, chunk = a_chunk()
     exchange.attached(ANNA, attach(credit=10_000), 0.0, [])
     before = exchange.spare(0, ANNA)
-    exchange.gave(ANNA, chunk, [0, 2])
-    exchange.gave(BEN, chunk, [0, 2])
+    exchange.gave(ANNA, chunk, [0, 2], 2.0)
+    exchange.gave(BEN, chunk, [0, 2], 2.0)
     assert before - exchange.spare(0, ANNA) == 100 + 2000
 
 

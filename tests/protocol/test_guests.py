@@ -7,7 +7,7 @@ from member_kit import a_member
 from protocol_kit import SWARM, TUNING, grant, header, heartbeat, key_of, only, say, version
 
 from codec import ChunkKey
-from swarm.protocol.events import Effect, Heard, PeerUp, SendDone, SendPiece
+from swarm.protocol.events import Effect, Heard, PeerUp, SendPiece
 from swarm.protocol.exchange import HEADER, Exchange
 from swarm.protocol.offers import Offers
 from swarm.protocol.peer import Peer
@@ -17,15 +17,18 @@ from swarm.protocol.wire import Attach, Credit, Hello, WantChunk, Wishes
 ANNA, BEN, CLEO = (key_of(name).public for name in ("anna", "ben", "cleo"))
 MUCH = 1 << 40
 PIECE_BYTES = 1000
+LITTLE_BYTES = 2 * PIECE_BYTES
+UP_BYTES_S = LITTLE_BYTES / TUNING.idle_s
 
 
 class House:
-    """A member with children. Its chunks have four pieces of `PIECE_BYTES`; two of those are little."""
+    """A member with children, whose uplink carries `UP_BYTES_S`. Its chunks have a header of 100 bytes and four pieces
+    of `PIECE_BYTES`; two of those are little."""
 
     def __init__(self, *guests: bytes) -> None:
         self.state = State.new(key_of("house"), SWARM, TUNING, random.Random(0))
         self.exchange = self.state.exchange
-        self.exchange.little_bytes = lambda: 2 * PIECE_BYTES
+        self.state.uplink.bytes_s = lambda: UP_BYTES_S
         self.state.leases.hear(heartbeat(1, time=1000.0), SWARM, 0.0)
         for peer in (ANNA, BEN, CLEO):
             self.state.sessions.up(peer, False, 0.0)
@@ -54,11 +57,16 @@ class House:
         self.exchange.credited(peer, Credit(0, total, 0), now, effects)
         return effects
 
-    def takes(self, peer: bytes, *indexes: int, number: int = 1) -> list[Effect]:
+    def looks(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        self.exchange.tick(now, effects)
+        return effects
+
+    def takes(self, peer: bytes, *indexes: int, now: float, number: int = 1) -> list[Effect]:
         """Its socket took these pieces."""
         effects: list[Effect] = []
         for index in indexes:
-            self.exchange.sent(peer, 0, ChunkKey(0, number, 0, 0), index, 8.0, effects)
+            self.exchange.sent(peer, 0, ChunkKey(0, number, 0, 0), index, now, effects)
         return effects
 
 
@@ -102,25 +110,60 @@ def test_a_guest_waits_while_more_than_little_waits_for_another() -> None:
     house.opens(1, 5.0)
     house.attach(ANNA, credit=0)
     assert given(house.attach(BEN), BEN) == []
-    assert given(house.credit(ANNA, 200 + 2 * PIECE_BYTES), BEN) == [], "two pieces wait for her: not less than little"
-    assert given(house.credit(ANNA, 200 + 3 * PIECE_BYTES), BEN) == [0, 1]
+    house.credit(ANNA, 100 + 2 * PIECE_BYTES, 6.1)
+    assert given(house.looks(6.2), BEN) == [], "two pieces wait for her: not less than little"
+    house.credit(ANNA, 100 + 3 * PIECE_BYTES, 6.3)
+    assert given(house.looks(6.4), BEN) != []
 
 
-def test_little_is_under_way_to_guests_at_a_time_least_given_first() -> None:
+def test_a_guest_waits_until_what_was_handed_over_has_left() -> None:
+    """Whatever sockets took: of both headers and her pieces all but little has left after so long, at three quarters of
+    the rate."""
+    house = House(BEN)
+    house.opens(1, 5.0)
+    house.attach(ANNA, now=6.0)
+    house.takes(ANNA, HEADER, 0, 1, 2, 3, now=6.0)
+    assert given(house.attach(BEN, now=6.0), BEN) == []
+    left_s = (2 * 100 + 4 * PIECE_BYTES - LITTLE_BYTES) / (0.75 * UP_BYTES_S)
+    assert given(house.looks(6.0 + 0.99 * left_s), BEN) == []
+    assert given(house.looks(6.0 + 1.01 * left_s), BEN) == [0]
+
+
+def test_what_others_are_given_that_asked_counts_as_well() -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    chunk = house.state.chunks.versions[version(1)].chunks[0]
+    house.exchange.gave(CLEO, chunk, [0, 1, 2, 3], 6.0)
+    assert given(house.attach(BEN, now=6.0), BEN) == []
+    assert given(house.looks(7.0), BEN) == [0, 1]
+
+
+@pytest.mark.parametrize(("held", "left"), [(False, 0.75), (True, 1.0)])
+def test_once_the_version_is_ours_guests_get_all_that_the_uplink_is_said_to_carry(held: bool, left: float) -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    if held:
+        house.state.guests.settled(version(1))
+    house.exchange.gave(CLEO, house.state.chunks.versions[version(1)].chunks[0], [0, 1, 2, 3], 6.0)
+    house.attach(BEN, now=6.0)
+    had = house.state.uplink.queued_bytes(6.0)
+    assert had - house.state.uplink.queued_bytes(6.001) == pytest.approx(left * UP_BYTES_S * 0.001)
+
+
+def test_guests_are_given_little_at_a_time_least_given_first() -> None:
     house = House(BEN, CLEO)
     house.opens(1, 5.0)
-    house.attach(ANNA)
-    first = given(house.attach(BEN), BEN)
-    assert first == [0, 1], "little"
-    assert given(house.attach(CLEO), CLEO) == []
-    after = house.takes(BEN, HEADER, 0)
-    assert (given(after, CLEO), given(after, BEN)) == ([0], []), "she was given less"
+    assert given(house.attach(BEN, now=6.0), BEN) == [0, 1], "little"
+    assert given(house.attach(CLEO, now=6.0), CLEO) == []
+    after = house.takes(BEN, HEADER, 0, now=7.0)
+    assert (given(after, CLEO), given(after, BEN)) == ([0, 1], []), "she was given less"
 
 
-def test_where_there_are_only_guests_they_are_served_like_anybody() -> None:
-    house = House(ANNA, BEN, CLEO)
+def test_one_that_takes_nothing_keeps_nothing_from_the_others() -> None:
+    house = House(BEN, CLEO)
     house.opens(1, 5.0)
-    assert given(house.attach(BEN), BEN) == [0, 1, 2, 3]
+    assert given(house.attach(BEN, now=6.0), BEN) == [0, 1], "which its socket never takes"
+    assert given(house.attach(CLEO, now=7.0), CLEO) == [0, 1]
 
 
 def test_a_child_that_lags_is_not_waited_for() -> None:
@@ -128,9 +171,7 @@ def test_a_child_that_lags_is_not_waited_for() -> None:
     house.opens(1, 5.0)
     house.attach(ANNA, credit=0)
     assert given(house.attach(BEN), BEN) == []
-    effects: list[Effect] = []
-    house.exchange.tick(6.0 + TUNING.lag_after_s + 0.1, effects)
-    assert given(effects, BEN) == [0, 1, 2, 3]
+    assert given(house.looks(6.0 + TUNING.lag_after_s + 0.1), BEN) == [0, 1]
 
 
 def test_what_waits_for_guests_counts_for_nothing() -> None:
@@ -168,10 +209,11 @@ def test_without_a_word_on_guests_there_are_none() -> None:
 def test_a_guests_wishes_are_granted_once_the_version_is_here() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
-    offers = Offers(house.state, lambda: 25e6)
+    house.state.uplink.bytes_s = lambda: 25e6
+    offers = Offers(house.state)
     offers.heard(BEN, Wishes(0, 1, 0, (0,)), 6.0)
     assert house.state.take_effects() == []
-    house.state.held = version(1)
+    house.state.guests.settled(version(1))
     offers.heard(BEN, Wishes(0, 1, 0, (0,)), 7.0)
     assert len(house.state.take_effects()) == 1
 
@@ -185,13 +227,13 @@ def _came(peer: Peer, name: str, issued: float) -> bytes:
 
 def test_a_guests_pull_is_answered_when_nobody_else_waits() -> None:
     peer = a_member()
-    anna, ben = _came(peer, "anna", 1000.0), _came(peer, "ben", 1010.0)
+    anna, ben = _came(peer, "anna", 1002.0), _came(peer, "ben", 1010.0)
     peer.apply(header(1, 0), 1.0)
     for index in range(4):
         assert peer.state.chunks.piece(ChunkKey(0, 1, 0, 0), index, 1.0)
     peer.state.exchange.push(peer.state.chunks.versions[version(1)].chunks[0], HEADER, None, 1.0, [])
     want = WantChunk(0, 1, 0, 0, b"")
-    peer.state.gifts.begin(anna, ChunkKey(0, 1, 0, 0), 1)
-    assert given(say(peer, ben, want, 2.0), ben) == [], "one who was there is being given something"
-    peer.apply(SendDone(anna, 0, ChunkKey(0, 1, 0, 0), 0, pull=True), 3.0)
-    assert given(say(peer, ben, want, 4.0), ben) == [0, 1, 2, 3]
+    peer.state.uplink.bytes_s = lambda: UP_BYTES_S
+    assert given(say(peer, anna, want, 2.0), anna) == [0, 1, 2, 3]
+    assert given(say(peer, ben, want, 2.0), ben) == [], "what she asked for is leaving"
+    assert given(say(peer, ben, want, 3.0), ben) == [0, 1, 2, 3]

@@ -36,7 +36,8 @@ class Giver:
         self.state.exchange.gives = True
         for seq in whole:
             self.holds(seq)
-        self.offers = Offers(self.state, lambda: self.up_bytes_s)
+        self.state.uplink.bytes_s = lambda: self.up_bytes_s
+        self.offers = Offers(self.state)
 
     def holds(self, seq: int, pieces: int = 4) -> None:
         self.state.chunks.header(header(1, seq), 0.0, [])

@@ -139,11 +139,11 @@ def test_flash_crowd(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_as_many_newcomers_as_nodes_hardly_slow_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    """1.20 bounds alone, 1.25 with them; 1.92 before guests waited for the others. One seed is one run."""
+def test_as_many_newcomers_as_nodes_do_not_slow_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """1.20 bounds alone, 1.15 with them; 1.92 before guests waited for the others. One seed is one run."""
     assert flash_crowd.main(["--nodes", "32", "--joiners", "32", "--mib", "50", "--congestion", "bbr", "--json"]) == 0
     alone, crowded = json.loads(capsys.readouterr().out)["rows"]
-    assert crowded["ratio"] < 1.15 * alone["ratio"]
+    assert crowded["ratio"] < 1.05 * alone["ratio"]
     assert crowded["copies"] < 1.03
     assert crowded["missing"] == crowded["newcomers_missing"] == 0
 
