@@ -12,8 +12,8 @@ passed on when its turn comes), but the authority deals the next chunk to a stri
 Headers run ahead of pieces: a child knows at once what its parent is to bring, and gets what comes late from whoever
 has uplink to spare (see `relief`). It then tells the parent to *skip* the chunk.
 
-A *guest* (a child that came in the middle of a version) is given pieces while little waits for the others and our uplink
-has little to send.
+A *guest* (a child that came in the middle of a version) is given pieces while little waits for the others, and our
+uplink has little to send.
 
 A child that takes nothing while something waits for it, for `lag_after_s` or sooner if it was quick, is *lagging*: it
 counts no more among those that are behind, and it pulls what it lacks.
