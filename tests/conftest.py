@@ -64,6 +64,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     """No test reads or writes the settings and the swarm of whoever runs it."""
     for name in [name for name in os.environ if name.startswith("SWARM_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_STRICT", "1")  # what a guard would survive is a failure here
     monkeypatch.setenv("SWARM_HOME", str(tmp_path_factory.getbasetemp() / "swarm-home"))
 
 
