@@ -10,21 +10,31 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from codec import ChunkKey, open_manifest
+from codec import open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm.protocol.admission import Admission
 from swarm.protocol.deal import Dealer
-from swarm.protocol.documents import AuthorityTime, Capability, Heartbeat, Report, open_report, seal
+from swarm.protocol.documents import (
+    AuthorityTime,
+    Capability,
+    Heartbeat,
+    Report,
+    claimed_reporter,
+    open_report,
+    seal,
+)
 from swarm.protocol.egress import Egress
 from swarm.protocol.enrolment import Enrolments, record_of
 from swarm.protocol.events import (
     Announce,
+    Drop,
     Effect,
     Event,
     Gave,
     HeaderStored,
     Heard,
+    LocalAbandon,
     LocalChunk,
     LocalSeal,
     PeerDown,
@@ -44,6 +54,7 @@ from swarm.protocol.greeting import give_roster, reach_out
 from swarm.protocol.lease import LeaseBook, Standing
 from swarm.protocol.peer import BAN_S, key_of, serve_chunk, serve_manifest
 from swarm.protocol.reach import Place, Scope
+from swarm.protocol.renewals import REPORTS_TAKEN, may_verify
 from swarm.protocol.roster import AUTHORITY
 from swarm.protocol.scheme import Scheme
 from swarm.protocol.session import Session
@@ -146,6 +157,7 @@ class Authority:
             Gave: lambda e, now: self.admission.gave(e.peer, e.size_bytes, now),
             Persisted: self._persisted,
             Probed: self._probed,
+            LocalAbandon: self._local_abandon,
             LocalChunk: self._local_chunk,
             LocalSeal: self._local_seal,
             Timer: self._tick,
@@ -287,7 +299,15 @@ class Authority:
     # ------------------------------------------------------------ leases and plans
 
     def _reports(self, session: Session, message: Reports, now: float) -> None:
-        for sealed in message.reports:
+        """Renewals that a member brings. A forged one is the bearer's doing, since members verify what they pass on;
+        one of a member that we do not know (it may have left meanwhile) is not even verified."""
+        for sealed in message.reports[:REPORTS_TAKEN]:
+            author = claimed_reporter(sealed)
+            slot = self.book.slot_of.get(author)
+            if slot is None and author != session.peer:
+                continue
+            if not may_verify(session, len(self.book.leases), self.state.tuning.heartbeat_s, now):
+                return
             report = open_report(sealed, self.state.swarm)
             lease = self.book.leases.get(report.slot)
             current = lease is not None and (lease.grant.peer, lease.grant.serial) == (report.peer, report.grant)
@@ -409,10 +429,16 @@ class Authority:
             key = taken[0].key
             self.state.chunks.versions[VersionId(key.epoch, key.version)].fill(taken[0])
 
-    def abandon(self, key: ChunkKey) -> None:
-        """The attempt that `key` names will not be sealed: deal no more of it."""
-        self.dealer.forget((key.epoch, key.version, key.attempt))
+    def _local_abandon(self, event: LocalAbandon, now: float) -> None:
+        """An attempt will not be sealed: none of it is dealt, assigned or charged any more, and the plan may move."""
+        state, id_ = self.state, event.version
+        self.dealer.forget((id_.epoch, id_.version, event.attempt))
+        version = state.chunks.version(id_)
+        if version is not None and version.attempt == event.attempt:
+            state.chunks.drop(id_)
+            state.exchange.forget(id_)
         self.scheme.abandoned()
+        state.emit(Drop(id_, event.attempt))
 
     def _local_seal(self, event: LocalSeal, now: float) -> None:
         state = self.state

@@ -11,8 +11,9 @@ from typing import Final
 import msgspec
 
 from codec.errors import PeerError
+from codec.unpack import unpack
 from swarm.protocol.events import Effect, Probe, Probed
-from swarm.protocol.reach import is_circuit, scope
+from swarm.protocol.reach import is_circuit, is_name, scope
 from swarm.protocol.roster import Member
 from swarm.protocol.wire import Join, decode, encode
 
@@ -62,14 +63,17 @@ class Enrolment:
     def claims(self) -> tuple[str, ...]:
         """The direct addresses that it may have: to be dialed back, nothing to rely on.
 
-        Of one that comes from the world no private ones: they are of another network than ours.
+        Of one that comes from the world no private ones: they are of another network than ours. And never a name, which
+        could lead to any host of ours: members resolve their own names before they say where they are.
         """
         seen, addrs = scope(self.seen_at), observed_addresses(self.join.addrs, self.seen_at)
-        return tuple(a for a in addrs if not is_circuit(a) and scope(a) >= seen)[:MAX_PROBES]
+        return tuple(a for a in addrs if not is_circuit(a) and not is_name(a) and scope(a) >= seen)[:MAX_PROBES]
 
     def member(self, slot: int, peer: bytes, *, leaf: bool) -> Member:
-        """What others are told. Its circuits stand as it named them: a wrong one costs nobody but their owner."""
-        join, circuits = self.join, tuple(a for a in self.join.addrs if is_circuit(a))
+        """What others are told. Its circuits stand as it named them, unless others would be led into networks of their
+        own: by a name, or by an address that is nearer than the member is seen."""
+        join, seen = self.join, scope(self.seen_at)
+        circuits = tuple(a for a in join.addrs if is_circuit(a) and not is_name(a) and scope(a) >= seen)
         return Member(
             slot, peer, self.dialed + circuits[:MAX_PROBES], bool(self.dialed), join.name, join.region, join.up_mbit,
             leaf, scope(self.seen_at),
@@ -105,7 +109,7 @@ class Enrolments(dict[bytes, Enrolment]):
             self.probe(min(due)[1], now)
 
 
-_RECORD = tuple[bytes, bytes, str | None, tuple[str, ...], bool]
+_decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes, str | None, tuple[str, ...], bool])
 
 
 def record_of(sealed_grant: bytes, enrolment: Enrolment) -> bytes:
@@ -117,10 +121,7 @@ def record_of(sealed_grant: bytes, enrolment: Enrolment) -> bytes:
 
 def open_record(record: bytes) -> tuple[bytes, Enrolment]:
     """(sealed grant, enrolment). `PeerError` when the record is not one of ours."""
-    try:
-        sealed, join, seen_at, dialed, proven = msgspec.msgpack.decode(record, type=_RECORD)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise PeerError(f"grant record: {error}") from error
+    sealed, join, seen_at, dialed, proven = unpack(_decoder, record, "grant record")
     message = decode(join)
     if not isinstance(message, Join):
         raise PeerError("grant record: holds no join")

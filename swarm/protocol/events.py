@@ -27,6 +27,7 @@ __all__ = [
     "Job",
     "JobDone",
     "JobKind",
+    "LocalAbandon",
     "LocalBudget",
     "LocalChunk",
     "LocalLeave",
@@ -254,6 +255,14 @@ class LocalSeal(Event):
     """Authority: this manifest (sealed bytes) is durable; all its chunks have been given."""
 
     manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAbandon(Event):
+    """Authority: this attempt at `version` will not be sealed."""
+
+    version: VersionId
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

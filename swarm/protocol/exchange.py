@@ -195,14 +195,20 @@ class Exchange:
         return stripes
 
     def arrived(self, peer: bytes | None, stripe: int | None, size: int, now: float, effects: list[Effect]) -> None:
-        """`size` bytes of a stripe came in from `peer` (a duplicate counts too: its credit is used up)."""
-        if stripe is None:
-            return
-        self._moved(stripe, now)
-        edge = self.parents.get(stripe)
-        if edge is not None and edge.peer == peer:
+        """`size` bytes of a stripe came in from `peer` (a duplicate counts too: its credit is used up).
+
+        `stripe` is what the frame says, which nobody has signed: it counts only between us and our parent there.
+        """
+        edge = self.parents.get(stripe) if stripe is not None else None
+        if stripe is not None and edge is not None and edge.peer == peer:
             edge.received += size
+            self._moved(stripe, now)
             self.give_credit(stripe, effects)
+
+    def moved(self, stripe: int | None, now: float) -> None:
+        """A header or piece of this stripe came that we did not have, from anybody: nothing of it is pulled yet."""
+        if stripe is not None:
+            self._moved(stripe, now)
 
     def give_credit(self, stripe: int, effects: list[Effect]) -> None:
         """Allow our parent as much again as has come, and tell it how far behind our own children are."""
@@ -369,7 +375,7 @@ class Exchange:
     def skip(self, peer: bytes, stripe: int, key: ChunkKey) -> None:
         """A child gets this chunk elsewhere: what has not been handed over need not be."""
         edge = self.children.get(stripe, {}).get(peer)
-        if edge is None:
+        if edge is None or self._chunks.find(key) is None:  # else names that a child makes up would fill our memory
             return
         edge.skipped.add(key)
         dropped = [item for item in edge.waiting if item[0].key == key and item[1] != HEADER]

@@ -61,6 +61,8 @@ def pass_on(state: State, roster: Roster) -> None:
 
 def give_roster(state: State, session: Session, message: WantRoster, now: float) -> None:
     """Answer with the changes that it lacks, or with all of it: that at most once a heartbeat."""
+    if not session.questions.take(1, now):
+        return
     steps = state.rosters.since(message.have)
     if steps is not None:
         for step in steps:

@@ -97,7 +97,10 @@ class Membership:
         session.ready = True
         state.sessions.ping(session, now, state.effects)
         session.roster = max(session.roster, message.roster)
-        state.rosters.hear_of(message.roster, now)
+        if (
+            heartbeat := state.leases.heartbeat
+        ) is not None:  # what a greeting names is a claim: never beyond the signed
+            state.rosters.hear_of(min(message.roster, heartbeat.boot << 32 | heartbeat.roster), now)
         share_news(state, session.peer, message)
         self.rewire(now)
 

@@ -154,7 +154,7 @@ class Peer:
             RosterStep: lambda s, m, now: self.membership.roster_step(s, m.change, now),
             WantRoster: lambda s, m, now: give_roster(self.state, s, m, now),
             ManifestNews: self._manifest_news,
-            Reports: lambda s, m, now: self.membership.renewals.climb(m, now),
+            Reports: lambda s, m, now: self.membership.renewals.climb(s, m, now),
             Attach: lambda s, m, now: self.state.exchange.attached(s.peer, m, now, self.state.effects),
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
             Credit: self._credit,
@@ -256,7 +256,7 @@ class Peer:
             report = open_report(message.release, self.state.swarm)
             if report.peer != session.peer or not report.leaving:
                 raise PeerError("bye: not the sender's own")
-            self.membership.renewals.farewell(session.peer, message.release, now)
+            self.membership.renewals.farewell(session, message.release, now)
         self.state.close(session.peer, "left")
 
     # ------------------------------------------------------------ versions

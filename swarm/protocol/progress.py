@@ -6,6 +6,7 @@ Versions are taken strictly in the order in which their parents chain.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from codec import Manifest, open_manifest
 from swarm.protocol.chunks import Version
@@ -56,10 +57,32 @@ class Progress:
         state.exchange.arrived(event.peer, event.stripe, event.header_bytes, now, state.effects)
         if VersionId(event.key.epoch, event.key.version) <= state.floor:
             return
+        if not self._believes_stripe(event):
+            event = replace(event, stripe=None)
+        known = state.chunks.find(event.key)
+        unplaced = known is not None and known.stripe is None
         taken = state.chunks.header(event, now, state.effects)
-        if taken is not None and taken[1]:
-            state.exchange.push(taken[0], HEADER, event.peer, now, state.effects)
-            self._relief.owes(taken[0], now, state.effects)
+        if taken is None:
+            return
+        chunk, news = taken
+        if news:
+            state.exchange.moved(chunk.stripe, now)
+        if news or (unplaced and chunk.stripe is not None):
+            state.exchange.push(chunk, HEADER, event.peer, now, state.effects)
+            self._relief.owes(chunk, now, state.effects)
+        for index in chunk.held() if unplaced and chunk.stripe is not None else ():
+            state.exchange.push(chunk, index, event.peer, now, state.effects)
+
+    def _believes_stripe(self, event: HeaderStored) -> bool:
+        """Whether to believe a frame, which nobody signs, that its chunk belongs to this stripe: of our parent there,
+        of a peer that we asked for the chunk, and of our own disk."""
+        if event.stripe is None or event.peer is None:
+            return True
+        return (
+            self._state.exchange.parent(event.stripe) == event.peer
+            or self._pulls.asked_of(event.peer, event.key)
+            or self._relief.asked_of(event.peer, event.key)
+        )
 
     def piece(self, event: PieceStored, now: float) -> None:
         state = self._state
@@ -67,6 +90,7 @@ class Progress:
         taken = state.chunks.piece(event.key, event.index, now)
         if taken is None or not taken[1]:
             return
+        state.exchange.moved(taken[0].stripe, now)
         state.exchange.push(taken[0], event.index, event.peer, now, state.effects)
         self._pulls.arrived(taken[0], now)
         self._relief.arrived(taken[0], event.peer, now)

@@ -121,6 +121,11 @@ class Pulls:
         if pull is not None and pull.source == peer:
             pull.deadline = 0.0
 
+    def asked_of(self, peer: bytes, key: ChunkKey) -> bool:
+        """Whether we asked this peer for this chunk."""
+        pull = self._pulls.get((VersionId(key.epoch, key.version), key.seq))
+        return pull is not None and peer in pull.tried
+
     def asked(self) -> dict[bytes, float]:
         """Whom something is asked of now, and since when at the latest."""
         return {pull.source: pull.asked_at for pull in self._pulls.values() if pull.source is not None}

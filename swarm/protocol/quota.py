@@ -10,7 +10,10 @@ All totals are those since the grant under which they are said, so none is lost 
 
 from dataclasses import dataclass, field
 
-__all__ = ["Fetched"]
+__all__ = ["MOST_BYTES", "Fetched"]
+
+MOST_BYTES = 1 << 50
+"""A petabyte: no machine fetches more under one grant. What is said beyond it is no number to reckon with."""
 
 
 @dataclass(slots=True)
@@ -21,7 +24,8 @@ class _Total:
     counted: int = 0
 
     def hear(self, total: int) -> None:
-        self.counted += total - self.last if total >= self.last else total
+        total = min(total, MOST_BYTES)
+        self.counted = min(MOST_BYTES, self.counted + (total - self.last if total >= self.last else total))
         self.last = total
 
 
@@ -38,7 +42,7 @@ class _Peer:
     @property
     def fetched_bytes(self) -> int:
         said = [total.counted for total in self.said.values()]
-        return max(self.own.counted, self.ours + sum(said) - max(said, default=0))
+        return min(MOST_BYTES, max(self.own.counted, self.ours + sum(said) - max(said, default=0)))
 
 
 class Fetched:
@@ -83,7 +87,7 @@ class Fetched:
     def _hear(self, total: _Total, sayer: bytes, peer: bytes, number: int) -> None:
         if sayer in self._before and (sayer, peer) not in self._resumed:
             self._resumed.add((sayer, peer))
-            total.last = number
+            total.last = min(number, MOST_BYTES)
         else:
             total.hear(number)
 

@@ -19,6 +19,7 @@ __all__ = [
     "circuit",
     "direct",
     "is_circuit",
+    "is_name",
     "joins",
     "relay_of",
     "scope",
@@ -60,6 +61,11 @@ class Place(NamedTuple):
 
 def is_circuit(address: str) -> bool:
     return address.endswith(CIRCUIT)
+
+
+def is_name(address: str) -> bool:
+    """Whether somebody's name server decides where it leads (/dns4/..., or of a circuit: its relay's)."""
+    return address.startswith("/dns")
 
 
 def circuit(relay: str, relay_id: str = "") -> str:

@@ -128,6 +128,11 @@ class Relief:
         room = by.total() < self._tuning.pulls_in_flight and by[peer] < PROMISES
         return room and key not in self._promised and now >= self._broke.get(peer, now)
 
+    def asked_of(self, peer: bytes, key: ChunkKey) -> bool:
+        """Whether we took this peer's offer of this chunk, and wait for it."""
+        promised = self._promised.get(key)
+        return promised is not None and promised.source == peer
+
     def lacks(self, peer: bytes, key: ChunkKey, effects: list[Effect]) -> None:
         """`peer` cannot give it after all."""
         promised = self._promised.get(key)

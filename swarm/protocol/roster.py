@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from codec.errors import PeerError
 from codec.sign import Key, open_sealed
+from codec.unpack import unpack
 from swarm.protocol.reach import Scope
 
 __all__ = [
@@ -275,10 +276,7 @@ def seal_change(change: Change, key: Key) -> bytes:
 @lru_cache(maxsize=64)
 def open_change(sealed: bytes, swarm: bytes) -> Change:
     """Verify, then decode."""
-    try:
-        change = _change_decoder.decode(open_sealed(swarm, _DOMAIN, sealed))
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise PeerError(f"roster: {error}") from error
+    change = unpack(_change_decoder, open_sealed(swarm, _DOMAIN, sealed), "roster")
     if change.swarm != swarm:
         raise PeerError("roster: of another swarm")
     return change
@@ -356,14 +354,11 @@ def whole(roster: Roster, change: bytes) -> bytes:
 @lru_cache(maxsize=4)
 def open_whole(data: bytes, swarm: bytes) -> tuple[Roster, bytes]:
     """(roster, the sealed change that proves it). Verify, decode, and check that it is a plan."""
-    try:
-        proof, body = _whole_decoder.decode(data)
-        change = open_change(proof, swarm)
-        if blake3(body).digest() != change.digest:
-            raise PeerError("roster: not the one that its change names")
-        roster = _roster_decoder.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise PeerError(f"roster: {error}") from error
+    proof, body = unpack(_whole_decoder, data, "roster")
+    change = open_change(proof, swarm)
+    if blake3(body).digest() != change.digest:
+        raise PeerError("roster: not the one that its change names")
+    roster = unpack(_roster_decoder, body, "roster")
     if roster.swarm != swarm or roster.stamp != change.stamp:
         raise PeerError("roster: of another swarm")
     _check(roster)

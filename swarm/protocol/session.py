@@ -2,13 +2,19 @@
 
 import random
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from swarm.protocol.bucket import Bucket
 from swarm.protocol.events import Close, Dial, Effect, Send
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Ping
 
 __all__ = ["Session", "Sessions"]
+
+QUESTIONS_S = 10.0
+QUESTIONS = 40.0
+"""Questions about the roster that one session may ask a second, and at once. A member asks when it finds a gap, at most
+once in `pull_deadline_s`; each answer may be a quarter of a megabyte."""
 
 
 @dataclass(slots=True)
@@ -39,6 +45,10 @@ class Session:
     """We have asked for its end."""
     ready: bool = False
     """It has proven that it belongs: content may flow."""
+    reports: Bucket = field(default_factory=lambda: Bucket(1.0, 1.0))
+    """How many reports it may still have us verify; see `renewals.may_verify`."""
+    questions: Bucket = field(default_factory=lambda: Bucket(QUESTIONS_S, QUESTIONS))
+    """How many questions about the roster it may still ask."""
 
 
 @dataclass(slots=True)

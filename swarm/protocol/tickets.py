@@ -13,7 +13,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from codec.errors import PeerError
+from codec.unpack import unpack
 from swarm.protocol.documents import AuthorityTime, Capability
 
 __all__ = ["BARRED", "REVOKED", "Ticket", "Tickets"]
@@ -21,6 +21,9 @@ __all__ = ["BARRED", "REVOKED", "Ticket", "Tickets"]
 Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+
+_MOST_FETCHED: Final = (1 << 63) - 1
+"""What a record can hold."""
 
 REVOKED: Final = "This ticket has been revoked: ask for a new one (swarm-node invite)."
 BARRED: Final = "The trainer has put this machine out: ask whoever runs it."
@@ -134,7 +137,7 @@ class Tickets:
     def fetched(self, id_: bytes, more_bytes: int) -> bool:
         """Its peers fetched so much more; True when that is to be made durable."""
         ticket = self._of(id_)
-        ticket.fetched_bytes += more_bytes
+        ticket.fetched_bytes = min(_MOST_FETCHED, ticket.fetched_bytes + more_bytes)
         if ticket.quota_bytes == 0 or ticket.fetched_bytes - ticket.written_bytes < ticket.quota_bytes // 100:
             return False
         ticket.written_bytes = ticket.fetched_bytes
@@ -159,13 +162,10 @@ class Tickets:
 
     def restore(self, records: Iterable[bytes], bars: Iterable[bytes] = ()) -> None:
         """`PeerError` when a record is not one of ours. `bars`: those of peers."""
-        try:
-            for data in records:
-                self._restore(_decoder.decode(data))
-            for data in bars:
-                self._barred.add(_bar_decoder.decode(data))
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise PeerError(f"ticket record: {error}") from error
+        for data in records:
+            self._restore(unpack(_decoder, data, "ticket record"))
+        for data in bars:
+            self._barred.add(unpack(_bar_decoder, data, "ticket record"))
 
     def _restore(self, record: _Record) -> None:
         ticket = self._of(record.id)

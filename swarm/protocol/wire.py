@@ -16,6 +16,7 @@ import msgspec
 
 from codec import ChunkKey
 from codec.errors import PeerError
+from codec.unpack import unpack
 
 __all__ = [
     "BLOB_NAME_BYTES",
@@ -338,10 +339,7 @@ def decode(data: bytes) -> Message:
         raise PeerError(f"message: {len(data)} bytes")
     if data[0] != PROTOCOL:
         raise PeerError(f"message: protocol version {data[0]}, ours is {PROTOCOL}")
-    try:
-        return _decoder.decode(memoryview(data)[1:])
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise PeerError(f"message: {error}") from error
+    return unpack(_decoder, memoryview(data)[1:], "message")
 
 
 class FrameKind:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from codec import BlockDelta, Chunk, Key, Manifest, Replica, open_header
 from codec.errors import UsageError
-from swarm.protocol.events import Commit, Drop, LocalChunk, LocalSeal, VersionId
+from swarm.protocol.events import Commit, LocalAbandon, LocalChunk, LocalSeal, VersionId
 from swarm.shell.inbound import header_stored
 from swarm.shell.intake import Intake
 from swarm.shell.jobs import Jobs
@@ -155,7 +155,7 @@ class Seed:
         if self._open is not None:
             attempt, self._open = self._open, None
             await self._intake.clear()
-            self._shell.perform([Drop(VersionId(attempt.epoch, attempt.version), attempt.attempt)])
+            await self._shell.apply(LocalAbandon(VersionId(attempt.epoch, attempt.version), attempt.attempt))
 
     def state(self) -> dict[str, Any]:
         """Plain values for `Swarm.state`."""

@@ -24,12 +24,14 @@ from swarm.protocol.enrolment import Enrolment, open_record
 from swarm.protocol.events import (
     Close,
     Effect,
+    LocalAbandon,
     LocalChunk,
     LocalSeal,
     PeerDown,
     Persist,
     Persisted,
     Timer,
+    VersionId,
 )  # fmt: skip
 from swarm.protocol.roster import open_whole
 from swarm.protocol.wire import (
@@ -152,7 +154,7 @@ def test_an_attempt_that_is_given_up_keeps_nobody_out() -> None:
     core.apply(LocalChunk(chunk), 3.3)
     join(core, 2, 3.4)
     assert _whole(core, range(3), 2, 3.8) == [False, False, True]
-    core.abandon(chunk.key)
+    core.apply(LocalAbandon(VersionId(chunk.key.epoch, chunk.key.version), chunk.key.attempt), 4.1)
     core.apply(Timer("tick"), 4.2)
     assert _whole(core, range(3), 3, 4.5) == [False] * 3
 

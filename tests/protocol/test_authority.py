@@ -29,6 +29,7 @@ from swarm.protocol.events import (
     Dial,
     Effect,
     Heard,
+    LocalAbandon,
     LocalChunk,
     LocalSeal,
     PeerUp,
@@ -36,6 +37,7 @@ from swarm.protocol.events import (
     SendHeader,
     SendPiece,
     Timer,
+    VersionId,
 )  # fmt: skip
 from swarm.protocol.wire import (
     Attach,
@@ -220,7 +222,8 @@ def test_without_members_the_queue_holds_what_is_kept_and_no_more() -> None:
 def test_an_abandoned_attempt_is_not_dealt() -> None:
     core = members(an_authority(), 1)
     core.apply(LocalChunk(header(1, 0, stripe=None)), 3.1)
-    core.abandon(header(1, 0).key)
+    core.apply(LocalAbandon(VersionId(0, 1), 0), 3.1)
+    assert core.state.chunks.find(header(1, 0).key) is None, "nobody may pull it either"
     effects = say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 3.2)
     assert only(effects, SendHeader) == []
 

@@ -344,6 +344,16 @@ def test_what_a_lost_parent_owed_is_pulled_sooner_than_what_is_only_late() -> No
     assert exchange.progress_at[0] == 12.0
 
 
+def test_a_frame_of_somebody_else_is_no_progress_of_the_stripe_that_it_names() -> None:
+    """Nobody signs the stripe of a frame: believed, any member could keep us from pulling what a parent withholds."""
+    _, exchange, _ = a_chunk()
+    exchange.attach_to(0, PARENT, version(0), 10.0, [])
+    exchange.arrived(BEN, 0, 1000, 12.0, [])
+    assert exchange.progress_at[0] == 10.0
+    exchange.moved(0, 12.0)
+    assert exchange.progress_at[0] == 12.0
+
+
 # ---------------------------------------------------------------- skipping
 
 

@@ -1,7 +1,7 @@
 """A version's way into the replica: staged early, committed late, in the order of the chain."""
 
 import pytest
-from member_kit import reports_in, tick
+from member_kit import a_forwarder, reports_in, tick
 from protocol_kit import admit, header, heartbeat, key_of, manifest, meet, new_peer, only, root_of, say, sends, version
 
 from codec import open_manifest
@@ -19,6 +19,7 @@ from swarm.protocol.events import (
     Notify,
     PieceStored,
     Run,
+    SendHeader,
     SendPiece,
     Stray,
     Timer,
@@ -224,10 +225,27 @@ def test_a_relay_is_caught_up_with_its_welcome() -> None:
 
 
 def test_a_piece_goes_on_before_its_chunk_is_whole() -> None:
-    peer = a_member()
+    peer = a_forwarder()
     say(peer, 2, Attach(0, 0, 0, 1 << 20, ()))
     effects = arrive(peer, header(1, 0), pieces=1)
     assert [(e.peer, e.index) for e in only(effects, SendPiece)] == [(key_of(2).public, 0)]
+
+
+def test_the_stripe_of_a_frame_counts_from_our_parent_and_from_whom_we_asked() -> None:
+    """Else any member could have us pass a chunk down the wrong tree, by being the first to send its header."""
+    peer = a_forwarder()
+    meet(peer, 3)
+    say(peer, 2, Attach(0, 0, 0, 1 << 20, ()))
+    early = peer.apply(header(1, 0, peer=key_of(3).public), 0.9)
+    early += peer.apply(PieceStored(key_of(3).public, 0, header(1, 0).key, 0, 1000), 0.9)
+    chunk = peer.state.chunks.find(header(1, 0).key)
+    assert chunk is not None
+    assert chunk.stripe is None
+    assert only(early, SendPiece) == []
+    effects = peer.apply(header(1, 0, peer=key_of(1).public), 1.0)
+    assert chunk.stripe == 0
+    assert [e.peer for e in only(effects, SendHeader)] == [key_of(2).public]
+    assert [(e.peer, e.index) for e in only(effects, SendPiece)] == [(key_of(2).public, 0)], "what came before, too"
 
 
 def test_news_of_settled_versions_is_old() -> None:

@@ -90,6 +90,7 @@ def test_a_report_of_a_new_grant_begins_counting_anew() -> None:
 
 def test_a_forged_report_expels_and_a_strangers_is_dropped() -> None:
     peer = a_forwarder()
+    say(peer, 2, Attach(0, 0, 0, 0, ()))
     assert climbed(peer, a_report(key=key_of("mallory"), counter=1 << 60)) == []
     assert len(climbed(peer, a_report(), 1.1)) == 1  # the stranger's huge counter stands in nobody's way
     forged = seal(report(1, bytes(32), 1), key_of("mallory"))
@@ -115,9 +116,14 @@ def test_many_reports_are_split_into_messages_that_may_be_read() -> None:
     tick(peer, 0.5)
     meet(peer, 1)
     sealed = tuple(a_report(slot, key=keys[slot]) for slot in range(1, count))
+    say(peer, 1, Reports(0, sealed), 0.9)
+    assert len(sends(tick(peer, 0.95), Reports)) == 1, "of a neighbour that is no child of ours only its own counts"
+    say(peer, 1, Attach(0, 0, 0, 0, ()), 1.0)
     say(peer, 1, Reports(0, sealed), 1.0)
     messages = sends(tick(peer, 1.1), Reports)
-    assert [len(m.reports) for m in messages] == [REPORTS_A_MESSAGE, REPORTS_A_MESSAGE, 4]
+    assert [len(m.reports) for m in messages] == [REPORTS_A_MESSAGE, REPORTS_A_MESSAGE, 3], (
+        "its own was passed on already"
+    )
 
 
 def test_one_that_is_late_talks_to_the_authority_itself() -> None:

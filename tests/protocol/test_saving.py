@@ -3,7 +3,7 @@
 from authority_kit import TICKET, an_authority, join
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from member_kit import a_member, reports_in, tick
+from member_kit import a_forwarder, a_member, reports_in, tick
 from msgspec.structs import replace
 from protocol_kit import (
     SWARM,
@@ -52,8 +52,7 @@ def test_it_says_so_at_once_and_only_when_it_changes() -> None:
 
 
 def test_while_it_saves_it_still_gives_and_then_nothing() -> None:
-    peer = with_a_chunk(a_member())
-    meet(peer, 2)
+    peer = with_a_chunk(a_forwarder())
     want = [WantChunk(0, 1, 0, 0, b""), WantBlob(1, Blob.LAYOUT, bytes(32), 0), WantBlock(2, 0)]
     peer.apply(LOW, 2.0)
     given_away = [e for w in want for e in say(peer, 2, w, 2.0)]
@@ -67,8 +66,7 @@ def test_while_it_saves_it_still_gives_and_then_nothing() -> None:
 
 
 def test_whoever_asks_it_is_sent_on_and_whoever_hangs_on_it_goes_on_the_next_day() -> None:
-    peer = with_a_chunk(a_member())
-    meet(peer, 2)
+    peer = with_a_chunk(a_forwarder())
     peer.apply(NONE, 2.0)
     assert len(sends(say(peer, 2, WantChunk(0, 1, 0, 0, b""), 2.0), LacksChunk, to=2)) == 1
     assert only(say(peer, 2, Attach(0, 0, 0, 1 << 20, ()), 2.0), SendPiece) == []
