@@ -147,8 +147,7 @@ class Endpoint:
                 nursery.cancel_scope.cancel()
 
     async def _hear_gossip(self, sealed: bytes) -> None:
-        with contextlib.suppress(PeerError):  # the validator looked; what slips through changes nothing
-            await self.shell.gossiped(sealed)
+        await self.shell.gossiped(sealed)
 
     def send_work(self, peer: bytes, body: bytes) -> None:
         """Hand a `Work` body to the session with `peer`; lost when there is none."""

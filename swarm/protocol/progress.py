@@ -78,6 +78,9 @@ class Progress:
         of a peer that we asked for the chunk, and of our own disk."""
         if event.stripe is None or event.peer is None:
             return True
+        roster = self._state.roster
+        if roster is None or event.stripe >= roster.stripes:
+            return False
         return (
             self._state.exchange.parent(event.stripe) == event.peer
             or self._pulls.asked_of(event.peer, event.key)

@@ -91,9 +91,23 @@ def scope(address: str | None) -> Scope:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return Scope.WORLD
-    if ip.is_loopback:
+    ip = _embedded(ip)
+    if ip.is_loopback or ip.is_unspecified:
         return Scope.HERE
-    return Scope.WORLD if ip.is_global else Scope.NEAR
+    return Scope.WORLD if ip.is_global and not ip.is_multicast else Scope.NEAR
+
+
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+
+
+def _embedded(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Of an IPv6 address that stands for an IPv4 one (mapped, 6to4, Teredo, NAT64) that one: it is where it leads."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo is not None else None)
+    if inner is None and ip in _NAT64:
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return inner or ip
 
 
 def direct(source: Located, target: Located) -> tuple[str, ...]:

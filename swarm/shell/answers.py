@@ -42,6 +42,8 @@ class Answers:
         self._run_sync = run_sync
         self._asked_for: dict[int, tuple[bytes, int]] = {}
         """Block -> the newest request for it: only its answer is written."""
+        self._last_file: tuple[bytes, bytes | None] = b"", None
+        """(hash, content)"""
         self._lists: OrderedDict[bytes, NDArray[np.uint8]] = OrderedDict()
 
     # ------------------------------------------------------------ giving
@@ -60,7 +62,7 @@ class Answers:
             if hashes is None or version is None:
                 return None
             return _blob(hashes.tobytes(), _label(version))
-        data = await self._run_sync(self._store.file, effect.name)
+        data = await self._run_sync(self._file, effect.name)
         return None if data is None else _blob(data, _NO_VERSION)
 
     # ------------------------------------------------------------ asking
@@ -105,6 +107,16 @@ class Answers:
         return PartsDone(peer, want.request, answer.label, size_bytes=len(answer.data))
 
     # ------------------------------------------------------------ in a worker thread
+
+    def _file(self, name: bytes) -> bytes | None:
+        """A layout or small file. The one that was asked for last is kept: to read and hash 64 MiB for each question
+        would let whoever asks for its last byte again and again have us do nothing else."""
+        known, data = self._last_file
+        if known != name:
+            data = self._store.file(name)
+            if data is not None:
+                self._last_file = name, data
+        return data
 
     def _take_file(self, want: WantBlob, data: bytes) -> tuple[bytes, ...]:
         if blake3(data).digest() != want.name:

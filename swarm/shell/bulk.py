@@ -62,6 +62,11 @@ class BulkStreams:
         self.be_ready()
         return sum(each.load for each in self._queues) <= self._limits.bulk_queue_items
 
+    @property
+    def blobs(self) -> int:
+        """Blobs and blocks that wait on all streams."""
+        return sum(queue.blobs for queue in self._queues)
+
     def be_ready(self) -> None:
         """Have the first stream open, even if there is nothing to send yet."""
         self._wanted.set()
@@ -85,7 +90,7 @@ class BulkStreams:
         self,
         open_stream: Callable[[], Awaitable[Stream]],
         ways: Callable[[], int],
-        answer: Callable[[Message], None],
+        answer: Callable[[Message], object],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
     ) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
@@ -11,7 +12,7 @@ from codec.errors import PeerError
 from swarm.protocol.wire import MAX_MESSAGE_BYTES, Message, decode, encode
 from swarm.transport.base import Stream
 
-__all__ = ["ByteReader", "Patience", "frame_message", "read_message"]
+__all__ = ["ByteReader", "Patience", "frame_message", "read_frame", "read_message"]
 
 _LENGTH: Final = Struct("<I")
 _RECEIVE_BYTES: Final = 256 << 10
@@ -99,8 +100,11 @@ def frame_message(message: Message) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-async def read_message(reader: ByteReader, patience: Patience) -> tuple[Message, int] | None:
-    """The next message and its size on the wire; None at the end of the stream.
+async def read_frame(
+    reader: ByteReader, patience: Patience, most: Callable[[], int] = lambda: MAX_MESSAGE_BYTES
+) -> bytes | None:
+    """The next message as it came, without its length; None at the end of the stream. `most`: how long it may be, asked
+    when its length has come.
 
     Waits for ever for a message to begin (silence is the leases' business), but only so long for it to arrive. Raises
     `PeerError`.
@@ -109,8 +113,14 @@ async def read_message(reader: ByteReader, patience: Patience) -> tuple[Message,
         return None
     patience.begin()
     (size,) = _LENGTH.unpack(await reader.exactly(_LENGTH.size))
-    if not 0 < size <= MAX_MESSAGE_BYTES:
-        raise PeerError(f"message: {size} bytes, at most {MAX_MESSAGE_BYTES}")
+    if not 0 < size <= most():
+        raise PeerError(f"message: {size} bytes, at most {most()}")
     data = await reader.exactly(size)
     patience.end()
-    return decode(data), _LENGTH.size + size
+    return data
+
+
+async def read_message(reader: ByteReader, patience: Patience) -> tuple[Message, int] | None:
+    """The next message and its size on the wire; see `read_frame`."""
+    data = await read_frame(reader, patience)
+    return None if data is None else (decode(data), _LENGTH.size + len(data))

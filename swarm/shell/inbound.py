@@ -114,6 +114,8 @@ class Inbound:
             await self._post(Stray(peer, stripe, len(body)))
             return
         if frame.number < len(chunk.sizes) and chunk.have >> frame.number & 1:
+            if len(body) != chunk.sizes[frame.number]:  # else empty ones would cost their sender nothing
+                raise PeerError(f"piece.length: {len(body)} bytes, not {chunk.sizes[frame.number]}")
             self._counts.duplicates += len(body)
         else:
             verify_piece(chunk.header, frame.number, body)

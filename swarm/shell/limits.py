@@ -12,11 +12,20 @@ __all__ = ["Limits"]
 class Limits:
     """Times in seconds, sizes in bytes."""
 
-    control_queue_bytes: int = 4 * MAX_MESSAGE_BYTES
-    """Control messages waiting for one peer. One that lets more gather does not read: it is closed."""
-    bulk_queue_items: int = 1 << 16
-    """Headers, pieces, blobs and blocks waiting for one peer. The core's credit keeps pushes far below this, so only a
-    peer that asks without reading gets here."""
+    message_bytes: int = MAX_MESSAGE_BYTES
+    """The longest control message that we read of a member. A node is sent rosters and seals of megabytes."""
+    seed_message_bytes: int = 1280 << 10
+    """And at the seed, to which nobody has that much to say: work of 1 MiB, or what a child holds of large versions."""
+    stranger_message_bytes: int = 8 << 10
+    """The longest control message of a peer that has not proven that it belongs here: it may ask to join, or greet."""
+    control_queue_bytes: int = 4 << 20
+    """Control messages waiting for one peer: the seal of a large version, or a roster of 10,000 members, and what comes
+    meanwhile. A peer that lets more gather does not read: it is closed."""
+    bulk_queue_items: int = 1 << 14
+    """Headers, pieces, blobs and blocks waiting for one peer, some 300 bytes each. The core's credit keeps pushes far
+    below this, so only a peer that asks without reading gets here."""
+    blobs_waiting: int = 256
+    """Blobs and blocks that one peer may have us keep in mind. A member that catches up asks for 16 at a time."""
     bulk_idle_s: float = 600.0
     """A bulk stream beyond the first that carried nothing for so long is closed. Longer than most training steps: a new
     connection costs round trips and begins slowly."""
@@ -44,8 +53,11 @@ class Limits:
     peer lost the first one before we noticed."""
     request_late_bytes: int = 16 << 20
     """Parts that come after we gave a request up are thrown away; a peer may owe us so much."""
-    events: int = 256
-    """Events waiting for the core. When it is full, readers wait, and so do the peers that they read from."""
+    events: int = 64
+    """Events of one peer (and of our own) that wait for the core. With more, whoever reads from that peer waits, and so
+    does the peer."""
+    events_bytes: int = 2 << 20
+    """And their bytes: two of the largest messages that are sent to a seed."""
     store_memory_bytes: int = 64 << 20
     """Pieces held in memory before their chunks are whole; beyond it receiving waits for the disk."""
     stage_bytes: int = 2 << 30

@@ -83,6 +83,11 @@ class Outbound:
         return len(self._pushes) + len(self._pulls) + len(self._blobs)
 
     @property
+    def blobs(self) -> int:
+        """Blobs and blocks that wait, or are on their way."""
+        return len(self._blobs)
+
+    @property
     def load(self) -> int:
         """How much waits, in items; what is being written counts as one."""
         return len(self) + self._writing
@@ -110,7 +115,7 @@ class Outbound:
     async def run(
         self,
         stream: trio.abc.SendStream,
-        answer: Callable[[Message], None],
+        answer: Callable[[Message], object],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
         *,
@@ -130,7 +135,7 @@ class Outbound:
     async def _write_all(
         self,
         stream: trio.abc.SendStream,
-        answer: Callable[[Message], None],
+        answer: Callable[[Message], object],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
         patience: Patience,
@@ -185,7 +190,7 @@ class Outbound:
             self._counts.pushed += len(body)
         return len(body)
 
-    async def _gather_part(self, parts: list[bytes], answer: Callable[[Message], None]) -> int:
+    async def _gather_part(self, parts: list[bytes], answer: Callable[[Message], object]) -> int:
         """The next part of the first blob in the queue. Only that one is open: a peer that asks a lot costs one
         blob."""
         item = self._blobs.popleft()

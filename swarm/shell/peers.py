@@ -1,8 +1,8 @@
 """Sessions: accepted, dialed, crossed, banned, and judged when they fail.
 
-Errors are judged here and nowhere else in this ring. A peer whose bytes do not verify is reported to the core (which
-bans it); one that is too slow, or whose connection broke, loses its session. Whatever else comes up is the user's to
-mend or our own bug, and goes on up.
+Errors are judged here and nowhere else in this ring. A peer whose bytes do not verify, or meet a bug of ours, is
+reported to the core (which bans it); one that is too slow, or whose connection broke, loses its session. What the user
+can mend goes on up.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,9 +11,10 @@ from typing import Final
 import structlog
 import trio
 
-from codec.errors import PeerError
-from swarm.protocol.events import Event, PeerDown, PeerUp, PieceBad, Probed
+from swarm.guard import Source, guarded
+from swarm.protocol.events import PeerDown, PeerUp, PieceBad, Probed
 from swarm.shell.bulk import BulkStreams
+from swarm.shell.core_loop import CoreLoop
 from swarm.shell.counts import Counts
 from swarm.shell.inbound import Inbound
 from swarm.shell.limits import Limits
@@ -21,16 +22,13 @@ from swarm.shell.outbound import FindBlob, Outbound
 from swarm.shell.pacing import Pacer
 from swarm.shell.session import Session
 from swarm.store import ChunkStore
-from swarm.transport.base import Lane, Stream, Transport, Unreachable
+from swarm.transport.base import Lane, Stream, Transport
 
 __all__ = ["Peers"]
 
-Post = Callable[[Event], Awaitable[None]]
 _ADMIT_S: Final = 0.02
 """How often a bulk stream that came early looks whether its peer is admitted by now."""
 _log = structlog.get_logger(__name__)
-
-_LOST = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, Unreachable)
 
 
 class Peers:
@@ -44,18 +42,22 @@ class Peers:
         find: FindBlob,
         counts: Counts,
         limits: Limits,
-        post: Post,
+        loop: CoreLoop,
         admits: Callable[[bytes], bool],
+        longest: Callable[[bytes, bool], int],
     ) -> None:
-        """`admits`: who has shown a grant that holds. Nothing is read from the others' bulk streams."""
+        """`admits`: who has shown a grant that holds. Nothing is read from the others' bulk streams. `longest(peer,
+        dialed)`: how many bytes a control message of this peer may have now; `dialed`: by us."""
         self._transport = transport
         self._chunks = chunks
         self._inbound = inbound
         self._find = find
         self._counts = counts
         self._limits = limits
-        self._post = post
+        self._loop = loop
+        self._post = loop.post
         self._admits = admits
+        self._longest = longest
         self._sessions: dict[bytes, Session] = {}
         self._banned: dict[bytes, float] = {}
         self._dialing: set[bytes] = set()
@@ -90,14 +92,15 @@ class Peers:
         if peer in self._dialing or peer in self._sessions:
             return
         self._dialing.add(peer)
+        stream: Stream | None = None
         try:
-            with trio.fail_after(self._limits.dial_deadline_s):
+            with guarded(Source.STREAM, peer) as outcome, trio.fail_after(self._limits.dial_deadline_s):
                 await self._transport.connect(peer, addrs)
                 stream = await self._transport.open_stream(peer, Lane.CONTROL)
-        except _LOST as error:
-            why = "no answer" if isinstance(error, trio.TooSlowError) else str(error)
-            await self._post(PeerDown(peer, dial_failed=True, why=why))
-            return
+            if stream is None:
+                why = "no answer" if isinstance(outcome.error, trio.TooSlowError) else outcome.why
+                await self._post(PeerDown(peer, dial_failed=True, why=why))
+                return
         finally:
             self._dialing.discard(peer)
         async with stream:
@@ -108,7 +111,7 @@ class Peers:
         answered: set[str] = set()
 
         async def ask(address: str) -> None:
-            with trio.move_on_after(self._limits.dial_deadline_s):
+            with guarded(Source.PROBE, peer), trio.move_on_after(self._limits.dial_deadline_s):
                 if await self._transport.probe(peer, address):
                     answered.add(address)
 
@@ -132,7 +135,7 @@ class Peers:
         self._arrival.set()
         self._arrival = trio.Event()
         await self._post(PeerUp(peer, dialed, self._transport.remote_address(peer)))
-        broken = await self._judged(peer, session, lambda: self._run(session))
+        broken = await self._judged(Source.CONTROL, peer, session, lambda: self._run(session))
         del self._sessions[peer]
         if not session.crossed:
             for scope in self._bulk_in.get(peer, ()):
@@ -168,7 +171,7 @@ class Peers:
             streams.pop(0).cancel()
         with trio.CancelScope() as scope:
             streams.append(scope)
-            broken = await self._judged(peer, session, lambda: self._inbound.run(stream, peer))
+            broken = await self._judged(Source.BULK, peer, session, lambda: self._inbound.run(stream, peer))
             if broken and peer in self._sessions:
                 self._sessions[peer].end(broken)
         if scope in streams:
@@ -176,26 +179,16 @@ class Peers:
         if not streams and self._bulk_in.get(peer) is streams:
             del self._bulk_in[peer]
 
-    async def _judged(self, peer: bytes, session: Session, run: Callable[[], Awaitable[None]]) -> str:
+    async def _judged(self, source: Source, peer: bytes, session: Session, run: Callable[[], Awaitable[None]]) -> str:
         """Run a part of a session; why it failed, or nothing. The one place that decides what an error means."""
-        bad: list[str] = []
-        lost: list[str] = []
-        try:
+        with guarded(source, peer) as outcome:
             await run()
-        except* PeerError as group:
-            bad += [str(error) for error in _leaves(group)]
-        except* _LOST as group:
-            lost += [
-                "too slow" if isinstance(error, trio.TooSlowError) else str(error) or "the connection broke"
-                for error in _leaves(group)
-            ]
-        if bad:
+        if outcome.is_rule_broken:
             self._counts.peers_dropped += 1
-            _log.warning("peer_dropped", peer=peer.hex()[:8], why=bad[0])
-            await self._post(PieceBad(peer, bad[0]))
-        elif lost:
-            _log.info("session_lost", peer=peer.hex()[:8], why=lost[0], for_s=trio.current_time() - session.since_s)
-        return (bad + lost)[0] if bad or lost else ""
+            await self._post(PieceBad(peer, outcome.why))
+        elif outcome.error is not None:
+            _log.info("session_lost", peer=peer.hex()[:8], why=outcome.why, for_s=trio.current_time() - session.since_s)
+        return outcome.why
 
     def _make_queue(self, hold: Callable[[], bool]) -> Outbound:
         return Outbound(self._chunks, self._find, self._counts, self._limits, hold)
@@ -204,12 +197,10 @@ class Peers:
         async def open_bulk() -> Stream:
             return await self._transport.open_stream(session.peer, Lane.BULK)
 
-        await session.run(open_bulk, lambda: self._transport.ways(session.peer), self._post)
-
-
-def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+        await session.run(
+            open_bulk,
+            lambda: self._transport.ways(session.peer),
+            self._post,
+            most=lambda: self._longest(session.peer, session.dialed),
+            charge=self._loop.charge,
+        )

@@ -1,11 +1,10 @@
 """Carries out a core's effects on trio: events come in here, one at a time, and whatever the core asks for is done.
 
 One task applies events; it never waits for anything but the next one. Everything else runs beside it in one nursery:
-the transport, sessions, jobs, writes to the database. What those bring is posted into one bounded channel, so a core
-that is busy makes readers wait, and through them the peers.
+the transport, sessions, jobs, writes to the database. What those bring waits in `EventQueue`, which bounds it for each
+peer and gives each its turn, so a core that is busy makes readers wait, and through them the peers that cause it.
 """
 
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -15,6 +14,7 @@ import trio
 
 from codec import ChunkKey, Manifest
 from codec.errors import SwarmError, UsageError
+from swarm.guard import Source, guarded
 from swarm.protocol.events import (
     Announce,
     Close,
@@ -40,10 +40,10 @@ from swarm.protocol.events import (
     SendHeader,
     SendPiece,
     SetTimer,
-    Timer,
     VersionId,
 )
 from swarm.protocol.wire import Frame, ManifestNews, WantBlob, WantBlock, Welcome
+from swarm.shell.core_loop import Core, CoreLoop
 from swarm.shell.counts import Counts
 from swarm.shell.inbound import Inbound, header_stored
 from swarm.shell.limits import Limits
@@ -61,23 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Core", "Face", "Shell"]
 
-_EVENTS_A_TURN: Final = 32
-"""Events applied before others get their turn: a few milliseconds at most."""
 _GATHER_S: Final = 0.2
 """Chunks that become whole wait so long for others, so that they are written together."""
 _log = structlog.get_logger(__name__)
-
-
-class Core(Protocol):
-    """A `Peer` or an `Authority`."""
-
-    def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]: ...
-
-    def apply(self, event: Event, now: float) -> list[Effect]: ...
-
-    def admits(self, peer: bytes) -> bool:
-        """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
-        ...
 
 
 class Face(Protocol):
@@ -126,8 +112,7 @@ class Shell:
         self._run_sync = run_sync
         self._outward = outward
         self._authority = authority
-        self._posting, self._events = trio.open_memory_channel[tuple[Event, trio.Event | None]](self._limits.events)
-        self._timers: dict[str, float] = {}
+        self._loop = CoreLoop(core, self.perform, self._note, self._close_session, self._limits)
         self._persisting: deque[Persist] = deque()
         self._persist_asked = self._persist_done = 0
         self._persisted = trio.Event()
@@ -149,8 +134,9 @@ class Shell:
             post=self.post, whole=self._whole, relieve=self._relieve, part=self._part, settled=lambda: self._settled,
         )  # fmt: skip
         self.peers = Peers(
-            transport, store.chunks, inbound, self._find, self.counts, self._limits, self.post, core.admits
-        )
+            transport, store.chunks, inbound, self._find, self.counts, self._limits, self._loop,
+            core.admits, self._longest,
+        )  # fmt: skip
         self._do: dict[type[Effect], Callable[[Any], None]] = {
             Send: self._send,
             SendHeader: self._send_bulk,
@@ -166,7 +152,7 @@ class Shell:
             Drop: self._drop,
             Commit: self._commit,
             Announce: self._announce_manifest,
-            SetTimer: self._set_timer,
+            SetTimer: lambda e: self._loop.set_timer(e.name, e.at),
             Notify: lambda e: face.notify(e.what, e.info),
         }
 
@@ -178,19 +164,22 @@ class Shell:
         Raises `UsageError` (in a group) for what the user can mend: a port in use; a full disk, once a member has
         released its lease.
         """
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            addrs = await nursery.start(self._transport.serve, self._accept)
-            for work in (self._write_all, self._persist_all, self._settle_all, self._keep_up, self._apply_all):
-                nursery.start_soon(self._mind, work)
-            self.perform(self._core.start(trio.current_time(), self._outward(addrs)))
-            task_status.started(addrs)
-            await self._failing.wait()
-            if not self._is_authority:
-                with trio.move_on_after(self._limits.flush_deadline_s):
-                    await self.leave()
-            assert self._failed is not None
-            raise self._failed
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                addrs = await nursery.start(self._transport.serve, self._accept)
+                for work in (self._write_all, self._persist_all, self._settle_all, self._keep_up, self._loop.run):
+                    nursery.start_soon(self._mind, work)
+                self.perform(self._core.start(trio.current_time(), self._outward(addrs)))
+                task_status.started(addrs)
+                await self._failing.wait()
+                if not self._is_authority:
+                    with trio.move_on_after(self._limits.flush_deadline_s):
+                        await self.leave()
+                assert self._failed is not None
+                raise self._failed
+        finally:
+            self._loop.close()
 
     async def _mind(self, work: Callable[..., Awaitable[object]], *args: Any) -> None:
         """Do it. What only a person can mend ends the shell, but not before it has said goodbye."""
@@ -203,22 +192,13 @@ class Shell:
         self._failed = self._failed or why
         self._failing.set()
 
-    async def post(self, event: Event) -> None:
-        """Give the core an event; waits while it has too many."""
-        if isinstance(event, Heard) and isinstance(event.message, ManifestNews | Welcome) and event.message.manifest:
-            self.manifests.note(event.message.manifest)
-        try:
-            self._posting.send_nowait(
-                (event, None)
-            )  # a turn of the loop for each of thousands a second would cost more
-        except trio.WouldBlock:
-            await self._posting.send((event, None))
+    async def post(self, event: Event, size: int = 0) -> None:
+        """Give the core an event of `size` bytes; waits while its peer has too many waiting."""
+        await self._loop.post(event, size)
 
     async def apply(self, event: Event) -> None:
         """Give the core an event, and wait until its effects have been begun."""
-        done = trio.Event()
-        await self._posting.send((event, done))
-        await done.wait()
+        await self._loop.apply(event)
 
     async def carry_out(self, effects: list[Effect]) -> None:
         """Perform effects that a person asked for, and wait until what they are to make durable is."""
@@ -252,9 +232,11 @@ class Shell:
         self._nursery.start_soon(self._mind, work)
 
     async def gossiped(self, sealed: bytes) -> None:
-        """A manifest arrived by gossip. Raises `PeerError` when it is forged."""
-        self.manifests.note(sealed)
-        await self.post(ManifestSeen(sealed))
+        """A manifest arrived by gossip, from whom nobody knows: one that is forged changes nothing."""
+        with guarded(Source.GOSSIP) as outcome:
+            self.manifests.note(sealed)
+        if outcome.error is None:
+            await self.post(ManifestSeen(sealed))
 
     async def leave(self) -> None:
         """Release the lease, say goodbye, and let what is queued go out; in `flush_deadline_s` at the latest."""
@@ -280,46 +262,33 @@ class Shell:
             for index in chunk.held():
                 await self.post(PieceStored(None, None, chunk.key, index))
 
-    # ------------------------------------------------------------ events in, effects out
+    # ------------------------------------------------------------ effects
 
-    async def _apply_all(self) -> None:
-        while True:
-            if self._due_s <= trio.current_time():
-                name = min(self._timers, key=lambda name: (self._timers[name], name))
-                del self._timers[name]
-                self.perform(self._core.apply(Timer(name), trio.current_time()))
-                await trio.lowlevel.checkpoint()
-            else:
-                with trio.CancelScope(deadline=self._due_s) as until_due:
-                    await self._apply_until(until_due)
+    def _note(self, event: Event) -> None:
+        """The shell needs the manifests too. Raises `PeerError` for a forged one."""
+        if isinstance(event, Heard) and isinstance(event.message, ManifestNews | Welcome) and event.message.manifest:
+            self.manifests.note(event.message.manifest)
 
-    @property
-    def _due_s(self) -> float:
-        """When the next timer is due."""
-        return min(self._timers.values(), default=math.inf)
+    def _longest(self, peer: bytes, dialed: bool) -> int:
+        """How long a control message of this peer may be, in bytes."""
+        if not (dialed or peer == self._authority or self._core.admits(peer)):
+            return self._limits.stranger_message_bytes
+        return self._limits.seed_message_bytes if self._is_authority else self._limits.message_bytes
 
-    async def _apply_until(self, until_due: trio.CancelScope) -> None:
-        """Apply events until a timer is due. One scope for all of them: to make one costs as much as an event does."""
-        while until_due.deadline > trio.current_time():
-            self._apply(*await self._events.receive())
-            for _ in range(_EVENTS_A_TURN):
-                try:
-                    self._apply(*self._events.receive_nowait())
-                except trio.WouldBlock:
-                    break
-            due_s = self._due_s
-            if due_s != until_due.deadline:
-                until_due.deadline = due_s
-
-    def _apply(self, event: Event, done: trio.Event | None) -> None:
-        self.perform(self._core.apply(event, trio.current_time()))
-        if done is not None:
-            done.set()
+    def _close_session(self, peer: bytes, why: str) -> None:
+        session = self.peers.get(peer)
+        if session is not None:
+            session.close(why)
 
     def perform(self, effects: list[Effect]) -> None:
-        """Begin these effects, in order. Nothing here waits."""
-        for effect in effects:
-            self._do[type(effect)](effect)
+        """Begin these effects, in order. Nothing here waits. One that fails keeps none of the others from being begun:
+        what the core decided is its state."""
+        for number, effect in enumerate(effects):
+            try:
+                self._do[type(effect)](effect)
+            except BaseException:
+                self.perform(effects[number + 1 :])
+                raise
 
     def _send(self, effect: Send) -> None:
         session = self.peers.get(effect.peer)
@@ -329,7 +298,7 @@ class Shell:
             while len(session.requests) >= self._limits.requests_per_peer:
                 session.requests.give_up(session.requests.oldest())
             self._answers.ask(effect.peer, session.requests, effect.message)
-        session.send(effect.message)
+        self._loop.sent(session.send(effect.message))
 
     def _send_bulk(self, effect: SendHeader | SendPiece | SendBlob | SendBlock) -> None:
         session = self.peers.get(effect.peer)
@@ -347,9 +316,6 @@ class Shell:
         session = self.peers.get(effect.peer)
         if session is not None:
             session.close(effect.why)
-
-    def _set_timer(self, effect: SetTimer) -> None:
-        self._timers[effect.name] = effect.at
 
     def _drop(self, effect: Drop) -> None:
         """What was sealed stays for a restart until `evict` finds that it is not needed."""
@@ -370,7 +336,11 @@ class Shell:
 
     def _announce_manifest(self, effect: Announce) -> None:
         if self._announce is not None:
-            self._nursery.start_soon(self._announce, effect.manifest)
+            self._nursery.start_soon(self._tell_all, self._announce, effect.manifest)
+
+    async def _tell_all(self, announce: Callable[[bytes], Awaitable[None]], manifest: bytes) -> None:
+        with guarded(Source.GOSSIP):
+            await announce(manifest)
 
     # ------------------------------------------------------------ beside the core
 

@@ -3,16 +3,17 @@
 A session ends in one way: its scope is cancelled, or one of its tasks fails, and all of it goes down together.
 """
 
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarm.protocol.events import Event, Heard
-from swarm.protocol.wire import Lacks, Message
+from swarm.protocol.events import Heard, SendBlob, SendBlock
+from swarm.protocol.wire import MAX_MESSAGE_BYTES, Lacks, Message, decode
 from swarm.shell.bulk import BulkStreams
 from swarm.shell.counts import Counts
-from swarm.shell.framing import ByteReader, Patience, frame_message, read_message
+from swarm.shell.framing import ByteReader, Patience, frame_message, read_frame
 from swarm.shell.limits import Limits
 from swarm.shell.outbound import Bulk
 from swarm.shell.requests import Requests
@@ -21,6 +22,8 @@ from swarm.transport.base import Stream
 __all__ = ["Session"]
 
 OpenBulk = Callable[[], Awaitable[Stream]]
+Post = Callable[..., Awaitable[None]]
+"""`post(event, size=0)`: give the core an event of so many bytes."""
 
 
 class Session:
@@ -58,21 +61,26 @@ class Session:
 
     # ------------------------------------------------------------ what the shell asks for
 
-    def send(self, message: Message) -> None:
-        """Send a control message, or queue it; a peer that does not drain its queue is closed."""
+    def send(self, message: Message) -> int:
+        """Send a control message, or queue it; how many bytes it has. A peer that does not drain its queue is
+        closed."""
         if self._closing:
-            return
+            return 0
         data = frame_message(message)
         if not self._queue and self._stream.send_now(data):
             self._counts.control_sent += len(data)
-            return
+            return len(data)
         self._queue.append(data)
         self._queued_bytes += len(data)
         self._wake.set()
         if self._queued_bytes > self._limits.control_queue_bytes:
             self.end("does not read its control stream")
+        return len(data)
 
     def send_bulk(self, effect: Bulk) -> None:
+        if isinstance(effect, SendBlob | SendBlock) and self.bulk.blobs >= self._limits.blobs_waiting:
+            self.send(Lacks(effect.request))  # whoever needs them asks for far fewer at a time
+            return
         if not self._closing and not self.bulk.put(effect):
             self.end("does not read its bulk stream")
 
@@ -93,9 +101,18 @@ class Session:
 
     # ------------------------------------------------------------ its life
 
-    async def run(self, open_bulk: OpenBulk, ways: Callable[[], int], post: Callable[[Event], Awaitable[None]]) -> None:
+    async def run(
+        self,
+        open_bulk: OpenBulk,
+        ways: Callable[[], int],
+        post: Post,
+        *,
+        most: Callable[[], int] = lambda: MAX_MESSAGE_BYTES,
+        charge: Callable[[bytes, float], None] = lambda peer, seconds: None,
+    ) -> None:
         """Carry messages and frames until it ends; afterwards `why` says why, unless an error says so. `ways`: how many
-        bulk streams the path is worth.
+        bulk streams the path is worth. `most`: how long a message of the peer may be now. `charge`: told what it took
+        to decode what came.
 
         Raises groups of `PeerError`, `trio.TooSlowError`, `trio.BrokenResourceError`, `Unreachable`.
         """
@@ -106,17 +123,21 @@ class Session:
                     nursery.start_soon(patience.watch)
                 nursery.start_soon(self._write, writing)
                 nursery.start_soon(self.bulk.run, open_bulk, ways, self.send, post, self.peer)
-                await self._read(post, reading)
+                await self._read(post, reading, most, charge)
                 self._scope.cancel()
 
-    async def _read(self, post: Callable[[Event], Awaitable[None]], patience: Patience) -> None:
+    async def _read(
+        self, post: Post, patience: Patience, most: Callable[[], int], charge: Callable[[bytes, float], None]
+    ) -> None:
         reader = ByteReader(self._stream)
-        while (found := await read_message(reader, patience)) is not None:
-            message, size = found
-            self._counts.control_received += size
+        while (data := await read_frame(reader, patience, most)) is not None:
+            self._counts.control_received += 4 + len(data)
+            began = time.perf_counter()
+            message = decode(data)
+            charge(self.peer, time.perf_counter() - began)
             if isinstance(message, Lacks):
                 self.requests.give_up(message.request)
-            await post(Heard(self.peer, message))
+            await post(Heard(self.peer, message), len(data))
 
     async def _write(self, patience: Patience) -> None:
         while True:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from member_kit import a_forwarder
 from msgspec.structs import replace
-from protocol_kit import AUTHORITY, SWARM, TUNING, join_message, key_of, only, report, say, sends
+from protocol_kit import AUTHORITY, SWARM, TUNING, header, join_message, key_of, only, report, say, sends
 
 from codec.errors import PeerError
 from codec.sign import Key
@@ -14,8 +14,10 @@ from swarm.protocol import authority as authority_module
 from swarm.protocol import renewals as renewals_module
 from swarm.protocol.documents import Report, claimed_reporter, open_report, seal
 from swarm.protocol.enrolment import Enrolment
-from swarm.protocol.events import Close
+from swarm.protocol.events import Close, Timer
 from swarm.protocol.quota import MOST_BYTES, Fetched
+from swarm.protocol.reach import Scope
+from swarm.protocol.reach import scope as scope_of
 from swarm.protocol.tickets import Tickets
 from swarm.protocol.wire import Attach, Reports, RosterNews, RosterStep, WantRoster
 
@@ -124,6 +126,34 @@ def test_nobody_is_dialed_back_by_name() -> None:
     assert enrolment.member(0, bytes(32), leaf=True).addrs == ()
     near = Enrolment(replace(join_message(), addrs=("/ip4/10.0.0.1/tcp/1/p2p-circuit",)), "/ip4/9.9.9.9/tcp/5")
     assert near.member(0, bytes(32), leaf=True).addrs == ()
+
+
+@pytest.mark.parametrize(
+    ("address", "scope"),
+    [
+        ("/ip6/64:ff9b::7f00:1/tcp/22", Scope.HERE),
+        ("/ip6/64:ff9b::a00:1/tcp/22", Scope.NEAR),
+        ("/ip6/64:ff9b::808:808/tcp/22", Scope.WORLD),
+        ("/ip6/2002:7f00:1::/tcp/22", Scope.HERE),
+        ("/ip6/::ffff:10.0.0.1/tcp/22", Scope.NEAR),
+        ("/ip4/224.0.0.1/tcp/80", Scope.NEAR),
+        ("/ip6/ff0e::1/tcp/80", Scope.NEAR),
+        ("/ip4/0.0.0.0/tcp/80", Scope.HERE),
+    ],
+)
+def test_an_address_is_as_near_as_the_one_that_it_stands_for(address: str, scope: Scope) -> None:
+    assert scope_of(address) is scope
+
+
+def test_a_stripe_that_there_is_not_is_none() -> None:
+    peer = a_forwarder()
+    event = header(1, 0, stripe=200, peer=key_of(1).public)
+    peer.apply(event, 1.0)
+    chunk = peer.state.chunks.find(event.key)
+    assert chunk is not None
+    assert chunk.stripe is None
+    for second in range(2, 40):
+        peer.apply(Timer("tick"), float(second))  # it is pulled like any other
 
 
 def test_a_question_asked_again_and_again_is_answered_seldom() -> None:
