@@ -1,7 +1,6 @@
 # `make demo` and `make test` install what they need into .venv first. Everything else: `make help`.
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
 PACKAGES := codec swarm node scenarios
 HEAVY := (slow or foreign or wan or vllm) and not long
 DEMO_FLAGS ?=
@@ -10,16 +9,18 @@ FUZZ_SECONDS ?= 600
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided simulate wan clean
+.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided simulate wan lock audit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
-install: $(STAMP) ## make .venv and install into it (TORCH=... PYTHON=... EXTRAS=... to choose)
-
-$(STAMP): pyproject.toml constraints.txt install.sh
+install: ## make .venv and install into it (TORCH=... PYTHON=... EXTRAS=... to choose; what was chosen before stays)
 	@TORCH='$(TORCH)' PYTHON='$(PYTHON)' EXTRAS='$(EXTRAS)' ./install.sh
-	@touch $@
+
+# What a target needs of the extras, unless EXTRAS is given: added to what is there, if it is not.
+demo: EXTRAS = torch
+test test-heavy test-long lint types fuzz wan lock: EXTRAS = torch,test
+fuzz-guided: EXTRAS = torch,test,fuzz
 
 demo: install ## a trainer and four nodes on this machine, about two minutes
 	$(BIN)/swarm-node demo $(DEMO_FLAGS)
@@ -45,7 +46,6 @@ fuzz: install ## the property tests with many more examples, and a million mutat
 	$(BIN)/python -m scenarios.fuzz_codec --n 1000000
 
 fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (atheris, Linux), FUZZ_SECONDS=600
-	$(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m scenarios.fuzz_guided --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m scenarios.fuzz_yamux --seconds $(FUZZ_SECONDS)
 
@@ -54,6 +54,13 @@ simulate: install ## 10,000 simulated nodes, one step: forty minutes of one core
 
 wan: install ## the product on emulated links, as root: what was to be reached, and what was; a quarter of an hour
 	$(BIN)/python -m scenarios.wan_table --plot wan.png
+
+lock: install ## write requirements.lock anew: its versions, checked, and their hashes (UPGRADE="name ..." or all)
+	$(BIN)/python -m tools.lock --upgrade $(UPGRADE)
+
+audit: ## known advisories about what requirements.lock pins; says so where no database of them can be reached
+	@test -x $(BIN)/python || EXTRAS=none TORCH= PYTHON='$(PYTHON)' ./install.sh
+	@$(BIN)/python -m tools.audit
 
 clean: ## forget the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo-out
