@@ -336,9 +336,12 @@ def test_an_allowed_advisory_needs_a_reason_and_a_date(audited, missing: str) ->
 @pytest.mark.parametrize(
     ("end", "why"),
     [
-        ("requests.exceptions.ConnectionError: Max retries (Caused by NoRoute: none)", "NoRoute: none)"),
-        ("ERROR:pip_audit._cli:Could not connect to OSV's vulnerability feed\nTip: ...", "OSV's vulnerability feed"),
-        ("requests.exceptions.HTTPError: 403 Client Error\nServiceError", "HTTPError: 403 Client Error"),
+        ("requests.exceptions.ConnectionError: Max retries (Caused by NoRoute('none'))", "reached: NoRoute('none').\n"),
+        (
+            "ERROR:pip_audit._cli:Could not connect to OSV's vulnerability feed\nTip: ...",
+            "reached: Could not connect to OSV",
+        ),
+        ("requests.exceptions.HTTPError: 403 Client Error\nServiceError", "reached: 403 Client Error.\n"),
     ],
 )
 def test_an_audit_that_reaches_no_database_says_that_it_did_not_run(audited, end: str, why: str) -> None:

@@ -26,7 +26,10 @@ ALLOWED: Final = Path(__file__).with_name("allowed_advisories.toml")
 AUDIT_WITHIN_S: Final = 600.0
 """For one question each about 150 packages, one after the other; 15 s is the longest that pip-audit waits for one."""
 
-_NO_ANSWER: Final = re.compile(r"^requests\.exceptions\.\w+: .*|Could not connect to .*", re.MULTILINE)
+_NO_ANSWER: Final = re.compile(
+    r"^requests\.exceptions\.\w+: (?:.*\(Caused by (?P<cause>.*)\)|(?P<plain>.*))$|(?P<said>Could not connect to .*)$",
+    re.MULTILINE,
+)
 """How pip-audit ends where its database cannot be reached, or something else answers in its place."""
 
 
@@ -72,8 +75,8 @@ def query(command: Sequence[str], pins: Iterable[Pin]) -> list[dict[str, Any]]:
             raise Unreachable(f"the answers took longer than {AUDIT_WITHIN_S:.0f} s") from late
         if report.exists():
             return json.loads(report.read_text())["dependencies"]
-    if said := _NO_ANSWER.findall(done.stderr):
-        raise Unreachable(said[-1].rpartition("Caused by ")[2].strip())
+    if ends := list(_NO_ANSWER.finditer(done.stderr)):
+        raise Unreachable(ends[-1][ends[-1].lastgroup or 0])
     raise RuntimeError(f"pip-audit failed (exit status {done.returncode}):\n{done.stderr}")
 
 
