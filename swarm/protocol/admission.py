@@ -216,10 +216,13 @@ class Admission:
     def said(self, report: Report, now: float) -> None:
         """What a report says of blocks that were fetched and given."""
         self._charge(report.peer, self._fetched.own(report.peer, report.fetched_bytes), now)
-        for slot, total in report.gave:
+        giver = self._book.leases.get(report.slot)
+        for slot, total in report.gave if giver is not None else ():
             lease = self._book.leases.get(slot)
-            if lease is not None:
-                self._charge(lease.grant.peer, self._fetched.said(report.peer, lease.grant.peer, total), now)
+            if lease is not None and giver is not None:
+                same = giver.grant.capability == lease.grant.capability
+                side = b"" if same else giver.grant.capability
+                self._charge(lease.grant.peer, self._fetched.said(report.peer, lease.grant.peer, total, side), now)
 
     def gave(self, peer: bytes, size: int, now: float) -> None:
         """We gave it a block, a list or a file."""
@@ -227,7 +230,8 @@ class Admission:
             self._charge(peer, self._fetched.gave(peer, size), now)
 
     def _charge(self, peer: bytes, more: int, now: float) -> None:
-        """On its ticket; who fetches beyond the quota is put out, and nobody comes in by that ticket any more."""
+        """On its ticket. Who fetches beyond the quota is put out, and nobody comes in by that ticket any more. Who is
+        whole fetches nothing, whatever others say of it, and stays."""
         slot = self._book.slot_of.get(peer)
         if slot is None or more == 0:
             return
@@ -238,4 +242,6 @@ class Admission:
         used = tickets.get(ticket)
         if used is not None and 0 < used.quota_bytes < used.fetched_bytes:
             self._persist_ticket(ticket)
-            self._put_out(slot, peer, used.no_more, now)
+            report = self._book.leases[slot].report
+            if report is None or report.catching_up < 1:
+                self._put_out(slot, peer, used.no_more, now)

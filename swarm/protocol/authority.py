@@ -243,6 +243,10 @@ class Authority:
         """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
         return self.state.sessions.ready(peer)
 
+    def knows(self, peer: bytes) -> bool:
+        """Whether it holds a lease, shown or not: it is no stranger, however many of those there are."""
+        return peer in self.book.slot_of
+
     def _peer_up(self, event: PeerUp, now: float) -> None:
         self.state.sessions.up(event.peer, event.address, now)
         self.egress.here(event.peer)

@@ -195,6 +195,11 @@ class Peer:
         """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
         return self.state.sessions.ready(peer)
 
+    def knows(self, peer: bytes) -> bool:
+        """Whether it is the authority or stands in our roster: it is no stranger, however many of those there are."""
+        roster = self.state.roster
+        return peer == self.state.swarm or (roster is not None and roster.member_of(peer) is not None)
+
     def _peer_up(self, event: PeerUp, now: float) -> None:
         self.membership.up(self.state.sessions.up(event.peer, event.address, now), now)
 

@@ -1,13 +1,15 @@
 """How much each peer fetched while catching up, for the quota of its ticket.
 
 Three say so: the peer itself, the authority of what it gave, and the givers of what they gave. A peer may say too
-little, and a giver too much (to have somebody put out). So what counts is the most of what it says itself and of what
-the others say, where the giver that says most is left out: only two that conspire can invent anything, and
-one that hides what it fetched from several is found out.
+little, and a giver too much. So what counts is the most of what it says itself and of what the others say, where
+whoever says most is left out: one giver of the peer's own ticket, or all givers of another ticket. However many
+machines another ticket brought in, they can charge nobody; and a peer that hides what it fetched from several is found
+out.
 
 All totals are those since the grant under which they are said, so none is lost with a report.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 __all__ = ["MOST_BYTES", "Fetched"]
@@ -36,13 +38,17 @@ class _Peer:
     """What the authority gave it."""
     said: dict[bytes, _Total] = field(default_factory=dict)
     """By giver."""
+    sides: dict[bytes, bytes] = field(default_factory=dict)
+    """By giver, whom it may conspire with: others of the same side are left out together with it."""
     told: int = 0
     """What the ticket has been charged."""
 
     @property
     def fetched_bytes(self) -> int:
-        said = [total.counted for total in self.said.values()]
-        return min(MOST_BYTES, max(self.own.counted, self.ours + sum(said) - max(said, default=0)))
+        said: Counter[bytes] = Counter()
+        for giver, total in self.said.items():
+            said[self.sides[giver]] += total.counted
+        return min(MOST_BYTES, max(self.own.counted, self.ours + said.total() - max(said.values(), default=0)))
 
 
 class Fetched:
@@ -63,10 +69,11 @@ class Fetched:
         self._hear(self._of(peer).own, peer, peer, total)
         return self._charge(peer)
 
-    def said(self, giver: bytes, peer: bytes, total: int) -> int:
-        """Another member says that it gave it so much."""
+    def said(self, giver: bytes, peer: bytes, total: int, side: bytes = b"") -> int:
+        """Another member says that it gave it so much. `side`: its ticket, if that is another than the peer's."""
         if giver == peer:
             return 0
+        self._of(peer).sides[giver] = side or giver
         self._hear(self._of(peer).said.setdefault(giver, _Total()), giver, peer, total)
         return self._charge(peer)
 

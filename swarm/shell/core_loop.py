@@ -34,6 +34,10 @@ class Core(Protocol):
         """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
         ...
 
+    def knows(self, peer: bytes) -> bool:
+        """Whether it holds a lease as far as we know, shown or not: it is no stranger."""
+        ...
+
 
 class CoreLoop:
     """Runs one core. What a peer's event does to the core may end that peer's session, and nothing else."""

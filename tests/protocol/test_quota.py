@@ -35,6 +35,14 @@ def test_one_givers_word_alone_charges_nobody_two_do() -> None:
     assert fetched.said(ALICE, ALICE, 10**9) == 0
 
 
+def test_givers_of_another_ticket_count_as_one_however_many_they_are() -> None:
+    """Ten machines that came in by one ticket cannot use up another's."""
+    fetched = Fetched()
+    ticket = bytes(16)
+    assert sum(fetched.said(key_of(n).public, ALICE, 10**12, ticket) for n in range(10)) == 0
+    assert fetched.said(BOB, ALICE, 70) == 70, "one of the peer's own ticket, beside them"
+
+
 def test_who_hides_what_it_fetched_from_several_is_found_out() -> None:
     fetched = Fetched()
     assert fetched.own(ALICE, 0) == 0
