@@ -8,11 +8,10 @@ from swarm.protocol.enrolment import Enrolment, Enrolments, open_record, record_
 from swarm.protocol.events import Persist, Persisted, VersionId
 from swarm.protocol.greeting import share_news
 from swarm.protocol.lease import Lease, LeaseBook
-from swarm.protocol.peer import BAN_S
 from swarm.protocol.quota import Fetched
 from swarm.protocol.roster import AUTHORITY
 from swarm.protocol.scheme import Scheme
-from swarm.protocol.session import Session
+from swarm.protocol.session import BAN_S, Session
 from swarm.protocol.state import State
 from swarm.protocol.tickets import BARRED, REVOKED
 from swarm.protocol.wire import Hello, Join, Neighbour, Refused, Welcome

@@ -52,12 +52,12 @@ from swarm.protocol.events import (
 )
 from swarm.protocol.greeting import give_roster, reach_out
 from swarm.protocol.lease import LeaseBook, Standing
-from swarm.protocol.peer import BAN_S, key_of, serve_chunk, serve_manifest
 from swarm.protocol.reach import Place, Scope
 from swarm.protocol.renewals import REPORTS_TAKEN, may_verify
 from swarm.protocol.roster import AUTHORITY
 from swarm.protocol.scheme import Scheme
-from swarm.protocol.session import Session
+from swarm.protocol.serving import key_of, serve_chunk, serve_manifest
+from swarm.protocol.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.state import State
 from swarm.protocol.takers import Takers
 from swarm.protocol.tuning import Tuning
@@ -136,6 +136,9 @@ class Authority:
         self.admission.restore(grants or [], tickets or [], bars or [], now)
         self._alone_since: float | None = now if self._enrolled else None
         """Since our start nobody came of those who have leases."""
+        self.state.exchange.entitled = lambda stripe, peer: (
+            self.state.roster is None or self.scheme.is_head(stripe, peer)
+        )
         self.dealer = Dealer(self.state.exchange, self.state.chunks, self.scheme.is_head)
         self._beat_serial = 0
         self._next_beat = now
@@ -360,6 +363,7 @@ class Authority:
 
     def _plan_if_due(self, now: float) -> None:
         if self.scheme.plan_if_due(now):
+            self.state.exchange.review(now, self.state.effects)
             self.admission.welcome_all(now)
 
     def _let_go(self, now: float) -> None:
@@ -458,6 +462,7 @@ class Authority:
         self._beat(now)
 
     def _attach(self, session: Session, message: Attach, now: float) -> None:
+        pay_for_attaching(session, now)
         if message.stripe >= self.state.tuning.stripes:
             return  # of a roster of another boot: it will move
         self.state.exchange.attached(session.peer, message, now, self.state.effects)

@@ -12,8 +12,9 @@ passed on when its turn comes), but the authority deals the next chunk to a stri
 Headers run ahead of pieces: a child knows at once what its parent is to bring, and gets what comes late from whoever
 has uplink to spare (see `relief`). It then tells the parent to *skip* the chunk.
 
-A *guest* (a child that came in the middle of a version) is given pieces while little waits for the others, and our
-uplink has little to send.
+A *guest* is given pieces while little waits for the others, and our uplink has little to send. A child is one that
+came in the middle of a version, or that the plan hangs on somebody else who is there: else members that attach to
+everybody would take the uplinks of those who have a right to them.
 
 A child that takes nothing while something waits for it, for `lag_after_s` or sooner if it was quick, is *lagging*: it
 counts no more among those that are behind, and it pulls what it lacks.
@@ -21,10 +22,10 @@ counts no more among those that are behind, and it pulls what it lacks.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from codec import ChunkKey
 from swarm.protocol.chunks import Chunk, Chunks, mask_of
+from swarm.protocol.edges import BEHIND_BYTES, ChildEdge, ParentEdge
 from swarm.protocol.egress import Egress
 from swarm.protocol.events import Effect, Ready, Send, SendHeader, SendPiece, VersionId
 from swarm.protocol.guests import Guests
@@ -51,61 +52,6 @@ LAG_TIMES = 10
 """A child that takes nothing for ten times as long as it usually needs, and at least half a second, lags."""
 HEIR_S = 0.4
 """Who takes a lost parent's place brings what it has within this; the rest is asked of others."""
-BEHIND_BYTES = 512 << 10
-"""A child's children may be this far behind before it counts."""
-
-
-@dataclass(slots=True)
-class ChildEdge:
-    """What we push to one child on one stripe."""
-
-    peer: bytes
-    after: VersionId
-    allowed: int
-    """Bytes that it lets us send, in all."""
-    sent: int = 0
-    waiting: deque[tuple[Chunk, int, int]] = field(default_factory=deque)
-    """(chunk, index, bytes) in order; bounded by what the versions in flight hold."""
-    waiting_bytes: int = 0
-    flying: dict[tuple[ChunkKey, int], int] = field(default_factory=dict)
-    """Handed to the shell, not yet taken by the socket: (chunk, index) -> bytes."""
-    flying_bytes: int = 0
-    moved_at: float = 0.0
-    pace_s: float = 0.0
-    """How long something takes from being next to being taken, smoothed."""
-    behind: int = 0
-    """What waits at the child for its own children, each, as it says."""
-    lagging: bool = False
-    guest: bool = False
-    """It came while the newest version was on its way, so it waits for the others."""
-    current: ChunkKey | None = None
-    """The chunk whose pieces go now."""
-    skipped: set[ChunkKey] = field(default_factory=set)
-    """Chunks that it gets elsewhere."""
-    unpaid: set[ChunkKey] = field(default_factory=set)
-    """Chunks that there was no egress left for: it may pull them when there is."""
-
-    @property
-    def backlog(self) -> int:
-        return self.waiting_bytes + self.flying_bytes
-
-    @property
-    def spare(self) -> int:
-        """Bytes that the child would take beyond what waits for it already."""
-        return self.allowed - self.sent - self.waiting_bytes - max(0, self.behind - BEHIND_BYTES)
-
-
-@dataclass(slots=True)
-class ParentEdge:
-    """What one parent pushes to us on one stripe."""
-
-    peer: bytes
-    received: int = 0
-    allowed: int = 0
-    since: float = 0.0
-    """Local time at which we hung on it: before that it had no reason to say anything."""
-    behind: int = 0
-    """What we last told it."""
 
 
 class Exchange:
@@ -135,6 +81,8 @@ class Exchange:
         """Of the newest chunk that we heard of."""
         self.gives = True
         """Whether this machine has uplink to give today; what waits meanwhile goes on waiting."""
+        self.entitled: Callable[[int, bytes], bool] = lambda stripe, peer: True
+        """Whether the plan hangs this peer on us in this stripe, or on somebody who is gone."""
         self.owed: Callable[[int], int] = lambda stripe: 0
         """Bytes of a stripe whose headers have come and which have not."""
         self._copies: Counter[ChunkKey] = Counter()
@@ -252,7 +200,7 @@ class Exchange:
             self._unpay(peer, old.waiting)
         self.children[message.stripe][peer] = edge
         self._guest_edges.pop((message.stripe, peer), None)
-        if self._guests is not None and self._guests.has(peer):
+        if self._is_guest(message.stripe, peer):
             edge.guest = True
             self._guest_edges[message.stripe, peer] = edge
         has = {ChunkKey(h.epoch, h.version, h.attempt, h.seq): h.pieces for h in message.have}
@@ -269,6 +217,26 @@ class Exchange:
                     if not given >> index & 1:
                         self._enqueue(edge, chunk, index, now)
         self._pump(peer, message.stripe, edge, now, effects)
+
+    def _is_guest(self, stripe: int, peer: bytes) -> bool:
+        return (self._guests is not None and self._guests.has(peer)) or not self.entitled(stripe, peer)
+
+    def _review(self) -> None:
+        """Say anew who is a guest: a version has begun, the plan has changed, or somebody has gone or come back."""
+        self._guest_edges.clear()
+        for stripe, edges in self.children.items():
+            for peer, edge in edges.items():
+                edge.guest = self._is_guest(stripe, peer)
+                if edge.guest:
+                    self._guest_edges[stripe, peer] = edge
+
+    def review(self, now: float, effects: list[Effect]) -> None:
+        """The plan has changed, or somebody has gone or come back: who is no guest any more need not wait."""
+        before = list(self._guest_edges.items())
+        self._review()
+        for (stripe, peer), edge in before:
+            if not edge.guest and self.children.get(stripe, {}).get(peer) is edge:
+                self._pump(peer, stripe, edge, now, effects)
 
     def detached(self, peer: bytes, stripe: int | None, effects: list[Effect]) -> None:
         """A child left one stripe, or (None) all of them."""
@@ -297,9 +265,7 @@ class Exchange:
             self._pieces_of(chunk.sizes[0], effects)
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         if index == HEADER and self._guests is not None and self._guests.opened(id_, now):
-            for edge in self._guest_edges.values():
-                edge.guest = False
-            self._guest_edges.clear()
+            self._review()
         for peer, edge in self.children.get(chunk.stripe, {}).items():
             if peer == source or id_ <= edge.after or chunk.key in edge.skipped or chunk.key in edge.unpaid:
                 continue

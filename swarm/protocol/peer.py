@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from codec import ChunkKey, Manifest, open_manifest
+from codec import Manifest, open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm.protocol.catchup import Catchup, Phase
-from swarm.protocol.chunks import Chunk, mask_of
+from swarm.protocol.chunks import Chunk
 from swarm.protocol.documents import open_report
 from swarm.protocol.events import (
     Damaged,
@@ -37,8 +37,6 @@ from swarm.protocol.events import (
     SendBlob,
     SendBlock,
     SendDone,
-    SendHeader,
-    SendPiece,
     SetTimer,
     Stray,
     Timer,
@@ -53,7 +51,9 @@ from swarm.protocol.offers import Offers
 from swarm.protocol.progress import Progress
 from swarm.protocol.pull import Pulls
 from swarm.protocol.relief import Relief
-from swarm.protocol.session import Session
+from swarm.protocol.roster import AUTHORITY
+from swarm.protocol.serving import key_of, serve_chunk, serve_manifest
+from swarm.protocol.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.state import State
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import (
@@ -85,7 +85,7 @@ from swarm.protocol.wire import (
     Work,
 )
 
-__all__ = ["BAN_S", "Peer", "serve_chunk", "serve_manifest"]
+__all__ = ["Peer"]
 
 _MOVES_NOTHING = (HeaderStored, PieceStored, SendDone)
 """The most frequent events. A piece that makes its chunk whole says so itself."""
@@ -94,8 +94,6 @@ FEW_NEAR = 6
 """Neighbours in our own region that are enough to be told what comes late: from afar it would come later still."""
 MOST_NEAR = 24
 """And that are told at most."""
-BAN_S = 600.0
-"""How long a peer that sent false bytes is refused by whoever saw it."""
 
 
 class Peer:
@@ -120,6 +118,9 @@ class Peer:
         self.relief = Relief(tuning, self._near, exchange.parent, self.state.chunks.dealt)
         self.offers = Offers(self.state)
         self.membership = Membership(self.state, join, authority)
+        exchange.entitled = self._entitled
+        self._gone: dict[bytes, float] = {}
+        """Whose sessions ended, and when, until they are back."""
         self.catchup = Catchup(self.state, self._sources)
         self.progress = Progress(self.state, self.pulls, self.relief, relay_only=join.relay_only, repair=self._repair)
         self._relay_only = join.relay_only
@@ -155,7 +156,7 @@ class Peer:
             WantRoster: lambda s, m, now: give_roster(self.state, s, m, now),
             ManifestNews: self._manifest_news,
             Reports: lambda s, m, now: self.membership.renewals.climb(s, m, now),
-            Attach: lambda s, m, now: self.state.exchange.attached(s.peer, m, now, self.state.effects),
+            Attach: self._attach,
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
             Credit: self._credit,
             WantChunk: self._want_chunk,
@@ -181,8 +182,10 @@ class Peer:
 
     def apply(self, event: Event, now: float) -> list[Effect]:
         """Take one event; what is to be done about it."""
-        before = self.state.held
+        before, roster = self.state.held, self.state.roster
         self._on[type(event)](event, now)
+        if self.state.roster is not roster:
+            self.state.exchange.review(now, self.state.effects)
         if not self.catchup.active and not isinstance(event, _MOVES_NOTHING):
             self.progress.advance(now)
         if self.state.held != before:
@@ -202,6 +205,8 @@ class Peer:
 
     def _peer_up(self, event: PeerUp, now: float) -> None:
         self.membership.up(self.state.sessions.up(event.peer, event.address, now), now)
+        if self._gone.pop(event.peer, None) is not None:
+            self.state.exchange.review(now, self.state.effects)
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
         session = self.state.sessions.down(event.peer, event.dial_failed, now)
@@ -213,6 +218,27 @@ class Peer:
         self.state.gifts.lost(event.peer)
         self.membership.lost(event.peer, session, now)
         self.catchup.lost(event.peer, now)
+        if session is not None and session.slot is not None:
+            kept = self.state.tuning.hard_ttl_s
+            self._gone = {peer: at for peer, at in self._gone.items() if now - at < kept} | {event.peer: now}
+            self.state.exchange.review(now, self.state.effects)
+
+    def _attach(self, session: Session, message: Attach, now: float) -> None:
+        pay_for_attaching(session, now)
+        self.state.exchange.attached(session.peer, message, now, self.state.effects)
+
+    def _entitled(self, stripe: int, peer: bytes) -> bool:
+        """Whether this child hangs on us by the plan, or on somebody of whom we know that it is gone. Others are guests
+        until the plan says so."""
+        roster, grant = self.state.roster, self.state.grant
+        member = roster.member_of(peer) if roster is not None else None
+        if roster is None or grant is None or member is None or stripe >= roster.stripes:
+            return roster is None
+        planned = roster.parent(stripe, member.slot)
+        if planned is None or planned in (grant.slot, AUTHORITY):
+            return planned == grant.slot
+        holder = roster.member(planned)
+        return holder is None or holder.peer in self._gone or self.membership.is_lost(planned)
 
     def _heard(self, event: Heard, now: float) -> None:
         session = self.state.sessions.get(event.peer)
@@ -449,41 +475,3 @@ class Peer:
         """Our own lease, as the newest heartbeat has it."""
         grant = self.state.grant
         return Standing.DEAD if grant is None else self.state.leases.standing(grant.slot, now)
-
-
-def key_of(message: Skip | LacksChunk | WantChunk | Offer) -> ChunkKey:
-    """The chunk that it names."""
-    return ChunkKey(message.epoch, message.version, message.attempt, message.seq)
-
-
-def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
-    """Answer a pull with the header and whatever pieces asked for we hold; with silence while they are on their way."""
-    key = key_of(want)
-    chunk = state.chunks.find(key) if state.exchange.gives else None
-    pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
-    if state.gifts.busy(peer, key):
-        return
-    if chunk is not None and state.exchange.take_back(peer, chunk, pieces, now, state.effects):
-        return
-    if chunk is None or not pieces or state.gifts.full(peer):
-        state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
-        return
-    asked = state.exchange.paid(peer, chunk, [index for index in range(len(chunk.sizes)) if pieces >> index & 1])
-    if not asked:
-        state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
-        return
-    state.gifts.begin(peer, key, 1 + len(asked))
-    state.exchange.gave(peer, chunk, asked, now)
-    state.emit(SendHeader(peer, chunk.stripe, key, pull=True))
-    for index in asked:
-        state.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))
-
-
-def serve_manifest(state: State, peer: bytes, want: WantManifest) -> None:
-    """Answer with the manifest if we have it; silence is the other answer."""
-    id_ = VersionId(want.epoch, want.version)
-    version = state.chunks.version(id_)
-    if version is not None and version.manifest is not None:
-        state.send(peer, ManifestNews(version.sealed_manifest))
-    elif id_ in state.manifests:
-        state.send(peer, ManifestNews(state.manifests[id_]))

@@ -4,13 +4,20 @@ import random
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
+from codec.errors import PeerError
 from swarm.protocol.bucket import Bucket
 from swarm.protocol.events import Close, Dial, Effect, Send
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import Ping
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["BAN_S", "Session", "Sessions", "pay_for_attaching"]
 
+BAN_S = 600.0
+"""How long a peer that sent false bytes is refused by whoever saw it."""
+ATTACHES_S = 8.0
+ATTACHES = 256.0
+"""How often one session may attach a second, and at once: to each of eight stripes once a second in the long run, and
+anew to all of 64 when plans change several times in a row. Each attachment has its headers sent again."""
 QUESTIONS_S = 10.0
 QUESTIONS = 40.0
 """Questions about the roster that one session may ask a second, and at once. A member asks when it finds a gap, at most
@@ -47,8 +54,16 @@ class Session:
     """It has proven that it belongs: content may flow."""
     reports: Bucket = field(default_factory=lambda: Bucket(1.0, 1.0))
     """How many reports it may still have us verify; see `renewals.may_verify`."""
+    attaches: Bucket = field(default_factory=lambda: Bucket(ATTACHES_S, ATTACHES))
+    """How often it may still attach; see `pay_for_attaching`."""
     questions: Bucket = field(default_factory=lambda: Bucket(QUESTIONS_S, QUESTIONS))
     """How many questions about the roster it may still ask."""
+
+
+def pay_for_attaching(session: Session, now: float) -> None:
+    """A child attaches. `PeerError` when it does so again and again."""
+    if not session.attaches.take(1, now):
+        raise PeerError("attach: far more often than any plan changes")
 
 
 @dataclass(slots=True)

@@ -4,9 +4,9 @@ import pytest
 from authority_kit import an_authority, members, renewal
 from hypothesis import given
 from hypothesis import strategies as st
-from member_kit import a_forwarder
+from member_kit import a_forwarder, a_member
 from msgspec.structs import replace
-from protocol_kit import AUTHORITY, SWARM, TUNING, header, join_message, key_of, only, report, say, sends
+from protocol_kit import AUTHORITY, SWARM, TUNING, header, join_message, key_of, meet, member, only, report, say, sends
 
 from codec.errors import PeerError
 from codec.sign import Key
@@ -14,10 +14,11 @@ from swarm.protocol import authority as authority_module
 from swarm.protocol import renewals as renewals_module
 from swarm.protocol.documents import Report, claimed_reporter, open_report, seal
 from swarm.protocol.enrolment import Enrolment
-from swarm.protocol.events import Close, Timer
+from swarm.protocol.events import Close, PeerDown, Timer
 from swarm.protocol.quota import MOST_BYTES, Fetched
 from swarm.protocol.reach import Scope
 from swarm.protocol.reach import scope as scope_of
+from swarm.protocol.roster import AUTHORITY as AUTHORITY_SLOT
 from swarm.protocol.tickets import Tickets
 from swarm.protocol.wire import Attach, Reports, RosterNews, RosterStep, WantRoster
 
@@ -174,3 +175,35 @@ def test_names_of_chunks_that_there_are_not_fill_no_memory() -> None:
 
 def test_the_kit_signs_as_the_authority_does() -> None:
     assert AUTHORITY.public == SWARM
+
+
+def test_one_that_attaches_where_the_plan_does_not_hang_it_waits_for_the_others() -> None:
+    """Ten machines on one ticket that attach to everybody would else take all uplinks, and the trainer's first."""
+    core = members(an_authority(), 2)
+    roster = core.state.roster
+    assert roster is not None
+    stripe = next(k for k in range(roster.stripes) if roster.parent(k, 1) != AUTHORITY_SLOT)
+    say(core, 1, Attach(stripe, 0, 0, 1 << 40, ()), 3.0)
+    assert core.state.exchange.children[stripe][key_of(1).public].guest
+    head = next(k for k in range(roster.stripes) if roster.parent(k, 1) == AUTHORITY_SLOT)
+    say(core, 1, Attach(head, 0, 0, 1 << 40, ()), 3.0)
+    assert not core.state.exchange.children[head][key_of(1).public].guest
+
+
+def test_an_orphan_is_served_at_once_and_a_guest_again_when_its_parent_is_back() -> None:
+    peer = a_member([(-1, -1, -1, -1), (1, -1, 1, 1)], members=[member(s) for s in range(4)])
+    for slot in (1, 2):
+        meet(peer, slot)
+    say(peer, 2, Attach(1, 0, 0, 1 << 20, ()), 1.0)
+    edge = peer.state.exchange.children[1][key_of(2).public]
+    assert edge.guest, "its parent in that stripe is 1, which is there"
+    peer.apply(PeerDown(key_of(1).public), 2.0)
+    assert not edge.guest
+    meet(peer, 1, 3.0)
+    assert edge.guest
+
+
+def test_attaching_again_and_again_ends_the_session() -> None:
+    core = members(an_authority(), 2)
+    closed = [only(say(core, 0, Attach(0, 0, 0, 0, ()), 3.0), Close) for _ in range(300)]
+    assert sum(map(len, closed)) == 1
