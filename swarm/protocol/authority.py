@@ -346,11 +346,16 @@ class Authority:
         if report.catching_up >= 1 and not enrolment.held_once:
             enrolment.held_once = True
             self.scheme.stale = True
-        if before is None or before.held != report.held:
+        if self._is_news(before, report):
             self.state.notify("held", slot=report.slot, peer=report.peer, version=report.held)
         self.scheme.hear(report, now)
         for slot in report.lost:
             self.scheme.hear_of_loss(slot, now)
+
+    def _is_news(self, before: Report | None, report: Report) -> bool:
+        """It holds a newer version of those that there are: whatever it may claim, it says that once a version."""
+        newest = self.state.held or VersionId(0, 0)
+        return report.held <= newest and (before is None or report.held > before.held)
 
     def _probed(self, event: Probed, now: float) -> None:
         """A member was dialed back: durable, and everyone is told, when it answered elsewhere than before."""
@@ -462,7 +467,7 @@ class Authority:
         self._beat(now)
 
     def _attach(self, session: Session, message: Attach, now: float) -> None:
-        pay_for_attaching(session, now)
+        pay_for_attaching(session, len(message.have), now)
         if message.stripe >= self.state.tuning.stripes:
             return  # of a roster of another boot: it will move
         self.state.exchange.attached(session.peer, message, now, self.state.effects)

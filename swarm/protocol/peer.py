@@ -205,8 +205,6 @@ class Peer:
 
     def _peer_up(self, event: PeerUp, now: float) -> None:
         self.membership.up(self.state.sessions.up(event.peer, event.address, now), now)
-        if self._gone.pop(event.peer, None) is not None:
-            self.state.exchange.review(now, self.state.effects)
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
         session = self.state.sessions.down(event.peer, event.dial_failed, now)
@@ -224,7 +222,7 @@ class Peer:
             self.state.exchange.review(now, self.state.effects)
 
     def _attach(self, session: Session, message: Attach, now: float) -> None:
-        pay_for_attaching(session, now)
+        pay_for_attaching(session, len(message.have), now)
         self.state.exchange.attached(session.peer, message, now, self.state.effects)
 
     def _entitled(self, stripe: int, peer: bytes) -> bool:
@@ -257,6 +255,8 @@ class Peer:
     def _dispatch(self, session: Session, message: Any, now: float) -> None:
         if isinstance(message, Hello):
             self.membership.hello(session, message, now)
+            if self._gone.pop(session.peer, None) is not None:
+                self.state.exchange.review(now, self.state.effects)
         elif isinstance(message, Welcome):
             self.membership.welcome(session, message, now)
             if message.manifest:
