@@ -8,17 +8,19 @@ asks for a pair of equal numbers, and the variable's value is that number, insid
 
 import ipaddress
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
+from codec.errors import UsageError
 from node.config import MAX_ADDRESSES, SEED_PORT, PeerConfig
 from node.contact import dialable
-from swarm.protocol.reach import circuit
+from swarm.protocol.reach import circuit, is_name
 
-__all__ = ["BoxPorts", "announced", "box_ports", "reached_at", "with_box_ports"]
+__all__ = ["BoxPorts", "announced", "box_ports", "reached_at", "resolved", "with_box_ports"]
 
 _BOXES: Final = (
     ("Vast.ai", "PUBLIC_IPADDR", "VAST_TCP_PORT_"),
@@ -92,6 +94,32 @@ def announced(config: Config) -> Config:
     elif made is not config:
         _log.info("announcing", addrs=", ".join(made.announce))
     return made
+
+
+def resolved(config: Config) -> Config:
+    """`config` with the addresses that its names (`--announce`, `--via`) have now. The seed dials nobody by name, since
+    a name could lead it to any host of its own network. Asks the name server: call it off the loop. Raises `UsageError`.
+    """
+    announce = tuple(_resolve(text) for text in config.announce)
+    via = tuple(_resolve(text) for text in config.via)
+    return replace(config, announce=announce, via=via)
+
+
+def _resolve(text: str) -> str:
+    """An address, perhaps with /p2p/ID behind it, whose host is no name any more."""
+    if not is_name(text):
+        return text
+    _, kind, host, rest = text.split("/", 3)
+    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
+    try:
+        found = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(
+            f"The name {host} of --announce or --via leads nowhere ({error.strerror or error}). "
+            "Give the address itself, or mend the name."
+        ) from error
+    ip = str(found[0][4][0])
+    return f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/{rest}"
 
 
 def reached_at(config: PeerConfig, listening: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from codec import Manifest
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node import keyfile, logs
-from node.announce import announced
+from node.announce import announced, resolved
 from node.audit import audit, close
 from node.config import JoinConfig, MemberConfig
 from node.daily import Daily
@@ -57,7 +57,7 @@ async def run(
     from swarm.shell.model import Model
 
     logs.configure()
-    config = announced(config)
+    config = await in_thread(resolved, announced(config))
     if config.model is not None:
         await in_thread(Checkpoint.open, config.model)  # a wrong folder is told before it takes a place of the ticket
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)

@@ -8,12 +8,13 @@ import structlog
 import trio
 
 from node import keyfile, logs
-from node.announce import announced
+from node.announce import announced, resolved
 from node.config import RelayConfig
 from node.contact import dialable
 from node.endpoint import open_store
 from node.join import Member
 from node.ticket import Ticket
+from swarm.shell import in_thread
 
 __all__ = ["run"]
 
@@ -25,7 +26,7 @@ async def run(
 ) -> None:
     """Run until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers."""
     logs.configure()
-    config = announced(config)
+    config = await in_thread(resolved, announced(config))
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
     with open_store(config.home, ticket.authority) as store:
         member = Member(ticket, config, key, store, relay=True)

@@ -1,11 +1,12 @@
 """Where the world reaches a rented box, by what its owner puts into the environment."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from codec.errors import UsageError
-from node.announce import box_ports, reached_at, with_box_ports
+from node.announce import box_ports, reached_at, resolved, with_box_ports
 from node.config import JoinConfig, SeedConfig, relay_address
 
 VAST = {
@@ -96,3 +97,18 @@ def test_a_relay_is_named_as_it_is_printed() -> None:
             relay_address(text)
     with pytest.raises(UsageError, match="--via"):
         JoinConfig(via=tuple(f"203.0.113.9:{port}" for port in range(1, 5)))
+
+
+def test_names_are_resolved_before_anybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(host: str, port: object, family: int, kind: int) -> list[tuple]:
+        if host == "nowhere.example":
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(family, kind, 6, "", ("2001:db8::7", 0, 0, 0) if family == socket.AF_INET6 else ("198.51.100.7", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    config = JoinConfig(announce=("box.example:31001", "/dns6/box.example/tcp/2"), via=("relay.example:4001",))
+    made = resolved(config)
+    assert made.announce == ("/ip4/198.51.100.7/tcp/31001", "/ip6/2001:db8::7/tcp/2")
+    assert made.via == ("/ip4/198.51.100.7/tcp/4001",)
+    with pytest.raises(UsageError, match=r"nowhere\.example"):
+        resolved(JoinConfig(announce=("nowhere.example:1",)))
