@@ -98,7 +98,9 @@ def announced(config: Config) -> Config:
 
 def resolved(config: Config) -> Config:
     """`config` with the addresses that its names (`--announce`, `--via`) have now. The seed dials nobody by name, since
-    a name could lead it to any host of its own network. Asks the name server: call it off the loop. Raises `UsageError`.
+    a name could lead it to any host of its own network. Asks the name server, so call it off the loop.
+
+    Raises `UsageError` for a name that leads nowhere.
     """
     announce = tuple(_resolve(text) for text in config.announce)
     via = tuple(_resolve(text) for text in config.via)
