@@ -2,14 +2,15 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := codec swarm node scenarios
-HEAVY := (slow or foreign or wan or vllm) and not long
+HEAVY := (slow or adversary or foreign or wan or vllm) and not long
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
+ADVERSARY_SECONDS ?= 30
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided simulate wan lock audit clean
+.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided adversary simulate wan lock audit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -48,6 +49,9 @@ fuzz: install ## the property tests with many more examples, and a million mutat
 fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (atheris, Linux), FUZZ_SECONDS=600
 	$(BIN)/python -m scenarios.fuzz_guided --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m scenarios.fuzz_yamux --seconds $(FUZZ_SECONDS)
+
+adversary: install ## every attack of docs/attacks.md on real processes, in full: ADVERSARY_SECONDS=30 a flood
+	ADVERSARY_SECONDS=$(ADVERSARY_SECONDS) ADVERSARY_PASSES=7 $(BIN)/pytest -m adversary --no-skips $(PYTEST_FLAGS)
 
 simulate: install ## 10,000 simulated nodes, one step: forty minutes of one core, 3 GB
 	$(BIN)/python -m scenarios.egress --simulate 10000 --steps 1 --congestion bbr --json

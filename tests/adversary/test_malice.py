@@ -1,16 +1,16 @@
 """A peer that speaks the wire and means ill, against real processes: it gets nothing and changes nothing."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from kit import Swarm, checkpoint, free_port, holds, layout_of, root_of, step, swarm_in, ticket_of, weights
+from villain_kit import GONE, Villain
 
 from codec import BlockDelta, ChunkKey, Manifest, seal_chunk
-from codec.errors import PeerError
 from codec.sign import Key
 from node import keyfile
 from node.ticket import Ticket
@@ -24,7 +24,6 @@ from swarm.protocol.wire import (
     Hello,
     Join,
     ManifestNews,
-    Message,
     Refused,
     WantBlob,
     WantBlock,
@@ -32,15 +31,13 @@ from swarm.protocol.wire import (
     Welcome,
     pack_frame,
 )
-from swarm.shell.framing import ByteReader, Patience, frame_message, read_message
-from swarm.transport.base import Lane, Unreachable
-from swarm.transport.libp2p import Libp2pTransport
+from swarm.shell.framing import ByteReader, Patience, read_message
+from swarm.transport.base import Lane
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.adversary]
 
 FIRST = weights()
 SECOND = step(FIRST, 1)
-GONE = (PeerError, trio.BrokenResourceError, trio.ClosedResourceError, Unreachable)
 
 
 @pytest.fixture
@@ -54,60 +51,6 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
         yield swarm
         for name in ("seed", "box"):
             assert "Traceback" not in swarm.log(name, 1 << 22)
-
-
-class Villain:
-    """One end of the wire, driven by hand."""
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.transport = Libp2pTransport(key, ["/ip4/127.0.0.1/tcp/0"])
-        self.bulk_bytes = 0
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["Villain"]:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.transport.serve, self._accept)
-            yield self
-            nursery.cancel_scope.cancel()
-
-    async def _accept(self, peer: bytes, lane: Lane, stream: Any) -> None:
-        with trio.move_on_after(30):
-            try:
-                while data := await stream.receive_some(65536):
-                    self.bulk_bytes += len(data) if lane is Lane.BULK else 0
-            except GONE:
-                pass
-
-    async def dial(self, peer: bytes, port: int) -> Any:
-        """A control stream to a victim."""
-        with trio.fail_after(15):
-            await self.transport.connect(peer, [f"/ip4/127.0.0.1/tcp/{port}"])
-            return await self.transport.open_stream(peer, Lane.CONTROL)
-
-    async def say(self, stream: Any, *messages: Message) -> None:
-        await stream.send_all(b"".join(map(frame_message, messages)))
-
-    async def refused(self, victim: bytes, port: int) -> bool:
-        """Whether the victim listens to it no more."""
-        try:
-            stream = await self.dial(victim, port)
-            await self.say(stream, WantBlock(9, 0))
-            with trio.fail_after(3):
-                return not await stream.receive_some(1)
-        except (*GONE, trio.TooSlowError):
-            return True
-
-    async def answers(self, stream: Any, within_s: float = 20.0) -> list[Message]:
-        """What comes until the victim closes the session, which it must."""
-        reader, heard = ByteReader(stream), []
-        with trio.fail_after(within_s):
-            try:
-                while (found := await read_message(reader, Patience(10.0))) is not None:
-                    heard.append(found[0])
-            except GONE:
-                pass
-        return heard
 
 
 def where(swarm: Swarm) -> tuple[Key, int, bytes, int]:

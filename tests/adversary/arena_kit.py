@@ -1,0 +1,190 @@
+"""A swarm that is attacked, and what its processes went through: alive, heartbeats, leases, memory, log, CPU time."""
+
+import contextlib
+import os
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+from kit import Swarm, checkpoint, free_port, holds, root_of, step, swarm_in, weights
+from villain_kit import Member
+
+from codec.sign import Key
+from node import keyfile
+
+MIB = 1 << 20
+FLOOD_S = float(os.environ.get("ADVERSARY_SECONDS", "4"))
+"""How long floods last: seconds in CI's short form, more under `make adversary`."""
+PASSES = int(os.environ.get("ADVERSARY_PASSES", "3"))
+"""Versions that are timed with and without an attack; the median counts."""
+TICKET_NODES = 64
+BEAT_S = 0.5
+"""The loopback preset's."""
+LATE_S = 1.0
+"""No heartbeat may come later than this, whoever attacks."""
+
+FIRST = weights()
+
+
+class Process:
+    """What the system says of one process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    @property
+    def rss_bytes(self) -> int:
+        return int(re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())[0]) << 10
+
+    @property
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+
+class Arena:
+    """A seed (`seed`) and a node (`box`), each listening on a port that is known."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self.words = FIRST
+        self.version = 0
+        self.seed_port, self.box_port = free_port(), free_port()
+        self.silent: set[str] = set()
+        """Processes that need not be alive at the end: the test has ended them."""
+
+    def start(self, *, box: bool = True, base: Path | None = None, **options: str) -> None:
+        swarm, self.options = self.swarm, options
+        self.base = base or checkpoint(swarm.folder / "base", self.words)
+        swarm.seed(self.base, "--listen", f"127.0.0.1:{self.seed_port}", **options)
+        self.ticket = swarm.ticket("--nodes", str(TICKET_NODES))
+        self.key = keyfile.load(swarm.home("seed") / "authority.key")
+        if box:
+            swarm.start(
+                "box", "join", self.ticket, "--engine", "none", "--listen", f"127.0.0.1:{self.box_port}", **options
+            )
+            swarm.until("box", holds(root_of(self.words)))
+
+    @property
+    def seed_public(self) -> bytes:
+        return self.key.public
+
+    @property
+    def box_public(self) -> bytes:
+        return keyfile.load(self.swarm.home("box") / "node.key").public
+
+    def process(self, name: str = "seed") -> Process:
+        return Process(self.swarm.running[name].pid)
+
+    def another_ticket(self, nodes: int = TICKET_NODES) -> str:
+        return self.swarm.ticket("--nodes", str(nodes))
+
+    # ------------------------------------------------------------ verdicts
+
+    def alive(self, name: str = "seed") -> bool:
+        return self.swarm.running[name].poll() is None
+
+    def log(self, name: str = "seed") -> str:
+        return self.swarm.log(name, 1 << 26)
+
+    def log_lines(self, name: str = "seed") -> int:
+        return self.log(name).count("\n")
+
+    def unharmed(self, after: str = "") -> None:
+        """Every process lives, and no guard had to survive a bug of ours."""
+        for name in self.swarm.running:
+            log = self.log(name)
+            assert self.alive(name), f"{name} has ended after {after}: {log[-3000:]}"
+            assert "a bug of ours" not in log, log[-3000:]
+            assert "Traceback" not in log, log[-3000:]
+
+    def leases_lost(self) -> int:
+        return self.log().count('"lease_expired"')
+
+    def still_works(self) -> None:
+        """A version that is published now arrives at the box."""
+        self.publish()
+        self.swarm.until("box", holds(root_of(self.words)))
+
+    async def works(self) -> None:
+        await trio.to_thread.run_sync(self.still_works)
+
+    def publish(self) -> None:
+        self.version += 1
+        self.words = step(self.words, self.version)
+        folder = checkpoint(self.swarm.folder / f"step_{self.version}", self.words)
+        self.swarm.publish(folder)
+
+    async def lets_in(self, within_s: float = 10.0, ticket: str = "") -> float:
+        """A new machine with a valid ticket comes in; how long that took, s."""
+        member = Member(Key.generate(), ticket or await trio.to_thread.run_sync(self.another_ticket), name="honest")
+        began = trio.current_time()
+        with trio.move_on_after(within_s):
+            async with member.running():
+                while not await member.enter():  # noqa: ASYNC110
+                    await trio.sleep(0.2)
+                return trio.current_time() - began
+        self.unharmed()
+        pytest.fail(f"a machine with a valid ticket was not let in within {within_s:g} s")
+
+
+@contextlib.contextmanager
+def arena_in(folder: Path, **options: str) -> Iterator[Arena]:
+    with swarm_in(folder) as swarm:
+        arena = Arena(swarm)
+        arena.start(**options)
+        yield arena
+
+
+class Observer:
+    """An honest member in the test's own process: when heartbeats came, and whether it kept its lease.
+
+    The test's own loop may be late too, on a busy machine; what it was late itself is not held against the seed.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.own_late_s = 0.0
+
+    async def watch_self(self) -> None:
+        while True:
+            before = trio.current_time()
+            await trio.sleep(0.05)
+            self.own_late_s = max(self.own_late_s, trio.current_time() - before - 0.05)
+
+    def reset(self) -> None:
+        """Forget what was until now."""
+        self.member.beats = self.member.beats[-1:]
+        self.own_late_s = 0.0
+
+    @property
+    def late_s(self) -> float:
+        """The worst lateness of a heartbeat since `reset`, one that has not come yet included."""
+        times = [*self.member.beats, trio.current_time()]
+        return max((b - a - BEAT_S for a, b in pairwise(times)), default=0.0) - self.own_late_s
+
+
+@asynccontextmanager
+async def observed(arena: Arena) -> AsyncIterator[Observer]:
+    """An observer while the block runs."""
+    member = Member(Key(b"\x07" * 32), arena.ticket, name="observer")
+    observer = Observer(member)
+    async with member.running(), trio.open_nursery() as nursery:
+        assert await member.enter()
+        await member.attach(0)
+        nursery.start_soon(member.live)
+        nursery.start_soon(observer.watch_self)
+        with trio.fail_after(20):
+            while len(member.beats) < 3:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        observer.reset()
+        yield observer
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,73 @@
+"""Attacks that run in a process of their own (`attacker.py`), so that what is measured is the victim and not them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+from arena_kit import Arena
+
+MOST_S = 600.0
+"""An attacker ends by itself after this, whatever became of its test."""
+READY_S = 60.0
+
+
+class Attack:
+    """One that runs. `told`: what it last said of itself: bytes and messages sent, how often it was thrown out."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self._process = process
+        self.told: dict[str, Any] = {}
+        self.ready = trio.Event()
+
+    async def listen(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        left = b""
+        async for data in stdout:
+            *lines, left = (left + data).split(b"\n")
+            for line in lines:
+                self.told = json.loads(line)
+                self.ready.set()
+
+
+@asynccontextmanager
+async def attack(
+    arena: Arena, what: str, *, mbit: float = 100.0, members: int = 0, count: int = 0, addresses: int = 4
+) -> AsyncIterator[Attack]:
+    """`what` by a stranger, or by so many members on one ticket, together at `mbit`, until the block ends."""
+    ticket = await trio.to_thread.run_sync(arena.another_ticket, max(1, members))
+    told = {
+        "what": what, "ticket": ticket, "members": members, "mbit": mbit, "count": count, "addresses": addresses,
+        "seconds": MOST_S, "box": arena.box_public.hex() if "box" in arena.swarm.running else "",
+        "box_port": arena.box_port,
+    }  # fmt: skip
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with (arena.swarm.folder / "attacker.log").open("ab") as log:
+        async with trio.open_nursery() as nursery:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, str(here / "attacker.py"), json.dumps(told)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"},
+            )
+            made = Attack(process)
+            try:
+                nursery.start_soon(made.listen)
+                with trio.move_on_after(READY_S):
+                    await made.ready.wait()
+                assert made.ready.is_set(), f"the attack did not begin: {arena.swarm.log('attacker')}"
+                yield made
+                assert process.poll() is None, f"the attack ended by itself: {arena.swarm.log('attacker')}"
+            finally:
+                with trio.CancelScope(shield=True):
+                    process.kill()
+                    await process.wait()
+                nursery.cancel_scope.cancel()

@@ -1,0 +1,218 @@
+"""What speaks to a node without a grant: raw TCP, TLS with any certificate, yamux by hand, and listeners that lie.
+
+Written without the swarm's own transport, which says only what is proper.
+"""
+
+import socket
+import ssl
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID, ObjectIdentifier
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.security.tls.certificate import LIBP2P_CERT_PREFIX, LIBP2P_EXTENSION_OID, encode_signed_key
+
+from codec.sign import Key
+
+BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+GARBAGE_KEY = b"\xff" * 36
+"""Where a libp2p public key belongs: no protobuf of any key."""
+
+
+def said(*texts: str) -> bytes:
+    """multistream-select: these lines."""
+    return b"".join(bytes([len(text) + 1]) + text.encode() + b"\n" for text in texts)
+
+
+HEADER = "/multistream/1.0.0"
+TLS = said(HEADER, "/tls/1.0.0")
+YAMUX = "/yamux/1.0.0"
+
+
+async def tcp(port: int, source: str = "") -> trio.SocketStream:
+    """A TCP connection, from any address of this machine (127.x.y.z)."""
+    return await trio.open_tcp_stream("127.0.0.1", port, local_address=source or None)
+
+
+# ------------------------------------------------------------ certificates
+
+
+def certificate(
+    key: Key,
+    *,
+    named: bytes | None = None,
+    signature: bytes | None = None,
+    extension: bytes | None = None,
+    begins_in: timedelta = timedelta(hours=-1),
+    unknown_critical: bool = False,
+) -> tuple[bytes, bytes]:
+    """libp2p's certificate of `key` and its TLS key, as PEM; with something wrong in it.
+
+    `named`: what stands where the public key belongs. `extension`: the whole of libp2p's extension.
+    """
+    pair = create_new_key_pair(key.seed)
+    tls_key = ec.generate_private_key(ec.SECP256R1())
+    spki = tls_key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    signed = signature if signature is not None else pair.private_key.sign(LIBP2P_CERT_PREFIX + spki)
+    body = encode_signed_key(named if named is not None else pair.public_key.serialize(), signed)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "libp2p")])
+    begins = datetime.now(UTC) + begins_in
+    builder = (
+        x509.CertificateBuilder()
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(begins + timedelta(days=3650))
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(tls_key.public_key())
+        .add_extension(x509.UnrecognizedExtension(LIBP2P_EXTENSION_OID, extension or body), critical=False)
+    )
+    if unknown_critical:
+        builder = builder.add_extension(
+            x509.UnrecognizedExtension(ObjectIdentifier("1.3.6.1.4.1.99999.7"), b"\x05\x00"), critical=True
+        )
+    made = builder.sign(tls_key, hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM), tls_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def context(made: tuple[bytes, bytes], *, server: bool = False) -> ssl.SSLContext:
+    """TLS 1.3 with this certificate, believing anybody."""
+    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    found.check_hostname = False
+    found.verify_mode = ssl.CERT_NONE
+    found.minimum_version = ssl.TLSVersion.TLSv1_3
+    found.set_alpn_protocols([YAMUX, "libp2p"])
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"".join(made))
+        file.flush()
+        found.load_cert_chain(file.name)
+    return found
+
+
+async def secured(port: int, made: ssl.SSLContext, source: str = "") -> trio.SSLStream:
+    """Over TCP, multistream and TLS, ready for yamux. Raises what a connection that breaks raises."""
+    stream = await tcp(port, source)
+    try:
+        await stream.send_all(TLS)
+        expected = len(TLS)
+        while expected:
+            got = await stream.receive_some(expected)
+            if not got:
+                raise trio.BrokenResourceError("hung up during the negotiation")
+            expected -= len(got)
+        tls = trio.SSLStream(stream, made)
+        await tls.do_handshake()
+        return tls
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+
+
+# ------------------------------------------------------------ yamux
+
+DATA, WINDOW, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+
+
+def frame(kind: int, flags: int = 0, stream: int = 0, length: int = 0, body: bytes = b"") -> bytes:
+    return struct.pack("!BBHII", 0, kind, flags, stream, length or len(body)) + body
+
+
+def empty_frames(count: int) -> bytes:
+    """Window updates by nothing, of a stream that is not there: cheap to say, and nothing comes of it."""
+    return frame(WINDOW, 0, 1, 0) * count
+
+
+def pings(count: int) -> bytes:
+    return frame(PING, SYN, 0, 7) * count
+
+
+def streams_opened_and_reset(count: int, first: int = 1) -> bytes:
+    return b"".join(frame(WINDOW, SYN, i) + frame(WINDOW, RST, i) for i in range(first, first + 2 * count, 2))
+
+
+def control_stream(body: bytes, stream: int = 1) -> bytes:
+    """A control stream opened, with `body` behind the negotiation, in data frames of at most 64 KiB."""
+    whole = said(HEADER, "/swarm-node/control/1") + body
+    parts = [whole[i : i + 65536] for i in range(0, len(whole), 65536)]
+    return frame(WINDOW, SYN, stream) + b"".join(frame(DATA, 0, stream, body=part) for part in parts)
+
+
+async def closed_by_peer(stream: trio.abc.ReceiveStream, within_s: float) -> bool:
+    """Whether the other end hangs up in time, whatever it says until then."""
+    with trio.move_on_after(within_s):
+        with suppress(*BROKEN):
+            while await stream.receive_some(1 << 16):
+                pass
+        return True
+    return False
+
+
+# ------------------------------------------------------------ crowds and listeners
+
+
+def sources(count: int) -> Iterable[str]:
+    """So many addresses of this machine, none of them 127.0.0.1."""
+    return (f"127.{1 + i // 62500}.{i // 250 % 250}.{1 + i % 250}" for i in range(count))
+
+
+Handle = Callable[[trio.SocketStream], "object"]
+
+
+@asynccontextmanager
+async def listening(behave: str, key: Key) -> AsyncIterator[tuple[int, list[float]]]:
+    """A port at which something answers and means ill; and when each of those who came, came.
+
+    `behave`: "reset" (accepts and resets), "silent", "garbage key" (a certificate with one), "wrong" (another's key),
+    "garbage" (bytes that are no protocol), "endless" (negotiates for ever), "half" (closes in mid-handshake).
+    """
+    came: list[float] = []
+    shown = {"garbage key": {"named": GARBAGE_KEY}, "garbage extension": {"extension": b"\x30\x82\xff\xff\x00"}}
+    contexts = {
+        name: context(certificate(Key.generate() if name == "wrong" else key, **shown.get(name, {})), server=True)
+        for name in ("garbage key", "garbage extension", "wrong")
+        if name == behave
+    }
+
+    async def handle(stream: trio.SocketStream) -> None:
+        came.append(trio.current_time())
+        with suppress(*BROKEN, ssl.SSLError), trio.move_on_after(30):
+            if behave == "reset":
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                stream.socket.close()
+            elif behave == "garbage":
+                await stream.send_all(b"\xff\x00\x80" * 4000)
+                await closed_by_peer(stream, 20)
+            elif behave == "endless":
+                while True:
+                    await stream.send_all(said(HEADER))
+                    await trio.sleep(0.05)
+            elif behave == "half":
+                await stream.receive_some(1000)
+                await stream.send_all(TLS)
+                await stream.receive_some(100)
+            elif behave in contexts:
+                await stream.receive_some(len(TLS))
+                await stream.send_all(TLS)
+                tls = trio.SSLStream(stream, contexts[behave], server_side=True)
+                await tls.do_handshake()
+                await closed_by_peer(tls, 20)
+            else:
+                await trio.sleep(20)
+
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, handle, listeners)
+        yield listeners[0].socket.getsockname()[1], came
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,178 @@
+"""A member, or a stranger, whose documents are not what they should be: it is dropped, and that is all."""
+
+import msgspec
+import pytest
+import trio
+from arena_kit import Arena, observed
+from villain_kit import Member, Villain, members
+
+from codec.sign import Key
+from node.engines.base import SamplingParams
+from node.ledger import messages
+from swarm.protocol.documents import Report
+from swarm.protocol.wire import Bye, HeartbeatNews, Hello, ManifestNews, Message, Reports, RosterStep, Welcome
+
+pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+
+INVALID = b"\xff\xfe\xfd"
+"""No UTF-8."""
+
+
+def with_bytes(sealed: bytes, before: bytes, after: bytes) -> bytes:
+    """A document in which some bytes of the body are others; its signature no longer holds."""
+    assert before in sealed[64:]
+    return sealed[:64] + sealed[64:].replace(before, after)
+
+
+def signed_again(key: Key, domain: bytes, body: bytes) -> bytes:
+    return key.seal(domain, body)
+
+
+REPORT = b"swarm-node report 1"
+
+
+def bad_reports(member: Member) -> dict[str, bytes]:
+    """Reports that a decoder may stumble over; of each, one that the member has signed properly."""
+    honest = member.report(engine="abc")
+    bodies = {
+        "invalid UTF-8 in engine": honest[64:].replace(b"abc", INVALID),
+        "NaN where a share belongs": honest[64:].replace(msgspec.msgpack.encode(1.0), b"\xcb\x7f\xf8" + bytes(6)),
+        "nested too deep": b"\xdc\x00\x15" + b"\x91" * 3000,
+        "cut off": honest[64:-3],
+        "two documents": honest[64:] * 2,
+        "nothing": b"",
+    }
+    unsigned = {f"{name}, unsigned": bytes(64) + body for name, body in bodies.items()}
+    return unsigned | {name: signed_again(member.key, REPORT, body) for name, body in bodies.items()} | {"short": b"x"}
+
+
+async def hostile_to(arena: Arena, i: int) -> Member:
+    return Member(Key(bytes([i]) + b"\x51" * 31), arena.ticket)
+
+
+async def says_to_seed_and_box(arena: Arena, i: int, *messages_: Message) -> None:
+    """One new member says this to the seed, and to the node; either may hang up."""
+    member = await hostile_to(arena, i)
+    async with member.running():
+        assert await member.enter()
+        to_box = await member.greet(arena.box_public, arena.box_port)
+        for stream in (to_box, member.stream):
+            await member.say(stream, *messages_)
+        await trio.sleep(0.3)
+        arena.unharmed()
+
+
+async def test_01_report_that_is_no_utf8(arena: Arena) -> None:
+    probe = await hostile_to(arena, 1)
+    async with probe.running():
+        assert await probe.enter()
+        names = list(bad_reports(probe))
+    for i, name in enumerate(names):
+        member = await hostile_to(arena, 2 + i)
+        async with member.running():
+            assert await member.enter()
+            to_box = await member.greet(arena.box_public, arena.box_port)
+            bad = bad_reports(member)[name]
+            for stream in (member.stream, to_box):
+                await member.say(stream, Reports(0, (bad,)), Bye(bad))
+            await trio.sleep(0.1)
+        arena.unharmed(name)
+    await arena.works()
+
+
+async def test_01_other_documents_that_are_no_utf8(arena: Arena) -> None:
+    """The same bytes where every other document stands: grants, heartbeats, rosters, manifests; as a stranger too."""
+    junk = bytes(64) + b"\x9f" + b"\xa3" + INVALID
+    lies: tuple[Message, ...] = (
+        HeartbeatNews(junk),
+        ManifestNews(junk),
+        RosterStep(junk),
+        Welcome(junk, junk, junk, junk),
+    )
+    for i, lie in enumerate(lies):
+        await says_to_seed_and_box(arena, 0x30 + i, lie)
+    for i, lie in enumerate((Hello(junk, 0, 0, 0, 0), Bye(junk), *lies)):
+        async with Villain(Key(bytes([0x60 + i]) * 32)).running() as villain:
+            for peer, port in ((arena.seed_public, arena.seed_port), (arena.box_public, arena.box_port)):
+                stream = await villain.dial(peer, port)
+                await villain.say(stream, lie)
+    await arena.works()
+
+
+def rollouts(member: Member) -> list[bytes]:
+    """Self-signed rollouts, each with one field that is not what it should be."""
+    rollout = messages.Rollout(
+        1, 1, 0, bytes(32), bytes(8), bytes(8), "length", (messages.VersionSpan(0, 0, bytes(32), 2),)
+    )
+    body = msgspec.msgpack.encode(rollout)
+    bodies = [
+        body.replace(b"\xa6length", b"\xa6leng" + b"\xff\xff"),
+        body.replace(b"\xa6length", b"\xa6lengtx"),
+        body[:-1],
+        body + b"\0",
+        b"\x91" * 3000,
+        msgspec.msgpack.encode((2**63 - 1, 2**63 - 1, 2**32 - 1, bytes(32), b"\xff" * 7, b"\x7f" * 7, "stop", ())),
+    ]
+    signed = [member.key.seal(messages.ROLLOUT_DOMAIN, each) for each in bodies]
+    nan = messages.Rollout(1, 1, 0, bytes(32), bytes(8), b"\xff\xff\xff\x7f" * 2, "stop", rollout.spans)
+    return [*signed, messages.seal_rollout(member.key, nan), messages.seal_rollout(Key(b"\x01" * 32), rollout)]
+
+
+async def test_02_rollout_that_is_no_utf8(arena: Arena) -> None:
+    from swarm.protocol.wire import Work
+
+    async with members(arena.ticket, 1) as (member,):
+        for sealed in rollouts(member):
+            await member.say(member.stream, Work(messages.encode(messages.SignedRollout(sealed))))
+        sampling = SamplingParams(max_tokens=1)
+        for odd in (
+            messages.Renew(2**63 - 1, 2**63 - 1, 2**63 - 1),
+            messages.Cannot(2**63 - 1, 2**63 - 1, "\ud7ff" * 100),
+            messages.GiveBack(tuple(range(4096))),
+            messages.WorkRequest(2**63 - 1, 4096, 2**32 - 1, 2**63 - 1, bytes(32), 1e9, tuple(range(4096))),
+            messages.Answer(0, 0, 0, b"\xff\xff\xff\x7f" * 4),
+            messages.Answer(2**63 - 1, 0, 0, b"odd"),
+            messages.Timesheet(1e7, 1e7, 1e7, 1e7, (messages.Commits(2**32 - 1, 2**63 - 1, 1e7, 1e7, 1e7, 1e7),) * 16),
+            messages.Ask(0, bytes(4), bytes(4), sampling, 0, 0, 2**32 - 1, 0),
+            messages.Unfit(0, messages.Reason.LIED),
+        ):
+            await member.say(member.stream, Work(messages.encode(odd)))
+        for body in (b"", b"\x01", b"\x01" + b"\x91" * 3000, b"\x01\x93\x0a\xa3" + INVALID):
+            await member.say(member.stream, Work(body))
+        await trio.sleep(0.5)
+    await arena.works()
+    assert arena.swarm.state("seed")["work"] is not None
+
+
+async def test_05_reports_of_bytes_beyond_all_bounds(arena: Arena) -> None:
+    """What a member says it fetched is added up: 2^63 - 1, then 0, and the same again must not overflow a record."""
+    ticket = await trio.to_thread.run_sync(lambda: arena.swarm.ticket("--nodes", "8", "--quota-gb", "100"))
+    for used in (arena.ticket, ticket):
+        member = Member(Key(b"\x55" * 32), used)
+        async with member.running():
+            if not await member.enter():
+                continue
+            for size in (2**63 - 1, 0, 2**63 - 1, 0, 2**63 - 1):
+                every = tuple((slot, size) for slot in range(8))
+                await member.renew(fetched_bytes=size, gave=every, sent_bytes=size, received_bytes=size)
+            await trio.sleep(0.3)
+        await arena.lets_in(ticket=arena.ticket)
+    state = await trio.to_thread.run_sync(arena.swarm.state, "seed")
+    assert state
+    await arena.works()
+
+
+async def test_boot_number_of_the_last(arena: Arena) -> None:
+    """A heartbeat needs the swarm's own key: what a member makes up of one neither stops the seed nor is passed on."""
+    async with observed(arena), members(arena.ticket, 1) as (member,):
+        forged = bytes(64) + member.heartbeat[64:]
+        await member.say(member.stream, HeartbeatNews(forged))
+        assert await member.hung_up(member.stream)
+    await arena.works()
+
+
+def test_report_has_the_fields_that_the_kit_fills() -> None:
+    """So that a new field is attacked, too."""
+    assert [field.name for field in msgspec.inspect.type_info(Report).fields][:6] == [
+        "swarm", "peer", "slot", "grant", "counter", "heartbeat",
+    ]  # fmt: skip

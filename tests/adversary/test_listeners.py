@@ -1,0 +1,113 @@
+"""Addresses that a member names and certificates that it shows: what answers there is not what it should be."""
+
+from datetime import timedelta
+
+import pytest
+import trio
+from arena_kit import Arena, observed
+from stranger_kit import GARBAGE_KEY, certificate, closed_by_peer, context, control_stream, listening, secured, tcp
+from villain_kit import Member
+
+from codec.sign import Key
+
+pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+
+PROBED_WITHIN_S = 10.0
+SAME_KEY = Key(b"\x66" * 32)
+
+
+async def probed(arena: Arena, behave: str) -> None:
+    """A member names an address at which something answers as `behave` says; the seed dials it back."""
+    async with listening(behave, SAME_KEY) as (port, came):
+        member = Member(SAME_KEY, arena.ticket, addrs=(f"/ip4/127.0.0.1/tcp/{port}",) * 1)
+        async with member.running():
+            assert await member.enter()
+            with trio.fail_after(PROBED_WITHIN_S):
+                while not came:  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+            await trio.sleep(0.5)
+            arena.unharmed()
+
+
+async def test_03_dial_back_finds_a_garbage_key(arena: Arena) -> None:
+    await probed(arena, "garbage key")
+    await arena.works()
+    # The enrolment is on disk: a restarted seed dials it again.
+    async with listening("garbage key", SAME_KEY):
+        await trio.to_thread.run_sync(arena.swarm.signal, "seed")
+        await trio.to_thread.run_sync(
+            lambda: arena.swarm.seed(arena.base, "--listen", f"127.0.0.1:{arena.seed_port}", **arena.options)
+        )
+        await trio.sleep(4)
+        arena.unharmed()
+
+
+@pytest.mark.parametrize("behave", ["reset", "silent", "garbage", "garbage extension", "wrong", "endless", "half"])
+async def test_04_dial_back_finds(arena: Arena, behave: str) -> None:
+    async with observed(arena) as observer:
+        await probed(arena, behave)
+        assert observer.late_s < 1.0
+    await arena.works()
+
+
+async def test_04_listener_that_resets_many(arena: Arena) -> None:
+    """`getpeername` of a socket that is reset already, again and again: each new lease is another dial-back."""
+    async with listening("reset", SAME_KEY) as (port, came):
+        for i in range(12):
+            addrs = tuple(f"/ip4/127.0.0.{1 + n}/tcp/{port}" for n in range(4))
+            member = Member(Key(bytes([i + 1]) + b"\x67" * 31), arena.ticket, addrs=addrs)
+            async with member.running():
+                assert await member.enter()
+        await trio.sleep(1)
+        assert came
+    arena.unharmed()
+    await arena.works()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"named": GARBAGE_KEY}, {"named": b"\x08\x01\x12\x20" + bytes(32)}, {"named": b"\x08\x00\x12\x04abcd"},
+        {"extension": b"\x30\x00"}, {"extension": b"\x30\x84\xff\xff\xff\xff"}, {"signature": b"x" * 64},
+    ],
+    ids=["garbage key", "zero key", "rsa", "empty extension", "endless extension", "bad signature"],
+)  # fmt: skip
+async def test_03_joiner_shows(arena: Arena, wrong: dict) -> None:
+    """The same certificates from one that dials in: refused, and nobody else is."""
+    shown = context(certificate(SAME_KEY, **wrong))
+    for port in (arena.seed_port, arena.box_port):
+        tls = await secured(port, shown)
+        assert await closed_by_peer(tls, 5.0)
+    arena.unharmed()
+    await arena.lets_in()
+
+
+async def test_20_unknown_critical_extension_is_refused(arena: Arena) -> None:
+    tls = await secured(arena.seed_port, context(certificate(SAME_KEY, unknown_critical=True)))
+    assert await closed_by_peer(tls, 5.0)
+    proper = await secured(arena.seed_port, context(certificate(SAME_KEY)))
+    await proper.send_all(control_stream(b""))
+    assert not await closed_by_peer(proper, 1.0)
+    await trio.aclose_forcefully(proper)
+
+
+async def test_22_clock_that_is_a_day_ahead(arena: Arena) -> None:
+    """A certificate of tomorrow is a machine whose clock is wrong, and no attack: the key is what counts."""
+    for ahead in (timedelta(days=1), timedelta(days=400)):
+        tls = await secured(arena.seed_port, context(certificate(SAME_KEY, begins_in=ahead)))
+        await tls.send_all(control_stream(b""))
+        assert not await closed_by_peer(tls, 1.0), f"a clock {ahead} ahead is turned away"
+        await trio.aclose_forcefully(tls)
+
+
+async def test_tls_that_is_no_tls(arena: Arena) -> None:
+    """Bytes where TLS belongs, and connections that end at every step of the way in."""
+    from stranger_kit import HEADER, TLS, said
+
+    for begun in (b"", b"\x13", said(HEADER), said(HEADER, "/noise"), TLS, TLS + b"\x16\x03\x01\xff\xff" + bytes(100)):
+        for _ in range(3):
+            stream = await tcp(arena.seed_port)
+            await stream.send_all(begun) if begun else None
+            await trio.aclose_forcefully(stream)
+    arena.unharmed()
+    await arena.lets_in()

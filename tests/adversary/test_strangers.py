@@ -1,0 +1,185 @@
+"""Whoever has no grant: silent, loud or many. Nobody who has one notices, and nobody with a ticket is kept out."""
+
+import contextlib
+
+import pytest
+import trio
+from arena_kit import FLOOD_S, LATE_S, MIB, Arena, observed
+from attack_kit import attack
+from stranger_kit import (
+    BROKEN,
+    TLS,
+    certificate,
+    closed_by_peer,
+    context,
+    control_stream,
+    frame,
+    secured,
+    sources,
+    tcp,
+)
+
+from codec.sign import Key
+from swarm.transport.base import Lane
+from swarm.transport.libp2p import Libp2pTransport
+
+pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+
+SECURED = 4
+"""TLS identities that a crowd in one test shares; the swarm counts addresses and connections, too."""
+
+
+async def crowd(arena: Arena, nursery: trio.Nursery, count: int, addresses: int, say: bytes | None) -> list[object]:
+    """So many connections that are up (`say` None: with nothing said at all) and stay; those that were refused left."""
+    shown = [context(certificate(Key(bytes([i + 1]) + b"\x31" * 31))) for i in range(SECURED)]
+    held: list[object] = []
+    places = list(sources(addresses))
+    limiter = trio.CapacityLimiter(16)
+
+    async def one(i: int) -> None:
+        with contextlib.suppress(*BROKEN):
+            async with limiter:
+                source = places[i % len(places)]
+                if say is None:
+                    stream = await tcp(arena.seed_port, source)
+                else:
+                    stream = await secured(arena.seed_port, shown[i % SECURED], source)
+                    await stream.send_all(say)
+                held.append(stream)
+            await trio.sleep_forever()
+
+    for i in range(count):
+        nursery.start_soon(one, i)
+    before = -1
+    with trio.move_on_after(20):
+        while len(held) < count and before != len(held):
+            before = len(held)
+            await trio.sleep(1)
+    return held
+
+
+async def test_09_silent_strangers_keep_nobody_out(arena: Arena) -> None:
+    """256 connections with a handshake and nothing behind it, from four addresses."""
+    async with observed(arena) as observer, trio.open_nursery() as nursery:
+        await crowd(arena, nursery, 256, 4, control_stream(b""))
+        observer.reset()
+        await arena.lets_in(10.0)
+        assert observer.late_s < LATE_S
+        nursery.cancel_scope.cancel()
+    assert arena.leases_lost() == 0
+
+
+async def test_12_silent_tcp_keeps_nobody_out(arena: Arena) -> None:
+    """64 connections from each of eight addresses that say nothing at all: ten joins of ten succeed."""
+    async with observed(arena), trio.open_nursery() as nursery:
+        await crowd(arena, nursery, 512, 8, None)
+        for _ in range(10):
+            await arena.lets_in(10.0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_11_strangers_hold_little_memory(arena: Arena) -> None:
+    """256 strangers who each begin a control message of 4 MiB and never end it."""
+    before = arena.process().rss_bytes
+    body = (4 << 20).to_bytes(4, "little") + bytes(1 << 20)
+    peak = before
+    async with trio.open_nursery() as nursery:
+        held = await crowd(arena, nursery, 256, 8, control_stream(body))
+        for _ in range(10):
+            peak = max(peak, arena.process().rss_bytes)
+            await trio.sleep(0.2)
+        nursery.cancel_scope.cancel()
+    assert peak - before < 64 * MIB, f"{(peak - before) / MIB:.0f} MiB for {len(held)} strangers"
+    arena.unharmed()
+    await arena.lets_in()
+
+
+async def test_11_stranger_with_a_long_message_is_dropped(arena: Arena) -> None:
+    shown = context(certificate(Key(b"\x32" * 32)))
+    for size in (4 << 20, 9 << 10):
+        tls = await secured(arena.seed_port, shown)
+        with contextlib.suppress(*BROKEN):
+            await tls.send_all(control_stream(size.to_bytes(4, "little") + bytes(9 << 10)))
+        assert await closed_by_peer(tls, 6.0), f"a stranger's message of {size} bytes is waited for"
+
+
+async def test_silent_stranger_is_dropped_within_seconds(arena: Arena) -> None:
+    """TCP only; multistream only; TLS and silence; a control stream and silence."""
+    shown = context(certificate(Key(b"\x33" * 32)))
+
+    async def talked(*parts: bytes) -> trio.abc.Stream:
+        stream = await tcp(arena.seed_port)
+        for part in parts:
+            await stream.send_all(part)
+        return stream
+
+    tls, up = await secured(arena.seed_port, shown), await secured(arena.seed_port, shown)
+    await up.send_all(control_stream(b""))
+    gone: dict[str, bool] = {}
+
+    async def watch(name: str, stream: trio.abc.Stream) -> None:
+        gone[name] = await closed_by_peer(stream, 15.0)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch, "TCP", await talked())
+        nursery.start_soon(watch, "multistream", await talked(TLS))
+        nursery.start_soon(watch, "TLS", tls)
+        nursery.start_soon(watch, "control stream", up)
+    assert all(gone.values()), gone
+
+
+@pytest.mark.parametrize("what", ["empty frames", "pings", "streams opened and reset", "unknown streams"])
+async def test_08_yamux_frames_from_one_stranger(arena: Arena, what: str) -> None:
+    async with observed(arena) as observer, attack(arena, what, mbit=100) as flood:
+        observer.reset()
+        await trio.sleep(FLOOD_S)
+        late_s = observer.late_s
+    assert late_s < LATE_S, f"a heartbeat was {late_s:.2f} s late: {flood.told}"
+    assert arena.leases_lost() == 0
+    await arena.lets_in()
+
+
+async def test_connection_flood(arena: Arena) -> None:
+    """TCP connections that come and go as fast as one process makes them, and handshakes likewise."""
+    for what in ("connections", "handshakes"):
+        async with observed(arena) as observer, attack(arena, what) as flood:
+            observer.reset()
+            await trio.sleep(FLOOD_S)
+            assert observer.late_s < LATE_S, (what, flood.told)
+            await arena.lets_in(10.0)
+    assert arena.process().descriptors < 1000
+
+
+async def test_18_traffic_tables_forget_strangers() -> None:
+    """One transport, and 300 keys that come and go: nothing of them is kept for good."""
+    victim = Libp2pTransport(Key(b"\x41" * 32), ["/ip4/127.0.0.1/tcp/0"], admits=lambda peer: False)
+
+    async def accept(peer: bytes, lane: Lane, stream: trio.abc.Stream) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        (address,) = await nursery.start(victim.serve, accept)
+        port = int(address.rpartition("/")[2])
+        for i in range(300):
+            tls = await secured(
+                port, context(certificate(Key(i.to_bytes(2, "big") + b"\x42" * 30))), f"127.1.0.{i % 250 + 1}"
+            )
+            await tls.send_all(frame(2, 1, 0, 1))
+            await trio.aclose_forcefully(tls)
+        await trio.sleep(0.5)
+        kept = {name: len(getattr(victim.traffic, name)) for name in ("sent_to", "received_from")}
+        nursery.cancel_scope.cancel()
+    assert max(kept.values()) <= 64, kept
+
+
+async def test_10_000_strangers_from_1_000_addresses(arena: Arena) -> None:
+    """While they come, silent all of them, a machine with a ticket is in within 10 s, and members are never touched."""
+    async with observed(arena) as observer, attack(arena, "strangers", count=10_000, addresses=1000) as flood:
+        await trio.sleep(1)
+        observer.reset()
+        for _ in range(3):
+            await arena.lets_in(10.0)
+        assert observer.late_s < LATE_S, flood.told
+    assert arena.leases_lost() == 0
+    assert arena.process().descriptors < 2000
+    await arena.works()
