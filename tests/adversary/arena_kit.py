@@ -1,16 +1,19 @@
 """A swarm that is attacked, and what its processes went through: alive, heartbeats, leases, memory, log, CPU time."""
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
-from kit import Swarm, checkpoint, free_port, holds, root_of, step, swarm_in, weights
+from kit import Swarm, Words, checkpoint, free_port, holds, root_of, step, swarm_in, weights
 from villain_kit import Member
 
 from codec.sign import Key
@@ -28,6 +31,7 @@ LATE_S = 1.0
 """No heartbeat may come later than this, whoever attacks."""
 
 FIRST = weights()
+OBSERVER = Key(b"\x07" * 32)
 
 
 class Process:
@@ -53,15 +57,13 @@ class Process:
 class Arena:
     """A seed (`seed`) and a node (`box`), each listening on a port that is known."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: Swarm, words: Words) -> None:
         self.swarm = swarm
-        self.words = FIRST
+        self.words = words
         self.version = 0
         self.seed_port, self.box_port = free_port(), free_port()
-        self.silent: set[str] = set()
-        """Processes that need not be alive at the end: the test has ended them."""
 
-    def start(self, *, box: bool = True, base: Path | None = None, **options: str) -> None:
+    def start(self, *, box: bool = True, base: Path | None = None, **options: Any) -> None:
         swarm, self.options = self.swarm, options
         self.base = base or checkpoint(swarm.folder / "base", self.words)
         swarm.seed(self.base, "--listen", f"127.0.0.1:{self.seed_port}", **options)
@@ -109,19 +111,35 @@ class Arena:
     def leases_lost(self) -> int:
         return self.log().count('"lease_expired"')
 
+    def honest_leases_lost(self) -> list[str]:
+        """Of the box and the observer: an attacker that stops renewing loses its own, as it should."""
+        honest = [OBSERVER.public.hex()[:8]]
+        if "box" in self.swarm.running:
+            honest.append(self.box_public.hex()[:8])
+        lost = [line for line in self.log().splitlines() if '"lease_expired"' in line]
+        return [line for line in lost if any(peer in line for peer in honest)]
+
     def still_works(self) -> None:
         """A version that is published now arrives at the box."""
-        self.publish()
-        self.swarm.until("box", holds(root_of(self.words)))
+        self.swarm.until("box", holds(self.publish()))
 
     async def works(self) -> None:
         await trio.to_thread.run_sync(self.still_works)
 
-    def publish(self) -> None:
+    async def flight_s(self) -> float:
+        """Publish a version; from when its publication began until the box held it, by their logs, s."""
+        await self.works()
+        last = f'"0.{self.version}"'
+        began = next(x for x in reversed(self.log("seed").splitlines()) if '"publishing"' in x and last in x)
+        held = next(x for x in reversed(self.log("box").splitlines()) if '"holds"' in x and last in x)
+        first, second = (datetime.fromisoformat(json.loads(line)["timestamp"]) for line in (began, held))
+        return (second - first).total_seconds()
+
+    def publish(self) -> str:
+        """The next version's root, as the seed says it."""
         self.version += 1
         self.words = step(self.words, self.version)
-        folder = checkpoint(self.swarm.folder / f"step_{self.version}", self.words)
-        self.swarm.publish(folder)
+        return self.swarm.publish(checkpoint(self.swarm.folder / f"step_{self.version}", self.words))["root"]
 
     async def lets_in(self, within_s: float = 10.0, ticket: str = "") -> float:
         """A new machine with a valid ticket comes in; how long that took, s."""
@@ -137,9 +155,10 @@ class Arena:
 
 
 @contextlib.contextmanager
-def arena_in(folder: Path, **options: str) -> Iterator[Arena]:
+def arena_in(folder: Path, words: Words | None = None, **options: Any) -> Iterator[Arena]:
+    """`options`: as `Arena.start`, or the environment of its processes."""
     with swarm_in(folder) as swarm:
-        arena = Arena(swarm)
+        arena = Arena(swarm, words or FIRST)
         arena.start(**options)
         yield arena
 
@@ -175,7 +194,7 @@ class Observer:
 @asynccontextmanager
 async def observed(arena: Arena) -> AsyncIterator[Observer]:
     """An observer while the block runs."""
-    member = Member(Key(b"\x07" * 32), arena.ticket, name="observer")
+    member = Member(OBSERVER, arena.ticket, name="observer")
     observer = Observer(member)
     async with member.running(), trio.open_nursery() as nursery:
         assert await member.enter()

@@ -1,6 +1,5 @@
 """Attacks, run by `attack_kit` as a process of its own: one JSON argument says what; each line out says how it went."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -19,6 +18,7 @@ from stranger_kit import (
     empty_frames,
     frame,
     pings,
+    quietly,
     said,
     secured,
     sources,
@@ -81,7 +81,7 @@ async def member_attacks(order: dict[str, Any], told: Told) -> None:
         async with member.running():
             while True:
                 if await member.enter():
-                    with contextlib.suppress(*GONE, trio.TooSlowError):
+                    with quietly(*GONE, trio.TooSlowError):
                         await act(order, member, told)
                     told.thrown_out += 1
                 else:
@@ -147,7 +147,7 @@ async def by_hand(order: dict[str, Any], key: Key, told: Told, frames: Any) -> N
     port = int(Ticket.parse(order["ticket"]).addrs[0].rpartition("/")[2])
     shown = context(certificate(key))
     while True:
-        with contextlib.suppress(*BROKEN):
+        with quietly(*BROKEN):
             tls = await secured(port, shown)
             told.connections += 1
             async with trio.open_nursery() as nursery:
@@ -158,7 +158,7 @@ async def by_hand(order: dict[str, Any], key: Key, told: Told, frames: Any) -> N
 
 
 async def drain(stream: Any, scope: trio.CancelScope) -> None:
-    with contextlib.suppress(*BROKEN):
+    with quietly(*BROKEN):
         while await stream.receive_some(65536):
             pass
     scope.cancel()
@@ -173,7 +173,7 @@ async def crowd(order: dict[str, Any], told: Told) -> None:
     limiter = trio.CapacityLimiter((order["count"] and 1500) or 64)
 
     async def one(i: int) -> None:
-        with contextlib.suppress(*BROKEN):
+        with quietly(*BROKEN):
             if what == "connections" or (what == "strangers" and i % 2):
                 stream: Any = await tcp(port, next(places))
             else:

@@ -7,8 +7,8 @@ import socket
 import ssl
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 
 import trio
@@ -22,6 +22,21 @@ from libp2p.security.tls.certificate import LIBP2P_CERT_PREFIX, LIBP2P_EXTENSION
 from codec.sign import Key
 
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+
+
+@contextmanager
+def quietly(*errors: type[BaseException]) -> Iterator[None]:
+    """As `contextlib.suppress`, in groups too."""
+    try:
+        yield
+    except errors:
+        pass
+    except BaseExceptionGroup as group:
+        rest = group.split(errors)[1]
+        if rest is not None:
+            raise rest from None
+
+
 GARBAGE_KEY = b"\xff" * 36
 """Where a libp2p public key belongs: no protobuf of any key."""
 
@@ -152,11 +167,52 @@ def control_stream(body: bytes, stream: int = 1) -> bytes:
 async def closed_by_peer(stream: trio.abc.ReceiveStream, within_s: float) -> bool:
     """Whether the other end hangs up in time, whatever it says until then."""
     with trio.move_on_after(within_s):
-        with suppress(*BROKEN):
+        with quietly(*BROKEN):
             while await stream.receive_some(1 << 16):
                 pass
         return True
     return False
+
+
+class ByHand:
+    """One stream on a connection of one's own, which keeps the rules of windows and pings, and no other."""
+
+    def __init__(self, tls: trio.SSLStream, stream: int = 1) -> None:
+        self.tls, self.stream = tls, stream
+        self._window = 256 << 10
+        self._news = trio.Event()
+        self._writing = trio.Lock()
+
+    async def _write(self, data: bytes) -> None:
+        async with self._writing:
+            await self.tls.send_all(data)
+
+    async def listen(self) -> None:
+        """For as long as the connection lives: note how much may be sent, answer pings, forget the rest."""
+        buffer = b""
+        with quietly(*BROKEN):
+            while data := await self.tls.receive_some(65536):
+                buffer += data
+                while len(buffer) >= 12:
+                    _, kind, flags, stream, length = struct.unpack("!BBHII", buffer[:12])
+                    if kind == DATA and len(buffer) < 12 + length:
+                        break
+                    buffer = buffer[12 + (length if kind == DATA else 0) :]
+                    if kind == WINDOW and stream == self.stream:
+                        self._window += length
+                        self._news.set()
+                    elif kind == PING and flags & SYN:
+                        await self._write(frame(PING, ACK, 0, length))
+
+    async def send(self, body: bytes) -> None:
+        """As fast as the other end lets it."""
+        while body:
+            while not self._window:
+                self._news = trio.Event()
+                await self._news.wait()
+            part, body = body[: min(self._window, 65536)], body[min(self._window, 65536) :]
+            self._window -= len(part)
+            await self._write(frame(DATA, 0, self.stream, body=part))
 
 
 # ------------------------------------------------------------ crowds and listeners
@@ -165,9 +221,6 @@ async def closed_by_peer(stream: trio.abc.ReceiveStream, within_s: float) -> boo
 def sources(count: int) -> Iterable[str]:
     """So many addresses of this machine, none of them 127.0.0.1."""
     return (f"127.{1 + i // 62500}.{i // 250 % 250}.{1 + i % 250}" for i in range(count))
-
-
-Handle = Callable[[trio.SocketStream], "object"]
 
 
 @asynccontextmanager
@@ -187,7 +240,7 @@ async def listening(behave: str, key: Key) -> AsyncIterator[tuple[int, list[floa
 
     async def handle(stream: trio.SocketStream) -> None:
         came.append(trio.current_time())
-        with suppress(*BROKEN, ssl.SSLError), trio.move_on_after(30):
+        with quietly(*BROKEN, ssl.SSLError), trio.move_on_after(30):
             if behave == "reset":
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 stream.socket.close()
@@ -211,7 +264,7 @@ async def listening(behave: str, key: Key) -> AsyncIterator[tuple[int, list[floa
             else:
                 await trio.sleep(20)
 
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    listeners = await trio.open_tcp_listeners(0, host="0.0.0.0")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, handle, listeners)
         yield listeners[0].socket.getsockname()[1], came

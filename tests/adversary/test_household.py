@@ -1,0 +1,65 @@
+"""What others on the same machine see: the process list, and files."""
+
+import os
+from pathlib import Path
+
+import pytest
+from arena_kit import FIRST, Arena
+from kit import NODE, checkpoint, holds, root_of, swarm_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+
+
+def seen_in_ps(pid: int) -> str:
+    """What anybody may read of a process: its command line."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+@pytest.mark.parametrize("way", ["-", "--ticket-file", "SWARM_TICKET"])
+def test_17_ticket_stays_out_of_the_process_list(arena: Arena, way: str, tmp_path: Path) -> None:
+    file = tmp_path / "ticket"
+    file.write_text(arena.ticket + "\n")
+    file.chmod(0o600)
+    words, options = {
+        "-": (["join", "-", *NODE], {"prefix": ["/bin/sh", "-c", f'exec "$@" < {file}', "sh"]}),
+        "--ticket-file": (["join", "--ticket-file", str(file), *NODE], {}),
+        "SWARM_TICKET": (["join", *NODE], {"SWARM_TICKET": arena.ticket}),
+    }[way]
+    arena.swarm.start("quiet", *words, **options)
+    arena.swarm.until("quiet", holds(root_of(FIRST)))
+    seen = seen_in_ps(arena.swarm.running["quiet"].pid)
+    assert "join" in seen
+    assert arena.ticket[:40] not in seen
+
+
+def test_17_api_key_stays_out_of_the_process_list(arena: Arena) -> None:
+    pytest.importorskip("h11")
+    home = {"SWARM_HOME": str(arena.swarm.home("seed")), "SWARM_API_KEY": "correct-horse"}
+    arena.swarm.start("gateway", "gateway", "--at", "127.0.0.1:0", "--json", **home)
+    arena.swarm.until_logged("gateway", '"url"')
+    assert "correct-horse" not in seen_in_ps(arena.swarm.running["gateway"].pid)
+    assert "correct-horse" not in arena.log("seed")
+
+
+def test_19_files_are_nobody_elses(tmp_path: Path) -> None:
+    """Also where the home was there before, and open to all, and the umask is none. (contact.json: addresses only.)"""
+    with swarm_in(tmp_path) as swarm:
+        swarm.home("seed").mkdir(mode=0o777)
+        swarm.home("seed").chmod(0o777)
+        before = os.umask(0)
+        try:
+            swarm.seed(checkpoint(tmp_path / "base", FIRST))
+        finally:
+            os.umask(before)
+        swarm.ticket()
+        home = swarm.home("seed")
+        open_to_all = [
+            str(path.relative_to(home))
+            for path in home.rglob("*")
+            if path.is_file()
+            and not path.is_symlink()
+            and path.stat().st_mode & 0o077
+            # What lies in a folder that nobody else may enter cannot be read.
+            and all(parent.stat().st_mode & 0o011 for parent in path.parents if parent.is_relative_to(home))
+        ]
+        assert not open_to_all
