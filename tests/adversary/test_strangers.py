@@ -43,12 +43,13 @@ async def crowd(arena: Arena, nursery: trio.Nursery, count: int, addresses: int,
                     shown = context(certificate(Key(i.to_bytes(2, "big") + b"\x31" * 30)))
                     stream = await secured(arena.seed_port, shown, source)
                 held.append(stream)
-            if say:
-                await stream.send_all(control_stream(b""))
+            if say is not None:
                 async with trio.open_nursery() as talking:
                     hand = ByHand(stream)
-                    talking.start_soon(hand.listen)
-                    await hand.send(say)
+                    talking.start_soon(hand.listen)  # whoever does not answer pings is taken for dead
+                    if say:
+                        await stream.send_all(control_stream(b""))
+                        await hand.send(say)
             await trio.sleep_forever()
 
     for i in range(count):

@@ -67,10 +67,10 @@ class Villain:
         except GONE:
             pass
 
-    async def dial(self, peer: bytes, port: int) -> Any:
-        """A control stream to a victim."""
+    async def dial(self, peer: bytes, where: int | list[str]) -> Any:
+        """A control stream to a victim, at a port of this machine or at these addresses."""
         with trio.fail_after(15):
-            await self.transport.connect(peer, [f"/ip4/127.0.0.1/tcp/{port}"])
+            await self.transport.connect(peer, [f"/ip4/127.0.0.1/tcp/{where}"] if isinstance(where, int) else where)
             return await self.transport.open_stream(peer, Lane.CONTROL)
 
     async def say(self, stream: Any, *messages: Message) -> None:
@@ -115,7 +115,7 @@ class Member(Villain):
         super().__init__(key)
         self.ticket = Ticket.parse(ticket)
         self.seed = self.ticket.authority
-        self.port = int(self.ticket.addrs[0].rpartition("/")[2])
+        self.where = list(self.ticket.addrs)
         self.join = Join(self.ticket.capability, addrs, name, "", 0.0, 100.0, False)
         self.stream: Any = None
         self.sealed_grant = b""
@@ -130,7 +130,7 @@ class Member(Villain):
     async def enter(self) -> bool:
         """Join, on a new control stream; whether the seed gave a grant. May be called again after a hang-up."""
         with suppress(*GONE, trio.TooSlowError):
-            self.stream = await self.dial(self.seed, self.port)
+            self.stream = await self.dial(self.seed, self.where)
             welcome = await self.welcomed(self.stream, self.join)
             if isinstance(welcome, Welcome):
                 self.sealed_grant, self.heartbeat = welcome.grant, welcome.heartbeat

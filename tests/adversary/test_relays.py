@@ -1,0 +1,89 @@
+"""A seed behind NAT, reached through a relay: strangers' circuits keep no joiner out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from arena_kit import FIRST
+from kit import Swarm, checkpoint, free_port, swarm_in
+from villain_kit import GONE, Member, Villain
+
+from codec.sign import Key
+from node import keyfile
+from node.ticket import Ticket
+from swarm.transport.circuit import HOP_ID, HopMessage, Status, peer_in, read_message, write_message
+
+pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+
+
+@pytest.fixture
+def relayed(tmp_path: Path) -> Iterator[tuple[Swarm, int, str]]:
+    """A seed with a relay, the relay's port, and a ticket that leads through the relay only."""
+    with swarm_in(tmp_path) as swarm:
+        port = free_port()
+        swarm.seed(checkpoint(tmp_path / "base", FIRST), "--via", f"127.0.0.1:{port}", "--announce", "127.0.0.1:9")
+        ticket = swarm.ticket("--nodes", "64")
+        swarm.start("relay", "relay", ticket, "--listen", f"127.0.0.1:{port}")
+        swarm.until("relay", lambda state: state["nodes"][0]["phase"] == "idle")
+        swarm.until("seed", lambda state: len(state["nodes"]) == 1)
+        yield swarm, port, ticket
+        for name in swarm.running:
+            assert swarm.running[name].poll() is None, swarm.log(name)
+            assert "Traceback" not in swarm.log(name, 1 << 22)
+
+
+async def hold_circuits(villain: Villain, relay: bytes, port: int, target: bytes, count: int, got: list[int]) -> None:
+    """Ask for so many circuits to the target, say nothing on them, and ask again for each that ends."""
+
+    async def one() -> None:
+        while True:
+            try:
+                await villain.transport.connect(relay, [f"/ip4/127.0.0.1/tcp/{port}"])
+                stream = await villain.transport.open_library_stream(relay, HOP_ID)
+                async with stream:
+                    await write_message(stream, HopMessage(type=HopMessage.CONNECT, peer=peer_in(target, None)))
+                    answer = await read_message(stream, HopMessage)
+                    if answer.status == Status.OK:
+                        got.append(1)
+                        while await stream.receive_some(1024):
+                            pass
+            except GONE:
+                pass
+            await trio.sleep(0.5)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(one)
+
+
+async def comes_in(ticket: str) -> None:
+    joiner = Member(Key.generate(), ticket)
+    with trio.move_on_after(15):
+        async with joiner.running():
+            while not await joiner.enter():  # noqa: ASYNC110
+                await trio.sleep(0.2)
+        return
+    pytest.fail("a machine with a valid ticket was not let in through the relay within 15 s")
+
+
+async def test_15_circuits_of_strangers_keep_nobody_from_a_seed_behind_nat(relayed: tuple[Swarm, int, str]) -> None:
+    """Two keys with sixteen circuits each, asked for anew whenever they end; then twenty keys with two each."""
+    swarm, port, ticket = relayed
+    way_in = Ticket.parse(ticket)
+    relay = keyfile.load(swarm.home("relay") / "node.key").public
+    await comes_in(ticket)
+    for keys, each in ((2, 16), (20, 2)):
+        got: list[int] = []
+        async with trio.open_nursery() as nursery:
+            for i in range(keys):
+                villain = Villain(Key(bytes([i + 1, keys]) + b"\x71" * 30))
+                await nursery.start(villain.transport.serve, villain._accept)
+                nursery.start_soon(hold_circuits, villain, relay, port, way_in.authority, each, got)
+            with trio.move_on_after(10):
+                while len(got) < 16:  # noqa: ASYNC110
+                    await trio.sleep(0.1)
+            assert got, "no circuit was had at all: the attack did not take place"
+            for _ in range(3):
+                await comes_in(ticket)
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,67 @@
+"""`docs/attacks.md` stands on tests: every row of its tables names at least one, and each that is named exists."""
+
+import ast
+import re
+from pathlib import Path
+
+HOUSE = Path(__file__).parents[1]
+PAGE = (HOUSE / "docs" / "attacks.md").read_text()
+NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
+
+
+def table_rows() -> list[list[str]]:
+    """The rows of tables whose last column is the test, without heads and rules."""
+    rows, in_table = [], False
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if not line.startswith("|"):
+            in_table = False
+        elif cells[-1] == "test":
+            in_table = True
+        elif in_table and not set(line) <= set("|- :"):
+            rows.append(cells)
+    return rows
+
+
+def tests_of(path: Path) -> set[str]:
+    """The functions in a file that pytest collects, by their names."""
+    found = ast.walk(ast.parse(path.read_text()))
+    return {
+        node.name
+        for node in found
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    }
+
+
+def test_every_attack_names_a_test_that_exists() -> None:
+    rows = table_rows()
+    assert len(rows) >= 30
+    missing = []
+    for cells in rows:
+        assert len(cells) == 4, f"attack, what happens, bound, test: {cells}"
+        named = NAMED.findall(cells[3])
+        if not named:
+            missing.append(f"{cells[0]}: no test")
+        for file, name in named:
+            path = HOUSE / file
+            if not path.is_file() or name not in tests_of(path):
+                missing.append(f"{cells[0]}: {file}::{name} does not exist")
+    assert not missing, "\n".join(missing)
+
+
+def test_every_attack_of_the_kit_is_in_the_page() -> None:
+    """What `tests/adversary` acts out is told."""
+    named = {f"{file}::{name}" for file, name in NAMED.findall(PAGE)}
+    untold = [
+        f"{path.relative_to(HOUSE)}::{name}"
+        for path in sorted((HOUSE / "tests" / "adversary").glob("test_*.py"))
+        for name in sorted(tests_of(path))
+        if f"{path.relative_to(HOUSE)}::{name}" not in named
+    ]
+    assert not untold, "\n".join(untold)
+
+
+def test_each_row_of_the_audit_is_in_the_page() -> None:
+    """The 22 findings from which the page began: the row of each says its number."""
+    told = {int(number) for cells in table_rows() for number in re.findall(r"\((\d+)\)", cells[0])}
+    assert set(range(1, 23)) <= told, f"not told: {sorted(set(range(1, 23)) - told)}"
