@@ -13,7 +13,7 @@ def table_rows() -> list[list[str]]:
     """The rows of tables whose last column is the test, without heads and rules."""
     rows, in_table = [], False
     for line in PAGE.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        cells = [cell.strip() for cell in line.strip()[1:-1].split("|")]
         if not line.startswith("|"):
             in_table = False
         elif cells[-1] == "test":
@@ -23,7 +23,7 @@ def table_rows() -> list[list[str]]:
     return rows
 
 
-def tests_of(path: Path) -> set[str]:
+def functions_of(path: Path) -> set[str]:
     """The functions in a file that pytest collects, by their names."""
     found = ast.walk(ast.parse(path.read_text()))
     return {
@@ -44,7 +44,7 @@ def test_every_attack_names_a_test_that_exists() -> None:
             missing.append(f"{cells[0]}: no test")
         for file, name in named:
             path = HOUSE / file
-            if not path.is_file() or name not in tests_of(path):
+            if not path.is_file() or name not in functions_of(path):
                 missing.append(f"{cells[0]}: {file}::{name} does not exist")
     assert not missing, "\n".join(missing)
 
@@ -55,7 +55,7 @@ def test_every_attack_of_the_kit_is_in_the_page() -> None:
     untold = [
         f"{path.relative_to(HOUSE)}::{name}"
         for path in sorted((HOUSE / "tests" / "adversary").glob("test_*.py"))
-        for name in sorted(tests_of(path))
+        for name in sorted(functions_of(path))
         if f"{path.relative_to(HOUSE)}::{name}" not in named
     ]
     assert not untold, "\n".join(untold)

@@ -63,10 +63,12 @@ class Arena:
         self.version = 0
         self.seed_port, self.box_port = free_port(), free_port()
 
-    def start(self, *, box: bool = True, base: Path | None = None, **options: Any) -> None:
+    def start(self, *, box: bool = True, base: Path | None = None, announce: int | None = None, **options: Any) -> None:
+        """`announce`: the port at which others reach the seed, if it is another than its own."""
         swarm, self.options = self.swarm, options
+        more = () if announce is None else ("--announce", f"127.0.0.1:{announce}")
         self.base = base or checkpoint(swarm.folder / "base", self.words)
-        swarm.seed(self.base, "--listen", f"127.0.0.1:{self.seed_port}", **options)
+        swarm.seed(self.base, "--listen", f"127.0.0.1:{self.seed_port}", *more, **options)
         self.ticket = swarm.ticket("--nodes", str(TICKET_NODES))
         self.key = keyfile.load(swarm.home("seed") / "authority.key")
         if box:

@@ -1,0 +1,107 @@
+"""Attacks on a version that is on its way: frames of others that count as progress, and a trainer that dies in it."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import trio
+from arena_kit import FIRST, Arena
+from kit import NODE, checkpoint, free_port, holds, root_of, step, swarm_in, weights
+from proxy_kit import proxied
+from villain_kit import Member
+
+from codec.sign import Key
+from swarm.protocol.wire import FRAME_HEAD, FrameKind, pack_frame, unpack_frame_head
+from swarm.transport.base import Lane
+
+pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+
+REPAIRED_S = 8.0
+"""Pulls begin half a second after a stripe stands still; a dead connection is noticed only after twenty."""
+
+
+def frames_of(bulk: bytes) -> list[tuple[bytes, int]]:
+    """The whole frames of pieces and headers in what a bulk stream brought: (frame, its stripe's place in it)."""
+    found, at = [], 0
+    while at + FRAME_HEAD <= len(bulk):
+        head = unpack_frame_head(bulk[at : at + FRAME_HEAD])
+        end = at + FRAME_HEAD + head.length
+        if end <= len(bulk) and head.kind in (FrameKind.HEADER, FrameKind.PIECE):
+            found.append((bulk[at:end], head))
+        at = end
+    return found
+
+
+async def keep_saying(member: Member, box: bytes, frames: list) -> None:
+    """Old pieces, properly signed, each under every stripe, ten times a second."""
+    stream = await member.transport.open_stream(box, Lane.BULK)
+    while True:
+        for stripe in range(8):
+            frame, head = frames[stripe % len(frames)]
+            await stream.send_all(pack_frame(head._replace(stripe=stripe)) + frame[FRAME_HEAD:])
+        await trio.sleep(0.1)
+
+
+@pytest.mark.parametrize("attacked", [False, True], ids=["alone", "attacked"])
+async def test_13_frames_of_others_are_no_progress(tmp_path: Path, attacked: bool) -> None:
+    """What the seed pushes to the box is held back on the way, so the box must pull it from another node; a member
+    says of old pieces that they are of each stripe, as if all of them moved."""
+    with swarm_in(tmp_path) as swarm:
+        arena, outside = Arena(swarm, weights(tensors=24, elements=120_000)), free_port()
+        async with proxied(outside, arena.seed_port) as proxy, trio.open_nursery() as nursery:
+            await trio.to_thread.run_sync(lambda: arena.start(announce=outside))
+            of_box = len(proxy.brought)
+            swarm.start("other", "join", arena.ticket, *NODE)
+            await trio.to_thread.run_sync(swarm.until, "other", holds(root_of(arena.words)))
+            member = Member(Key(b"\x13" * 32), arena.ticket)
+            member.keeps_bulk = True
+            async with member.running():
+                assert await member.enter()
+                nursery.start_soon(member.live)
+                await member.attach(*range(8))
+                await arena.works()
+                await trio.sleep(0.5)
+                frames = frames_of(member.bulk)
+                assert frames, "the member was pushed nothing"
+                if attacked:
+                    await member.greet(arena.box_public, arena.box_port)
+                    nursery.start_soon(keep_saying, member, arena.box_public, frames)
+                    await trio.sleep(0.5)
+                # The connection that brought the model to the box is the one that is to bring the version.
+                proxy.held_back = {i for i in range(of_box) if proxy.brought[i] > 200_000}
+                assert proxy.held_back
+                began = trio.current_time()
+                await arena.works()
+                assert trio.current_time() - began < REPAIRED_S
+                nursery.cancel_scope.cancel()
+        arena.unharmed()
+
+
+async def test_21_trainer_killed_in_mid_publish(arena: Arena) -> None:
+    """Nothing of the dead attempt is pushed to anybody any more, and the next version is on its way as any other."""
+    words = step(FIRST, 77, density=0.6)
+    folder = checkpoint(arena.swarm.folder / "dead", words)
+    before = arena.log().count('"publishing"')
+    for _ in range(5):
+        arena.swarm.start("trainer", "publish", str(folder), SWARM_HOME=str(arena.swarm.home("seed")))
+        await trio.to_thread.run_sync(arena.swarm.until_logged, "seed", f'(?s)(.*"publishing"){{{before + 1}}}')
+        before += 1
+        arena.swarm.running["trainer"].send_signal(signal.SIGKILL)
+        arena.swarm.running.pop("trainer").wait()
+        await trio.sleep(0.5)
+        if arena.swarm.state("seed")["head"] == [0, 0]:
+            break
+    else:
+        pytest.skip("each publication was over before it could be killed")
+    member = Member(Key(b"\x21" * 32), arena.ticket)
+    async with member.running(), trio.open_nursery() as nursery:
+        assert await member.enter()
+        nursery.start_soon(member.live)
+        await member.attach(*range(8))
+        await trio.sleep(2)
+        assert member.bulk_bytes < 1000, "chunks of a dead attempt are still pushed"
+        await arena.works()
+        nursery.cancel_scope.cancel()
+    steps = arena.swarm.state("seed")["steps"]
+    assert steps[-1]["version"] == [0, 1]
+    assert steps[-1]["trainer_copies"] < 4
