@@ -2,10 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ class Attack:
         self.told: dict[str, Any] = {}
         self.ready = trio.Event()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It stands still for a while, connections and all."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     async def listen(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
@@ -38,14 +48,22 @@ class Attack:
 
 @asynccontextmanager
 async def attack(
-    arena: Arena, what: str, *, mbit: float = 100.0, members: int = 0, count: int = 0, addresses: int = 4
+    arena: Arena,
+    what: str,
+    *,
+    mbit: float = 100.0,
+    members: int = 0,
+    count: int = 0,
+    addresses: int = 4,
+    at_box: bool = False,
 ) -> AsyncIterator[Attack]:
-    """`what` by a stranger, or by so many members on one ticket, together at `mbit`, until the block ends."""
+    """`what` by a stranger, or by so many members on one ticket, together at `mbit`, until the block ends: to the seed,
+    or to the node."""
     ticket = await trio.to_thread.run_sync(arena.another_ticket, max(1, members))
     told = {
         "what": what, "ticket": ticket, "members": members, "mbit": mbit, "count": count, "addresses": addresses,
         "seconds": MOST_S, "box": arena.box_public.hex() if "box" in arena.swarm.running else "",
-        "box_port": arena.box_port,
+        "box_port": arena.box_port, "at_box": at_box,
     }  # fmt: skip
     here = Path(__file__).parent
     paths = [str(here), str(here.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]

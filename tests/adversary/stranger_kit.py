@@ -215,6 +215,55 @@ class ByHand:
             await self._write(frame(DATA, 0, self.stream, body=part))
 
 
+class Hoarder:
+    """Many streams on one connection, each filled as far as the other end lets it, whose answers are never taken."""
+
+    def __init__(self, tls: trio.SSLStream, streams: int, protocol: str, body: bytes) -> None:
+        self._tls, self._body, self._protocol = tls, body, protocol
+        self._windows = dict.fromkeys(range(1, 2 * streams, 2), 256 << 10)
+        self.sent_bytes = 0
+
+    async def run(self) -> None:
+        """Until the connection ends."""
+        with quietly(*BROKEN):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen, nursery.cancel_scope)
+                hello = said(HEADER, self._protocol)
+                for stream in self._windows:
+                    await self._tls.send_all(frame(WINDOW, SYN, stream) + frame(DATA, 0, stream, body=hello))
+                    self._windows[stream] -= len(hello)
+                while True:
+                    for stream in list(self._windows):
+                        size = min(self._windows[stream], 16384)
+                        if size > 0:
+                            self._windows[stream] -= size
+                            self.sent_bytes += size
+                            await self._tls.send_all(frame(DATA, 0, stream, body=(self._body * size)[:size]))
+                    await trio.sleep(0.01)
+
+    async def _listen(self, scope: trio.CancelScope) -> None:
+        buffer = b""
+        with quietly(*BROKEN):
+            while data := await self._tls.receive_some(65536):
+                buffer += data
+                while len(buffer) >= 12:
+                    _, kind, flags, stream, length = struct.unpack("!BBHII", buffer[:12])
+                    if kind == DATA and len(buffer) < 12 + length:
+                        break
+                    buffer = buffer[12 + (length if kind == DATA else 0) :]
+                    if kind == WINDOW and stream in self._windows:
+                        self._windows[stream] += length
+                    if flags & (RST | FIN):
+                        self._windows.pop(stream, None)
+                    if kind == PING and flags & SYN:
+                        await self._answer(length)
+        scope.cancel()
+
+    async def _answer(self, value: int) -> None:
+        with quietly(trio.BusyResourceError):  # the writer has it: the next ping is in time
+            await self._tls.send_all(frame(PING, ACK, 0, value))
+
+
 # ------------------------------------------------------------ crowds and listeners
 
 

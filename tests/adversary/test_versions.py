@@ -74,6 +74,7 @@ async def test_13_frames_of_others_are_no_progress(tmp_path: Path, attacked: boo
                 await arena.works()
                 assert trio.current_time() - began < REPAIRED_S
                 nursery.cancel_scope.cancel()
+        arena.close()
         arena.unharmed()
 
 

@@ -1,0 +1,53 @@
+"""Memory that a member has the seed hold: streams filled to the brim that nobody reads, frames that are never whole."""
+
+import pytest
+import trio
+from arena_kit import MIB, Arena, observed
+from stranger_kit import BROKEN, Hoarder, certificate, context, quietly, secured
+from villain_kit import Member
+
+from codec import ChunkKey
+from codec.sign import Key
+from swarm.protocol.wire import NO_STRIPE, Frame, FrameKind, pack_frame
+
+pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+
+CONNECTIONS = 8
+STREAMS = 120
+MOST = 64 * MIB
+HALF_A_FRAME = pack_frame(Frame(FrameKind.HEADER, NO_STRIPE, ChunkKey(0, 1, 0, 0), 0, 0, 0, 1 << 20))
+HOARDS = {
+    "echoes that are not taken": ("/ipfs/ping/1.0.0", b"x"),
+    "frames that are never whole": ("/swarm-node/bulk/1", HALF_A_FRAME[:1]),
+    "gossip that is never whole": ("/meshsub/1.1.0", b"\xff"),
+    "identities that are never whole": ("/ipfs/id/push/1.0.0", b"\xff"),
+    "control messages that are never whole": ("/swarm-node/control/1", b"\0\0\x10"),
+}
+
+
+@pytest.mark.parametrize("what", list(HOARDS))
+@pytest.mark.parametrize("who", ["stranger", "member"])
+async def test_streams_that_nobody_reads(arena: Arena, what: str, who: str) -> None:
+    """Over several connections, 120 streams each, filled as far as the windows reach."""
+    key = Key(b"\x88" * 32)
+    member = Member(key, arena.ticket)
+    async with observed(arena) as observer, member.running(), trio.open_nursery() as nursery:
+        if who == "member":
+            assert await member.enter()
+            nursery.start_soon(member.live)
+        shown, hoards = context(certificate(key)), []
+        before, worst = arena.process().rss_bytes, 0
+        for _ in range(CONNECTIONS):
+            with quietly(*BROKEN):
+                hoards.append(Hoarder(await secured(arena.seed_port, shown), STREAMS, *HOARDS[what]))
+                nursery.start_soon(hoards[-1].run)
+        observer.reset()
+        with trio.move_on_after(8):
+            while True:
+                worst = max(worst, arena.process().rss_bytes - before)
+                await trio.sleep(0.1)
+        sent = sum(hoard.sent_bytes for hoard in hoards)
+        nursery.cancel_scope.cancel()
+    assert worst <= MOST, f"{worst / MIB:.0f} MiB, by {sent / MIB:.0f} MiB sent"
+    assert arena.honest_leases_lost() == []
+    await arena.lets_in()
