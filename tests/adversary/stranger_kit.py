@@ -229,12 +229,12 @@ class Hoarder:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, nursery.cancel_scope)
                 hello = said(HEADER, self._protocol)
-                for stream in self._windows:
-                    await self._tls.send_all(frame(WINDOW, SYN, stream) + frame(DATA, 0, stream, body=hello))
+                for stream in list(self._windows):
                     self._windows[stream] -= len(hello)
+                    await self._tls.send_all(frame(WINDOW, SYN, stream) + frame(DATA, 0, stream, body=hello))
                 while True:
                     for stream in list(self._windows):
-                        size = min(self._windows[stream], 16384)
+                        size = min(self._windows.get(stream, 0), 16384)
                         if size > 0:
                             self._windows[stream] -= size
                             self.sent_bytes += size

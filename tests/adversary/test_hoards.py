@@ -48,6 +48,7 @@ async def test_streams_that_nobody_reads(arena: Arena, what: str, who: str) -> N
                 await trio.sleep(0.1)
         sent = sum(hoard.sent_bytes for hoard in hoards)
         nursery.cancel_scope.cancel()
+    print(who, what, f"{worst / MIB:.0f} MiB, by {sent / MIB:.0f} MiB sent")
     assert worst <= MOST, f"{worst / MIB:.0f} MiB, by {sent / MIB:.0f} MiB sent"
     assert arena.honest_leases_lost() == []
     await arena.lets_in()
