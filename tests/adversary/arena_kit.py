@@ -67,10 +67,20 @@ class Arena:
         self.seed_port, self.box_port = free_port(), free_port()
         self._publisher: subprocess.Popen[str] | None = None
 
-    def start(self, *, box: bool = True, base: Path | None = None, announce: int | None = None, **options: Any) -> None:
-        """`announce`: the port at which others reach the seed, if it is another than its own."""
+    def start(
+        self,
+        *,
+        box: bool = True,
+        base: Path | None = None,
+        announce: int | None = None,
+        up_mbit: float = 0.0,
+        **options: Any,
+    ) -> None:
+        """`announce`: the port at which others reach the seed, if it is another than its own. `up_mbit`: what the seed
+        may send at."""
         swarm, self.options = self.swarm, options
-        more = () if announce is None else ("--announce", f"127.0.0.1:{announce}")
+        more: tuple[str, ...] = () if announce is None else ("--announce", f"127.0.0.1:{announce}")
+        more += ("--up-mbit", str(up_mbit)) if up_mbit else ()
         self.base = base or checkpoint(swarm.folder / "base", self.words)
         swarm.seed(self.base, "--listen", f"127.0.0.1:{self.seed_port}", *more, **options)
         self.ticket = swarm.ticket("--nodes", str(TICKET_NODES))
@@ -135,11 +145,20 @@ class Arena:
     async def flight_s(self) -> float:
         """Publish a version; from when its publication began until the box held it, by their logs, s."""
         await self.works()
-        last = f'"0.{self.version}"'
-        began = next(x for x in reversed(self.log("seed").splitlines()) if '"publishing"' in x and last in x)
-        held = next(x for x in reversed(self.log("box").splitlines()) if '"holds"' in x and last in x)
-        first, second = (datetime.fromisoformat(json.loads(line)["timestamp"]) for line in (began, held))
+        first, second = self._logged("seed", "publishing"), self._logged("box", "holds")
+        with trio.fail_after(10):
+            while second is None:
+                await trio.sleep(0.02)
+                second = self._logged("box", "holds")
+        assert first is not None
         return (second - first).total_seconds()
+
+    def _logged(self, name: str, event: str) -> datetime | None:
+        """When it last said this of the newest version."""
+        for line in reversed(self.log(name).splitlines()):
+            if f'"{event}"' in line and f'"0.{self.version}"' in line:
+                return datetime.fromisoformat(json.loads(line)["timestamp"])
+        return None
 
     def publish(self) -> str:
         """The next version's root, as the seed says it."""

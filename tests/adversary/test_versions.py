@@ -2,13 +2,14 @@
 
 import signal
 from pathlib import Path
+from statistics import median
 
 import pytest
 import trio
-from arena_kit import FIRST, Arena
+from arena_kit import FIRST, PASSES, Arena, arena_in
 from kit import NODE, checkpoint, free_port, holds, root_of, step, swarm_in, weights
 from proxy_kit import proxied
-from villain_kit import Member
+from villain_kit import Member, members
 
 from codec.sign import Key
 from swarm.protocol.wire import FRAME_HEAD, FrameKind, pack_frame, unpack_frame_head
@@ -75,6 +76,27 @@ async def test_13_frames_of_others_are_no_progress(tmp_path: Path, attacked: boo
                 assert trio.current_time() - began < REPAIRED_S
                 nursery.cancel_scope.cancel()
         arena.close()
+        arena.unharmed()
+
+
+async def test_uninvited_children_of_the_seed(tmp_path: Path) -> None:
+    """Ten members that the plan gives other parents hang on the seed itself, in all stripes: its uplink is for those
+    whom it planned first."""
+    with arena_in(tmp_path, words=weights(tensors=32, elements=480_000), up_mbit=30.0) as arena:
+        async with members(arena.ticket, 10) as sybils, trio.open_nursery() as nursery:
+            for each in sybils:
+                nursery.start_soon(each.live)
+                await each.attach(0, credit=0)
+            await trio.sleep(2)
+            await arena.flight_s()
+            quiet = [await arena.flight_s() for _ in range(PASSES)]
+            for each in sybils:
+                await each.attach(*range(8))
+            await trio.sleep(1)
+            loud = [await arena.flight_s() for _ in range(PASSES)]
+            nursery.cancel_scope.cancel()
+        print(quiet, loud)
+        assert median(loud) <= 1.3 * median(quiet) + 0.15, (quiet, loud)
         arena.unharmed()
 
 

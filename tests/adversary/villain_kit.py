@@ -138,9 +138,9 @@ class Member(Villain):
                 return True
         return False
 
-    async def attach(self, *stripes: int) -> None:
-        """Have the seed push these stripes, and all heartbeats with them."""
-        await self.say(self.stream, *(Attach(stripe, 0, 0, PLENTY, ()) for stripe in stripes))
+    async def attach(self, *stripes: int, credit: int = PLENTY) -> None:
+        """Have the seed push these stripes, and all heartbeats with them (credit 0: heartbeats alone)."""
+        await self.say(self.stream, *(Attach(stripe, 0, 0, credit, ()) for stripe in stripes))
 
     def report(self, **changes: Any) -> bytes:
         """Its next renewal, signed, with some fields made other than they should be."""
