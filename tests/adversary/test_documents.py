@@ -98,7 +98,7 @@ async def test_01_other_documents_that_are_no_utf8(arena: Arena) -> None:
     await arena.works()
 
 
-def rollouts(member: Member) -> list[bytes]:
+def rollouts(key: Key) -> list[bytes]:
     """Self-signed rollouts, each with one field that is not what it should be."""
     rollout = messages.Rollout(
         1, 1, 0, bytes(32), bytes(8), bytes(8), "length", (messages.VersionSpan(0, 0, bytes(32), 2),)
@@ -112,33 +112,38 @@ def rollouts(member: Member) -> list[bytes]:
         b"\x91" * 3000,
         msgspec.msgpack.encode((2**63 - 1, 2**63 - 1, 2**32 - 1, bytes(32), b"\xff" * 7, b"\x7f" * 7, "stop", ())),
     ]
-    signed = [member.key.seal(messages.ROLLOUT_DOMAIN, each) for each in bodies]
+    signed = [key.seal(messages.ROLLOUT_DOMAIN, each) for each in bodies]
     nan = messages.Rollout(1, 1, 0, bytes(32), bytes(8), b"\xff\xff\xff\x7f" * 2, "stop", rollout.spans)
-    return [*signed, messages.seal_rollout(member.key, nan), messages.seal_rollout(Key(b"\x01" * 32), rollout)]
+    return [*signed, messages.seal_rollout(key, nan), messages.seal_rollout(Key(b"\x01" * 32), rollout)]
 
 
 async def test_02_rollout_that_is_no_utf8(arena: Arena) -> None:
     from swarm.protocol.wire import Work
 
-    async with members(arena.ticket, 1) as (member,):
-        for sealed in rollouts(member):
-            await member.say(member.stream, Work(messages.encode(messages.SignedRollout(sealed))))
-        sampling = SamplingParams(max_tokens=1)
-        for odd in (
-            messages.Renew(2**63 - 1, 2**63 - 1, 2**63 - 1),
-            messages.Cannot(2**63 - 1, 2**63 - 1, "\ud7ff" * 100),
-            messages.GiveBack(tuple(range(4096))),
-            messages.WorkRequest(2**63 - 1, 4096, 2**32 - 1, 2**63 - 1, bytes(32), 1e9, tuple(range(4096))),
-            messages.Answer(0, 0, 0, b"\xff\xff\xff\x7f" * 4),
-            messages.Answer(2**63 - 1, 0, 0, b"odd"),
-            messages.Timesheet(1e7, 1e7, 1e7, 1e7, (messages.Commits(2**32 - 1, 2**63 - 1, 1e7, 1e7, 1e7, 1e7),) * 16),
-            messages.Ask(0, bytes(4), bytes(4), sampling, 0, 0, 2**32 - 1, 0),
-            messages.Unfit(0, messages.Reason.LIED),
-        ):
-            await member.say(member.stream, Work(messages.encode(odd)))
-        for body in (b"", b"\x01", b"\x01" + b"\x91" * 3000, b"\x01\x93\x0a\xa3" + INVALID):
-            await member.say(member.stream, Work(body))
-        await trio.sleep(0.5)
+    sampling = SamplingParams(max_tokens=1)
+    odd: list[messages.WorkMessage] = [
+        messages.Renew(2**63 - 1, 2**63 - 1, 2**63 - 1),
+        messages.Cannot(2**63 - 1, 2**63 - 1, "\ud7ff" * 100),
+        messages.GiveBack(tuple(range(4096))),
+        messages.WorkRequest(2**63 - 1, 4096, 2**32 - 1, 2**63 - 1, bytes(32), 1e9, tuple(range(4096))),
+        messages.Answer(0, 0, 0, b"\xff\xff\xff\x7f" * 4),
+        messages.Answer(2**63 - 1, 0, 0, b"odd"),
+        messages.Timesheet(1e7, 1e7, 1e7, 1e7, (messages.Commits(2**32 - 1, 2**63 - 1, 1e7, 1e7, 1e7, 1e7),) * 16),
+        messages.Ask(0, bytes(4), bytes(4), sampling, 0, 0, 2**32 - 1, 0),
+        messages.Unfit(0, messages.Reason.LIED),
+    ]
+    bodies = [b"", b"\x01", b"\x01" + b"\x91" * 3000, b"\x01\x93\x0a\xa3" + INVALID, *map(messages.encode, odd)]
+    deep = b"\x81\xa2zz" + b"\x91" * 3000  # an unknown key, whose value is nested
+    bodies.append(messages.encode(odd[7]).replace(msgspec.msgpack.encode(sampling), deep))
+    key = Key(b"\x52" * 32)
+    rolled = [messages.encode(messages.SignedRollout(sealed)) for sealed in rollouts(key)]
+    for i, body in enumerate([*rolled, *bodies]):  # each by a member of its own: whoever says it may be dropped
+        member = Member(key if i < len(rolled) else Key(bytes([i]) + b"\x52" * 31), arena.ticket)
+        async with member.running():
+            if await member.enter():
+                await member.say(member.stream, Work(body))
+                await trio.sleep(0.05)
+        arena.unharmed(f"Work {body[:60]!r}")
     await arena.works()
     assert arena.swarm.state("seed")["work"] is not None
 

@@ -149,15 +149,16 @@ async def test_a_member_that_lies_is_dropped_and_everybody_ends_right(swarm: Swa
             bulk = await villain.transport.open_stream(box, Lane.BULK)
             for kind, seq, body in lie:
                 head = pack_frame(Frame(kind, NO_STRIPE, ChunkKey(0, 2, 0, seq), 0, 0, 0, len(body)))
-                await bulk.send_all(head + body)
+                with suppress(*GONE):  # dropped already
+                    await bulk.send_all(head + body)
             await villain.answers(to_box)
+            assert await villain.refused(box, box_port)
     async with Villain(Key(b"\x60" * 32)).running() as villain:
         to_box = await member(villain, key, seed_port, box, box_port)
         other = Key(b"\x61" * 32)
         manifest = Manifest(other.public, 0, 1, 0, root, bytes(32), layout.hash, (), 0, 0)
         await villain.say(to_box, ManifestNews(manifest.seal(other)))
         await villain.answers(to_box)
-    assert swarm.log("box", 1 << 20).count("peer_dropped") >= len(lies)
     await trio.to_thread.run_sync(swarm.publish, swarm.folder / "step_1")
     await trio.to_thread.run_sync(swarm.until, "box", holds(root_of(SECOND)))
 
