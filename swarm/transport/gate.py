@@ -8,7 +8,7 @@ are ours to judge.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from swarm.transport.admission import origin
@@ -54,8 +54,7 @@ class Gate:
         self._rules = rules or GateRules()
         self._strange: dict[MuxedConnection, float] = {}  # since when
         self._by_address: Counter[str] = Counter()
-        streams = self._rules.streams
-        self._narrow = replace(full, max_inbound_streams=streams, accept_backlog=streams, window_budget_bytes=0)
+        self._narrow = full.narrow(self._rules.streams)
 
     def limits(self, peer: PeerKey, *, dialed: bool) -> Limits:
         """For a new connection; `dialed`: by us."""

@@ -43,7 +43,7 @@ from swarm.transport.relay import Relay, RelayRules
 from swarm.transport.tcp import TcpTransport, bind, checked_announcements, multiaddr_text
 from swarm.transport.tuning import BBR
 from swarm.transport.upgrade import Upgrader
-from swarm.transport.yamux import Limits, YamuxStream
+from swarm.transport.yamux import Limits, PeerBudgets, YamuxStream
 
 __all__ = ["DialRules", "Libp2pTransport"]
 
@@ -94,6 +94,7 @@ class Libp2pTransport(Transport):
         self._limits = limits or Limits()
         self._rules = dial_rules or DialRules()
         self._edges: dict[PeerKey, Edge] = {}
+        self.budgets = PeerBudgets()
         self._addresses: dict[PeerKey, list[str]] = {}  # where connect() last found or sought them
         self._dialer = Dialer(self._rules, self._dial_once)
         self._connecting: dict[PeerKey, trio.Lock] = {}
@@ -167,7 +168,8 @@ class Libp2pTransport(Transport):
     def _make_connection(self, conn: ISecureConn, id_: ID, peer: PeerKey) -> MuxedConnection:
         lane = _dialing_for.get() if conn.is_initiator else None
         limits = self._gate.limits(peer, dialed=conn.is_initiator)
-        return MuxedConnection(conn, id_, peer, lane, limits, self._on_started, self._on_ended)
+        budget = self.budgets.of(peer, limits, trio.current_time())
+        return MuxedConnection(conn, id_, peer, lane, limits, self._on_started, self._on_ended, budget)
 
     def _on_started(self, connection: MuxedConnection) -> None:
         # The library's own limit for a peer is none for connections that are younger than half a minute.
@@ -183,6 +185,7 @@ class Libp2pTransport(Transport):
     def _on_ended(self, connection: MuxedConnection) -> None:
         _log.info("connection ended peer=%s reason=%r", peer_id(connection.peer), connection.yamux.reason)
         self._gate.end(connection)
+        self.budgets.left(connection.peer, trio.current_time())
         edge = self._edges.get(connection.peer)
         if edge:
             edge.remove(connection)

@@ -17,10 +17,11 @@ from libp2p.stream_muxer.exceptions import (
 )
 from multiaddr import Multiaddr
 
+from swarm.guard import Source, guarded
 from swarm.transport.base import Lane, PeerKey, Unreachable, Way
 from swarm.transport.path import Path
 from swarm.transport.tls import TlsSession
-from swarm.transport.yamux import Connection, Limits, YamuxStream
+from swarm.transport.yamux import Connection, Limits, PeerBudget, YamuxStream
 
 __all__ = ["YAMUX_ID", "MuxedConnection", "MuxedStream"]
 
@@ -63,8 +64,10 @@ class MuxedConnection(IMuxedConn):
         limits: Limits,
         started: Callable[["MuxedConnection"], None],
         ended: Callable[["MuxedConnection"], None],
+        budget: PeerBudget | None = None,
     ) -> None:
-        """`dialed_for`: None if the peer dialed. `started`, `ended`: told when it goes live and when it is gone."""
+        """`dialed_for`: None if the peer dialed. `started`, `ended`: told when it goes live and when it is gone.
+        `budget`: of the peer, whichever connection it uses."""
         self.peer_id = peer_id
         self.peer = peer
         self.dialed_for = dialed_for
@@ -75,7 +78,7 @@ class MuxedConnection(IMuxedConn):
         self.security = getattr(conn, "negotiated_security_protocol", "")
         self.congestion_control: str = getattr(conn, "congestion_control", "")
         link = conn if isinstance(conn, TlsSession) else SecureLink(conn)
-        self.yamux = Connection(link, client=conn.is_initiator, limits=limits)
+        self.yamux = Connection(link, client=conn.is_initiator, limits=limits, budget=budget, who=peer)
         self._conn = conn
         self._started = started
         self._ended = ended
@@ -100,14 +103,17 @@ class MuxedConnection(IMuxedConn):
         return self.yamux.closed
 
     async def start(self) -> None:
-        self._started(self)
-        self.event_started.set()
-        try:
-            await self.yamux.run()
-        finally:
-            self._ended(self)
-        if self.on_close is not None:
-            await self.on_close()
+        """Run until it ends. Whatever goes wrong ends this connection, and not the library's nursery."""
+        with guarded(Source.CONNECTION, self.peer):
+            self._started(self)
+            self.event_started.set()
+            try:
+                await self.yamux.run()
+            finally:
+                self._ended(self)
+        with guarded(Source.CONNECTION, self.peer):
+            if self.on_close is not None:
+                await self.on_close()
 
     async def close(self) -> None:
         await self.yamux.aclose()
@@ -137,7 +143,8 @@ class MuxedConnection(IMuxedConn):
 class MuxedStream(IMuxedStream):
     """One of our streams with the library's methods and errors. `stream` is the stream itself.
 
-    The library writes from several tasks at once and expects each write to go out whole; ours allow one at a time.
+    Only protocols of the library read by it. Each read is paid out of the peer's budget before, since what the library
+    does with 32 bytes (a ping) costs more than they do. The library writes from several tasks at once and expects each write to go out whole; ours allow one at a time.
     """
 
     def __init__(self, stream: YamuxStream, connection: MuxedConnection) -> None:
@@ -152,6 +159,7 @@ class MuxedStream(IMuxedStream):
             return b""
         try:
             async with self._reading:
+                await trio.sleep(self.muxed_conn.yamux.budget.library_read(trio.current_time()))
                 data = await self.stream.receive_some(None if n is None or n < 0 else n)
         except trio.BrokenResourceError as error:
             raise MuxedStreamReset(str(error)) from error

@@ -4,7 +4,8 @@
 """
 
 from swarm.transport.yamux.connection import ByteLink, Connection, StreamLink
+from swarm.transport.yamux.cost import PeerBudget, PeerBudgets
 from swarm.transport.yamux.limits import Limits
 from swarm.transport.yamux.stream import YamuxStream
 
-__all__ = ["ByteLink", "Connection", "Limits", "StreamLink", "YamuxStream"]
+__all__ = ["ByteLink", "Connection", "Limits", "PeerBudget", "PeerBudgets", "StreamLink", "YamuxStream"]

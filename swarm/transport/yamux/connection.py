@@ -6,7 +6,8 @@ the writer itself is cancelled, the connection is ending. One pings: a peer from
 `Limits.silence_s` of a ping is gone, and every stream breaks.
 
 A peer that breaks a rule (window, length, id, flags) ends the connection; `reason` says how. What is merely late (data
-for a stream that we reset or never knew) is answered with RST.
+for a stream that we reset or never knew) is answered with RST. What a peer makes us do is counted in its `PeerBudget`;
+one that is in debt is not read for as long, so that TCP holds it back.
 """
 
 import math
@@ -17,17 +18,33 @@ from typing import Final, Protocol
 import trio
 
 from codec.errors import PeerError
+from swarm.guard import Source, guarded
 from swarm.transport.base import Unreachable
-from swarm.transport.yamux.frames import ACK, FIN, GO_AWAY_NORMAL, RST, SYN, FrameParser, Head, Kind, encode_head
+from swarm.transport.yamux.cost import Cost, PeerBudget
+from swarm.transport.yamux.frames import (
+    ACK,
+    FIN,
+    GO_AWAY_NORMAL,
+    INITIAL_WINDOW_BYTES,
+    RST,
+    SYN,
+    FrameParser,
+    Head,
+    Kind,
+    encode_head,
+)
 from swarm.transport.yamux.limits import Limits
 from swarm.transport.yamux.stream import YamuxStream
-from swarm.transport.yamux.window import Budget, ReceiveWindow
+from swarm.transport.yamux.window import ReceiveWindow
 
 __all__ = ["ByteLink", "Connection", "StreamLink"]
 
 _WRITE_BYTES: Final = 262_144
 """About as much as one write takes: enough to make a system call cheap, little enough to overtake with a ping."""
 _WATCH_S: Final = 5.0
+_PAUSE_S: Final = 1.0
+"""The longest that a peer in debt is not read. A turn costs it less than that of its rate, or of a stranger's. So its
+pings are answered, and its silence is noticed."""
 _MAX_STREAM_ID: Final = 2**32 - 1
 
 
@@ -62,9 +79,20 @@ class StreamLink:
 class Connection:
     """One end of a yamux session. `run()` makes it live; everything else may be called from any task."""
 
-    def __init__(self, link: ByteLink, *, client: bool, limits: Limits | None = None) -> None:
-        """`client`: we dialed (our stream ids are odd)."""
+    def __init__(
+        self,
+        link: ByteLink,
+        *,
+        client: bool,
+        limits: Limits | None = None,
+        budget: PeerBudget | None = None,
+        who: bytes = b"",
+    ) -> None:
+        """`client`: we dialed (our stream ids are odd). `budget`: shared with the peer's other connections. `who`: the
+        peer, for the log."""
         self.limits = limits or Limits()
+        self.budget = budget or PeerBudget(self.limits)
+        self._who = who
         self.reason = ""
         self.round_trip_s = 0.0
         """Smoothed, from pings; 0 until the first answer."""
@@ -74,7 +102,8 @@ class Connection:
         """When a stream last came or went."""
         self._link = link
         self._parser = FrameParser(self.limits.max_frame_bytes)
-        self._budget = Budget(self.limits.window_budget_bytes)
+        self._cost = 0  # of what was read since the peer's budget was told
+        self._allowance_bytes = self.limits.allowance_bytes
         self._streams: dict[int, YamuxStream] = {}
         self._next_id = 1 if client else 2
         self._accepted: deque[YamuxStream] = deque()
@@ -111,6 +140,7 @@ class Connection:
 
     async def run(self) -> None:
         """Carry the connection until it ends or is cancelled. Never raises what a peer or the network can cause."""
+        self.budget.connections += 1
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -118,6 +148,7 @@ class Connection:
                         nursery.start_soon(self._guard, loop)
         finally:
             self._end("the connection was closed")
+            self.budget.connections -= 1
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(_Closer(self._link))
 
@@ -126,7 +157,7 @@ class Connection:
         await trio.lowlevel.checkpoint()
         if self.closed or self._going_away:
             raise Unreachable(self.reason or "the peer is going away")
-        if self._count(self._next_id) >= self.limits.max_outbound_streams or self._next_id > _MAX_STREAM_ID:
+        if self._own_streams() >= self.limits.max_outbound_streams or self._next_id > _MAX_STREAM_ID:
             raise Unreachable(f"{self.limits.max_outbound_streams} streams are open on this connection already")
         stream = self._add(self._next_id)
         self._next_id += 2
@@ -158,9 +189,10 @@ class Connection:
             await self.room.park()
 
     def widen(self, limits: Limits) -> None:
-        """From now on these, which allow no less than the present ones."""
-        self._budget.give(limits.window_budget_bytes - self.limits.window_budget_bytes)
+        """From now on these, which allow no less than the present ones. The peer's budget is widened as well."""
+        self.budget.widen(limits)
         self.limits = limits
+        self._allowance_bytes = limits.allowance_bytes
 
     # What streams call.
 
@@ -178,7 +210,7 @@ class Connection:
     def consumed(self, stream: YamuxStream, length: int) -> None:
         if stream.over:
             self._forget(stream)
-        elif not stream.ended:
+        elif not stream.ended and not self.closed:
             increment = stream.receive_window.consumed(length, trio.current_time(), self.round_trip_s)
             if increment:
                 self._queue_control(Kind.WINDOW, 0, stream.stream_id, increment)
@@ -215,18 +247,37 @@ class Connection:
     # Reading.
 
     async def _read_loop(self) -> None:
+        parser = self._parser
         while True:
-            data = await self._link.receive()
+            data: bytes | memoryview = await self._link.receive()
             if not data:
                 raise trio.BrokenResourceError("the peer closed the connection")
-            self._heard += 1
-            for event in self._parser.feed(data):
-                if isinstance(event, Head):
-                    self._on_head(event)
-                else:
-                    self._on_payload(event)
+            paid = len(data) // Cost.BYTES_A_UNIT - Cost.RECEIVE
+            while data:
+                self._heard += 1
+                for event in parser.feed(data):
+                    if isinstance(event, Head):
+                        self._on_head(event)
+                        if self._cost >= Cost.TURN:
+                            parser.pause()
+                    else:
+                        self._on_payload(event)
+                data = parser.rest
+                debt_s = self.budget.worked(self._cost - paid, trio.current_time())
+                self._cost = paid = 0
+                if debt_s or data:
+                    await self._wait(min(debt_s, _PAUSE_S), len(data))
+
+    async def _wait(self, seconds: float, length: int) -> None:
+        """Let others run, and the peer wait for `seconds`, with `length` bytes of its frames in our hands."""
+        self.budget.wait_with(length)
+        try:
+            await trio.sleep(seconds)
+        finally:
+            self.budget.waited_with(length)
 
     def _on_head(self, head: Head) -> None:
+        self._cost += Cost.FRAME
         if head.kind is Kind.PING:
             self._on_ping(head)
         elif head.kind is Kind.GO_AWAY:
@@ -248,11 +299,10 @@ class Connection:
     def _on_syn(self, stream_id: int, known: YamuxStream | None) -> YamuxStream | None:
         if known or stream_id % 2 == self._next_id % 2:
             raise PeerError(f"yamux stream id {stream_id} was not the peer's to open")
-        if self._count(stream_id) >= self.limits.max_inbound_streams or (
-            len(self._accepted) >= self.limits.accept_backlog
-        ):
-            self._queue_control(Kind.WINDOW, RST, stream_id, 0)
+        if self.budget.streams >= self.budget.max_streams or len(self._accepted) >= self.limits.accept_backlog:
+            self._answer(Kind.WINDOW, RST, stream_id, 0)
             return None
+        self._cost += Cost.OPEN
         stream = self._add(stream_id)
         self._queue_control(Kind.WINDOW, ACK, stream_id, stream.receive_window.first_increment)
         self._accepted.append(stream)
@@ -260,9 +310,13 @@ class Connection:
         return stream
 
     def _on_data(self, stream: YamuxStream | None, head: Head) -> None:
+        if self._allowance_bytes is not None:
+            self._allowance_bytes -= head.length
+            if self._allowance_bytes < 0:
+                raise PeerError(f"yamux: over {self.limits.allowance_bytes} bytes before the peer was admitted")
         if stream is None:
             if head.length and not head.flags & (SYN | RST):
-                self._queue_control(Kind.WINDOW, RST, head.stream_id, 0)
+                self._answer(Kind.WINDOW, RST, head.stream_id, 0)
         else:
             if stream.ended and head.length:
                 raise PeerError(f"yamux data after the end of stream {head.stream_id}")
@@ -277,8 +331,8 @@ class Connection:
             return
         if stream.closed:
             self._discard(stream, len(piece))
-        else:
-            stream.deliver(piece)
+        elif stream.deliver(piece):
+            self._cost += Cost.WAKE
         if not self._parser.payload_left:
             self._on_flags(stream, self._target_head.flags)
 
@@ -292,11 +346,15 @@ class Connection:
 
     def _on_ping(self, head: Head) -> None:
         if head.flags & SYN:
-            self._queue_control(Kind.PING, ACK, 0, head.length)
+            self._answer(Kind.PING, ACK, 0, head.length)
         elif head.length == self._ping[0]:
             measured_s = trio.current_time() - self._ping[1]
             self.round_trip_s = 0.75 * self.round_trip_s + 0.25 * measured_s if self.round_trip_s else measured_s
             self.way_s = min(self.way_s, measured_s)
+
+    def _answer(self, kind: Kind, flags: int, stream_id: int, length: int) -> None:
+        self._cost += Cost.ANSWER
+        self._queue_control(kind, flags, stream_id, length)
 
     # Writing.
 
@@ -362,17 +420,19 @@ class Connection:
     # Ending.
 
     async def _guard(self, loop: Callable[[], Awaitable[None]]) -> None:
-        try:
+        with guarded(Source.CONNECTION, self._who) as outcome:
             await loop()
-        except (PeerError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._end(str(error) or "the connection broke")
+        if outcome.error is not None:
+            self._end(outcome.why)
 
     def _end(self, why: str) -> None:
         if not self.reason:
             self.reason = why
+            unseen = set(self._accepted)
             for stream in list(self._streams.values()):
                 stream.break_(why, keep_unread=True)
-            self._streams.clear()
+                if stream.over or stream in unseen:  # of the others somebody still reads what is there, or closes them
+                    self._forget(stream)
             self._data.clear()
             self._control.clear()
             self.room.unpark_all()
@@ -383,17 +443,24 @@ class Connection:
 
     def _add(self, stream_id: int) -> YamuxStream:
         self.used_at_s = trio.current_time()
-        window = ReceiveWindow(self._budget, self.limits.first_window_bytes, self.limits.max_window_bytes)
+        limits = self.limits
+        most_bytes = min(limits.max_window_bytes, INITIAL_WINDOW_BYTES + limits.window_budget_bytes)
+        window = ReceiveWindow(self.budget.window, min(limits.first_window_bytes, most_bytes), most_bytes)
         stream = self._streams[stream_id] = YamuxStream(self, stream_id, window)
+        self.budget.streams += self._is_peers(stream_id)
         return stream
 
     def _forget(self, stream: YamuxStream) -> None:
         if self._streams.pop(stream.stream_id, None):
             stream.receive_window.release()
+            self.budget.streams -= self._is_peers(stream.stream_id)
             self.used_at_s = trio.current_time()
 
-    def _count(self, like_id: int) -> int:
-        return sum(1 for stream_id in self._streams if stream_id % 2 == like_id % 2)
+    def _is_peers(self, stream_id: int) -> bool:
+        return stream_id % 2 != self._next_id % 2
+
+    def _own_streams(self) -> int:
+        return sum(1 for stream_id in self._streams if not self._is_peers(stream_id))
 
 
 class _Closer(trio.abc.AsyncResource):

@@ -73,6 +73,9 @@ class FrameParser:
         self._max_frame_bytes = max_frame_bytes
         self._partial = b""
         self._left = 0
+        self._paused = False
+        self.rest: memoryview | bytes = b""
+        """What `feed` was given and, because of `pause`, did not read: to be fed next. It stays valid."""
 
     @property
     def payload_left(self) -> int:
@@ -86,7 +89,12 @@ class FrameParser:
         """
         view = memoryview(data)
         position, end = 0, len(view)
+        self.rest, self._paused = b"", False
         while position < end:
+            if self._paused:
+                left = view[position:]
+                self.rest = left if isinstance(view.obj, bytes) else bytes(left)
+                return
             if self._left:
                 piece = bytes(view[position : position + self._left])
                 position += len(piece)
@@ -107,6 +115,10 @@ class FrameParser:
             if head.kind is Kind.DATA:
                 self._left = head.length
             yield head
+
+    def pause(self) -> None:
+        """End the present `feed` after this event, and leave what follows in `rest`."""
+        self._paused = True
 
     def _check(self, fields: tuple[int, int, int, int, int]) -> Head:
         version, kind, flags, stream_id, length = fields

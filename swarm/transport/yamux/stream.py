@@ -206,15 +206,15 @@ class YamuxStream(Stream):
         unread would count for no window any more."""
         return not self._chunks and (bool(self.broken) or (self.ended and self.finished))
 
-    def deliver(self, piece: bytes) -> None:
+    def deliver(self, piece: bytes) -> bool:
+        """Whether that wakes a reader."""
         chunks = self._chunks
         if len(piece) < _JOIN_BYTES and chunks and len(chunks[-1]) < _JOIN_BYTES:
             chunks[-1] += piece
         else:
             chunks.append(piece)
         self._unread += len(piece)
-        if self._unread >= self._least:
-            self._readers.unpark_all()
+        return self._unread >= self._least and bool(self._readers.unpark_all())
 
     def end(self) -> None:
         self.ended = True

@@ -2,8 +2,8 @@
 
 A receiver grants credit; a sender spends it. Windows start at the specification's 256 KiB, get more at once as far as
 the connection's budget goes, and double while a reader takes a whole window within a few round trips, which means that
-the window and not the reader was the limit. What a connection can be made to hold is therefore
-`streams x 256 KiB + budget`, whatever the peer does.
+the window and not the reader was the limit. All connections of a peer share one budget, so what the peer can make us
+hold is `streams x 256 KiB + budget`, whatever it does.
 """
 
 from typing import Final
@@ -20,7 +20,7 @@ _GROW_WITHIN_S: Final = 0.04
 
 
 class Budget:
-    """Bytes that all windows of a connection may add up to, beyond the 256 KiB that each stream has by right."""
+    """Bytes that all windows of a peer's streams may add up to, beyond the 256 KiB that each stream has by right."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left = limit_bytes
