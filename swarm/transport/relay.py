@@ -2,17 +2,20 @@
 
 What it copies is TLS between the two ends; it reads nothing of it and can only delay or end it. Everything is bounded:
 places, circuits in all, from one peer and to one, each circuit's time and bytes. A circuit holds two streams' windows.
+Peers that are no members have rules of their own (`relay_strangers`), and never take a member's circuit.
 """
 
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import trio
 
 from codec.errors import PeerError
+from swarm.guard import Source, guarded
+from swarm.transport.admission import origin
 from swarm.transport.base import PeerKey, Unreachable
 from swarm.transport.circuit import (
     STOP_ID,
@@ -26,6 +29,8 @@ from swarm.transport.circuit import (
     read_message,
     write_message,
 )
+from swarm.transport.relay_strangers import StrangerCircuit, StrangerCircuits, StrangerRules
+from swarm.transport.tcp import host_and_port_of
 
 __all__ = ["Relay", "RelayRules"]
 
@@ -41,25 +46,28 @@ class RelayRules:
     """A place is kept this long unless it is renewed, which its owner does in time."""
     circuits: int = 512
     circuits_to_one: int = 96
-    """A peer takes 128 streams from us on one connection."""
+    """A peer takes 128 streams from a relay of its own (`Limits.relay_streams`)."""
     circuits_from_one: int = 16
     circuit_s: float = 3600.0
     circuit_bytes: int = 4 << 30
     """Either way. Ends that care go on with another circuit before; a forgotten one ends."""
     stranger_s: float = 60.0
     """A circuit of one that may keep no place: long enough to join. The one that follows it is a member's."""
-    strangers_to_one: int = 32
-    """So keys made up by the dozen cannot keep members and other joiners from a seed for longer than that."""
+    strangers: StrangerRules = field(default_factory=StrangerRules)
     setup_s: float = 10.0
     """For a request to be read, and for its target to answer."""
 
 
 class _Ends(NamedTuple):
-    """Of a circuit. `known`: who asked for it may keep places here."""
+    """Of a circuit. `stranger`: None if who asked for it may keep places here."""
 
     peer: PeerKey
     target: PeerKey
-    known: bool
+    stranger: StrangerCircuit | None
+
+    @property
+    def known(self) -> bool:
+        return self.stranger is None
 
 
 class Relay:
@@ -79,7 +87,7 @@ class Relay:
         self._places: dict[PeerKey, float] = {}
         self._from: Counter[PeerKey] = Counter()
         self._to: Counter[PeerKey] = Counter()
-        self._strangers_to: Counter[PeerKey] = Counter()
+        self.strangers = StrangerCircuits(may_reserve, self._rules.strangers)
         self.relayed_bytes = 0
 
     @property
@@ -104,7 +112,7 @@ class Relay:
             if request.type == HopMessage.RESERVE:
                 await write_message(stream, self._reserve(peer))
             elif request.type == HopMessage.CONNECT:
-                ends = _Ends(peer, key_in(request.peer), known=self._may_reserve(peer))
+                ends = self._ends(peer, key_in(request.peer), scope)
                 far = await self._connect(ends)
                 if isinstance(far, int):
                     await write_message(stream, HopMessage(type=HopMessage.STATUS, status=far))
@@ -113,6 +121,15 @@ class Relay:
                     await self._carry(ends, stream, far)
             else:
                 raise PeerError(f"relay: a request of type {request.type}")
+
+    def _ends(self, peer: PeerKey, target: PeerKey, scope: trio.CancelScope) -> _Ends:
+        """`scope`: what ends when the circuit has to."""
+        if self._may_reserve(peer):
+            return _Ends(peer, target, None)
+        seen_at = self._seen_at(peer) or ""
+        host_and_port = host_and_port_of(seen_at)
+        address = origin(host_and_port[0]) if host_and_port else seen_at
+        return _Ends(peer, target, StrangerCircuit(peer, address, target, scope.cancel))
 
     def _reserve(self, peer: PeerKey) -> HopMessage:
         now = trio.current_time()
@@ -139,6 +156,8 @@ class Relay:
         if self._places.get(ends.target, 0.0) <= trio.current_time():
             return Status.NO_RESERVATION
         if self._is_full(ends):
+            return Status.RESOURCE_LIMIT_EXCEEDED
+        if ends.stranger is not None and not self.strangers.begin(ends.stranger, trio.current_time()):
             return Status.RESOURCE_LIMIT_EXCEEDED
         self._count(ends, 1)
         far = None
@@ -168,15 +187,15 @@ class Relay:
             self.circuits >= rules.circuits
             or self._from[ends.peer] >= rules.circuits_from_one
             or self._to[ends.target] >= rules.circuits_to_one
-            or (not ends.known and self._strangers_to[ends.target] >= rules.strangers_to_one)
         )
 
     def _count(self, ends: _Ends, change: int) -> None:
         self._from[ends.peer] += change
         self._to[ends.target] += change
-        self._strangers_to[ends.target] += 0 if ends.known else change
         if change < 0:
-            self._from, self._to, self._strangers_to = +self._from, +self._to, +self._strangers_to
+            self._from, self._to = +self._from, +self._to
+            if ends.stranger is not None:
+                self.strangers.over(ends.stranger)
 
     async def _carry(self, ends: _Ends, near: trio.abc.HalfCloseableStream, far: trio.abc.HalfCloseableStream) -> None:
         """Copy both ways until both have ended, or a limit is reached; then the circuit breaks."""
@@ -188,10 +207,22 @@ class Relay:
                 await write_message(near, yes)
                 with trio.move_on_after(limit.duration):
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._copy, near, far, nursery.cancel_scope)
-                        nursery.start_soon(self._copy, far, near, nursery.cancel_scope)
+                        for source, sink in ((near, far), (far, near)):
+                            nursery.start_soon(self._copy_guarded, ends.peer, source, sink, nursery.cancel_scope)
         finally:
             self._count(ends, -1)
+
+    async def _copy_guarded(
+        self,
+        peer: PeerKey,
+        source: trio.abc.ReceiveStream,
+        sink: trio.abc.HalfCloseableStream,
+        scope: trio.CancelScope,
+    ) -> None:
+        with guarded(Source.CIRCUIT, peer) as outcome:
+            await self._copy(source, sink, scope)
+        if outcome.error is not None:
+            scope.cancel()
 
     async def _copy(
         self, source: trio.abc.ReceiveStream, sink: trio.abc.HalfCloseableStream, scope: trio.CancelScope

@@ -29,6 +29,7 @@ from swarm.transport.circuit import (
 from swarm.transport.identity import peer_id
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.relay import Relay, RelayRules
+from swarm.transport.relay_strangers import StrangerRules
 
 
 @pytest.mark.usefixtures("no_punching")
@@ -112,7 +113,7 @@ async def test_circuits_are_limited(rules: RelayRules) -> None:
 @pytest.mark.usefixtures("no_punching")
 async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None:
     members: set[PeerKey] = set()
-    rules = RelayRules(strangers_to_one=1, stranger_s=4.0, circuit_s=100.0)
+    rules = RelayRules(strangers=StrangerRules(to_one=1), stranger_s=4.0, circuit_s=100.0)
     async with world(rules, may_reserve=lambda peer: peer in members, place=False) as w:
         members.add(w.hidden.key)
         await until(lambda: not w.hidden.places.state[w.address])
@@ -123,7 +124,7 @@ async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None
             await other.connect(w.hidden.key, [circuit(w.address)])
         members.add(w.caller.key)  # it has joined: the circuit that follows is a member's
         await until(lambda: w.caller.legs.rotated)
-        await until(lambda: w.relay.relay and not w.relay.relay._strangers_to)
+        await until(lambda: w.relay.relay and not w.relay.relay.strangers.count)
         await other.connect(w.hidden.key, [circuit(w.address)])
         assert w.caller.legs.rotated == 1
 
