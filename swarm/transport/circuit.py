@@ -6,6 +6,7 @@ protobuf is py-libp2p's; its relay and its client are not used: they copy throug
 connections that nothing can follow, and leave a relayed peer when a limit is reached.
 """
 
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import trio
@@ -38,6 +39,8 @@ __all__ = [
 HOP_ID: Final = "/libp2p/circuit/relay/0.2.0/hop"
 STOP_ID: Final = "/libp2p/circuit/relay/0.2.0/stop"
 _MAX_BYTES: Final = 4096
+_MAX_ID_BYTES: Final = 64
+"""An Ed25519 PeerId has 38. To write 4 KiB in base58, only to see that they are none, takes milliseconds."""
 
 Kind = TypeVar("Kind", HopMessage, StopMessage)
 
@@ -63,9 +66,10 @@ async def read_message(stream: trio.abc.ReceiveStream, kind: type[Kind]) -> Kind
     if length > _MAX_BYTES:
         raise PeerError(f"circuit message: {length} bytes")
     message = kind()
+    body = await _read_exactly(stream, length)
     try:
-        message.ParseFromString(await _read_exactly(stream, length))
-    except DecodeError as error:
+        message.ParseFromString(body)
+    except (DecodeError, ValueError, RecursionError) as error:  # implementations of protobuf differ
         raise PeerError(f"circuit message: {error}") from error
     return message
 
@@ -87,11 +91,17 @@ def status_name(status: Status.ValueType) -> str:
 
 def peer_in(key: PeerKey, seen_at: str | None) -> PeerId:
     """A peer as messages name it, with the address that the sender sees it at."""
-    return PeerId(id=ID.from_base58(peer_id(key)).to_bytes(), addrs=[Multiaddr(seen_at).to_bytes()] if seen_at else [])
+    addrs = []
+    if seen_at:
+        with suppress(MultiaddrError, ValueError):  # a relay said it, and what it said can only be read
+            addrs.append(Multiaddr(seen_at).to_bytes())
+    return PeerId(id=ID.from_base58(peer_id(key)).to_bytes(), addrs=addrs)
 
 
 def key_in(peer: PeerId) -> PeerKey:
     """Raises `PeerError`."""
+    if not 0 < len(peer.id) <= _MAX_ID_BYTES:
+        raise PeerError(f"circuit message: a peer id of {len(peer.id)} bytes")
     return peer_key(str(ID(peer.id)))
 
 

@@ -17,6 +17,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 
 from codec.errors import PeerError
+from swarm.guard import Source, guarded
 from swarm.protocol.reach import relay_of, scope
 from swarm.transport.base import PeerKey, Unreachable
 from swarm.transport.circuit import (
@@ -34,7 +35,7 @@ from swarm.transport.circuit import (
 )
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.muxer import MuxedConnection
-from swarm.transport.path import CircuitLeg, Leg, Path
+from swarm.transport.path import CircuitLeg, Leg, Path, lost_is_broken
 from swarm.transport.probe import who_answers
 from swarm.transport.tcp import TOKEN_BYTES, host_and_port_of
 
@@ -137,7 +138,7 @@ class Legs:
 
     async def _keep_fresh(self, connection: MuxedConnection, path: Path, leg: CircuitLeg, address: str) -> None:
         """Before the present circuit reaches its limit, go on over a new one; for as long as the connection lives."""
-        try:
+        with guarded(Source.CIRCUIT, connection.peer) as outcome, lost_is_broken():
             async with await self._transport.open_on(connection, CONTINUE_ID) as stream:
                 with trio.fail_after(_SETUP_S):
                     secret = secrets.token_bytes(TOKEN_BYTES)
@@ -145,8 +146,8 @@ class Legs:
                     if await stream.receive_some(1) != _READY:
                         raise PeerError("the peer goes on over no other circuit")
                 await self._rotate(connection, path, leg, address, secret)
-        except _LOST as error:
-            _log.info("a circuit is not followed by another peer=%s reason=%r", peer_id(connection.peer), str(error))
+        if outcome.error is not None:
+            _log.info("a circuit is not followed by another peer=%s reason=%r", peer_id(connection.peer), outcome.why)
 
     async def _rotate(
         self, connection: MuxedConnection, path: Path, leg: CircuitLeg, address: str, secret: bytes
@@ -160,11 +161,12 @@ class Legs:
                 return  # it has ended, or found a better way
             if not worn:
                 continue
-            try:
+            fresh = None
+            with guarded(Source.CIRCUIT, connection.peer) as outcome, lost_is_broken():
                 with trio.fail_after(3 * _SETUP_S):
                     fresh = await self._circuit(connection.peer, address)
-            except _LOST as error:
-                _log.info("no further circuit peer=%s reason=%r", peer_id(connection.peer), str(error))
+            if fresh is None:
+                _log.info("no further circuit peer=%s reason=%r", peer_id(connection.peer), outcome.why)
                 await trio.sleep(_AGAIN_S)
                 continue
             secret = _next(secret)
@@ -215,15 +217,15 @@ class Legs:
             await self.arrived(token, leg)
 
     async def arrived(self, token: bytes, leg: Leg) -> None:
-        """A new leg says whose it is."""
+        """A new leg says whose it is. Nothing that happens to it leaves here."""
         path = self._promised.pop(token, None)
-        try:
+        with guarded(Source.CIRCUIT) as outcome, lost_is_broken():
             if path is None:
                 raise ConnectionClosedError("nobody waits for it")
             self._promised[_next(token)] = path
             await leg.write(_READY)
             await path.continue_on(leg)
-        except ConnectionClosedError:
+        if outcome.error is not None:
             await leg.aclose()
             if path is not None:
                 await path.close()

@@ -252,6 +252,10 @@ class Libp2pTransport(Transport):
                 for connection in edge.idle(trio.current_time(), _IDLE_S):
                     await connection.close()
 
+    def let_open(self, peer: PeerKey, streams: int) -> None:
+        """The peer may have so many streams open with us, if that is more than others may."""
+        self.budgets.of(peer, self._limits, trio.current_time()).let_open(streams)
+
     async def parted(self, peer: PeerKey) -> None:
         """Return when no connection to `peer` is left."""
         edge = self._edges.get(peer)

@@ -144,12 +144,14 @@ class MuxedStream(IMuxedStream):
     """One of our streams with the library's methods and errors. `stream` is the stream itself.
 
     Only protocols of the library read by it. Each read is paid out of the peer's budget before, since what the library
-    does with 32 bytes (a ping) costs more than they do. The library writes from several tasks at once and expects each write to go out whole; ours allow one at a time.
+    does with 32 bytes (a ping) costs more than they do. The library writes from several tasks at once and expects each
+    write to go out whole; ours allow one at a time.
     """
 
     def __init__(self, stream: YamuxStream, connection: MuxedConnection) -> None:
         self.stream = stream
         self.muxed_conn = connection
+        self._budget = connection.yamux.budget
         self._remote = connection.get_remote_address()
         self._writing = trio.Lock()
         self._reading = trio.Lock()
@@ -159,7 +161,7 @@ class MuxedStream(IMuxedStream):
             return b""
         try:
             async with self._reading:
-                await trio.sleep(self.muxed_conn.yamux.budget.library_read(trio.current_time()))
+                await trio.sleep(self._budget.library_read(trio.current_time()))
                 data = await self.stream.receive_some(None if n is None or n < 0 else n)
         except trio.BrokenResourceError as error:
             raise MuxedStreamReset(str(error)) from error

@@ -6,21 +6,31 @@ is on the next one, so nothing is lost, doubled or put in another order. Both en
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 import trio
 from libp2p.io.abc import ReadWriteCloser
-from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.exceptions import ConnectionClosedError, IOException
 
 from swarm.transport.base import Way
 from swarm.transport.tcp import CountedSocket
 
-__all__ = ["CircuitLeg", "Leg", "Path", "SocketLeg"]
+__all__ = ["CircuitLeg", "Leg", "Path", "SocketLeg", "lost_is_broken"]
 
 _NEXT_LEG_S: Final = 20.0
 """How long a reader at the end of a leg waits for the next one that it was promised."""
 _MAX_READ: Final = 262_144
+
+
+@contextmanager
+def lost_is_broken() -> Iterator[None]:
+    """The library's error for a connection that has ended as trio's, which guards know."""
+    try:
+        yield
+    except IOException as error:
+        raise trio.BrokenResourceError(str(error)) from error
 
 
 class Leg(Protocol):

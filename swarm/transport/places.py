@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from codec.errors import PeerError
+from swarm.guard import Source, guarded
 from swarm.protocol.reach import circuit, relay_of
 from swarm.transport.base import PeerKey, Unreachable
 from swarm.transport.circuit import HOP_ID, HopMessage, Status, observed_in, read_message, status_name, write_message
+from swarm.transport.path import lost_is_broken
 
 if TYPE_CHECKING:
     from swarm.transport.libp2p import Libp2pTransport
@@ -23,6 +24,8 @@ _AGAIN_FIRST_S: Final = 1.0
 _AGAIN_MOST_S: Final = 30.0
 _RENEW_MOST_S: Final = 1800.0
 _RENEW_LEAST_S: Final = 30.0
+RELAY_STREAMS: Final = 128
+"""Streams that a relay of ours may have open with us: one for each circuit, 96 at most, and some of its own."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,11 +69,12 @@ class Places:
     async def _keep_one(self, place: _Place) -> None:
         pause_s = _AGAIN_FIRST_S
         while True:
-            try:
+            renew_s = _RENEW_LEAST_S
+            with guarded(Source.CIRCUIT, place.relay) as outcome, lost_is_broken():
                 with trio.fail_after(3 * _ANSWER_S):
                     renew_s = await self._reserve(place)
-            except (Unreachable, PeerError, trio.BrokenResourceError, trio.TooSlowError) as error:
-                place.why = str(error) or "no answer"
+            if outcome.error is not None:
+                place.why = outcome.why
                 _log.info("no place at a relay relay=%s reason=%r", place.relay, place.why)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _AGAIN_MOST_S)
@@ -89,6 +93,7 @@ class Places:
             answer = await read_message(stream, HopMessage)
         if answer.type != HopMessage.STATUS or answer.status != Status.OK:
             raise Unreachable(f"the relay says {status_name(answer.status)}")
+        transport.let_open(place.key, RELAY_STREAMS)
         transport.legs.saw_us(place.relay, observed_in(answer.peer))
-        left_s = 0.7 * (answer.reservation.expire - time.time())  # by its clock; ours may differ
+        left_s = 0.7 * (answer.reservation.expire - time.time())  # by its clock; ours may differ; any 64-bit number
         return min(max(left_s, _RENEW_LEAST_S), _RENEW_MOST_S)

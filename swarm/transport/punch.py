@@ -8,6 +8,7 @@ the first connection that answers with it, and the circuit's connection goes on 
 What py-libp2p has for this (DCUtR) needs its own sockets, its own relay client, and begins the session anew.
 """
 
+import ipaddress
 import logging
 import secrets
 from collections.abc import Sequence
@@ -20,10 +21,12 @@ import trio
 from libp2p.io.exceptions import ConnectionClosedError
 
 from codec.errors import PeerError
+from codec.unpack import unpack
+from swarm.guard import Source, guarded
 from swarm.protocol.reach import scope
-from swarm.transport.base import Unreachable, Way
+from swarm.transport.base import Way
 from swarm.transport.muxer import MuxedConnection
-from swarm.transport.path import Path, SocketLeg
+from swarm.transport.path import Path, SocketLeg, lost_is_broken
 from swarm.transport.tcp import TOKEN_BYTES, TOKEN_MARK, CountedSocket, connect_from, host_and_port_of, multiaddr_text
 
 if TYPE_CHECKING:
@@ -45,7 +48,6 @@ _PAUSES_S: Final = (0.0, 30.0, 300.0)
 has us dial for seconds wherever the peer says, and it may be anybody."""
 _MAX_ADDRESSES: Final = 8
 _MAX_BYTES: Final = 2048
-_LOST = (Unreachable, PeerError, ConnectionClosedError, trio.BrokenResourceError, trio.TooSlowError)
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +57,9 @@ class _Meeting(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     token: Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
     addrs: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(max_length=_MAX_ADDRESSES)]
+
+
+_meeting_decoder: Final = msgspec.msgpack.Decoder(_Meeting)
 
 
 class Puncher:
@@ -75,11 +80,11 @@ class Puncher:
             await trio.sleep(pause_s)
             if path.closed or path.way is not Way.CIRCUIT:
                 return
-            try:
+            with guarded(Source.PUNCH, connection.peer) as outcome, lost_is_broken():
                 with trio.fail_after(_SETUP_S + _MEET_S):
                     await self._lead(connection, path)
-            except _LOST as error:
-                _log.info("not punched reason=%r", str(error) or "nothing came through")
+            if outcome.error is not None:
+                _log.info("not punched reason=%r", outcome.why)
 
     async def _lead(self, connection: MuxedConnection, path: Path) -> None:
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -133,10 +138,11 @@ class Puncher:
         return list(dict.fromkeys(multiaddr_text((seen[0], port)) for port in (seen[1], *ports)))[:_MAX_ADDRESSES]
 
     def _targets(self, addrs: Sequence[str]) -> set[tuple[str, int]]:
-        """Of the other end's addresses those that are no nearer than ours: it may be anybody, and would have us dial
-        into our own network."""
+        """Of the other end's addresses those that are no nearer than ours, and no names, which may lead anywhere. It
+        may be anybody, and would have us dial into our own network."""
         own = scope(self._transport.legs.observed)
-        return {t for a in addrs if scope(a) >= own and (t := host_and_port_of(a)) is not None}
+        targets = (host_and_port_of(address) for address in addrs if scope(address) >= own)
+        return {target for target in targets if target is not None and _is_ip(target[0])}
 
     # Meeting.
 
@@ -145,12 +151,11 @@ class Puncher:
         if token not in self._meetings:
             return False
         say, channel = self._meetings[token]
-        try:
+        with guarded(Source.PUNCH), lost_is_broken(), suppress(trio.WouldBlock):
             await sock.write(TOKEN_MARK + say)
             channel.send_nowait(sock)
-        except (ConnectionClosedError, trio.WouldBlock, trio.BrokenResourceError):
-            return False
-        return True
+            return True
+        return False
 
     async def _meet(self, token: bytes, addrs: Sequence[str], *, leads: bool) -> CountedSocket | None:
         """Dial all of `addrs` for a while, and take what dials us: the connection that both ends agree on."""
@@ -165,7 +170,7 @@ class Puncher:
                 async with trio.open_nursery() as nursery:
 
                     async def agree(sock: CountedSocket) -> None:
-                        with suppress(ConnectionClosedError):
+                        with guarded(Source.PUNCH), lost_is_broken():
                             if leads:
                                 chosen.append(sock)  # before any await: exactly one is committed to
                                 nursery.cancel_scope.cancel()
@@ -174,7 +179,7 @@ class Puncher:
                                 nursery.cancel_scope.cancel()
 
                     for target in self._targets(addrs):
-                        nursery.start_soon(self._dial, target, say, expected, send.clone())
+                        nursery.start_soon(self._dial_guarded, target, say, expected, send.clone())
                     async for sock in receive:
                         met.append(sock)
                         if leads and chosen:
@@ -188,6 +193,12 @@ class Puncher:
                 if sock not in chosen[:1]:
                     sock.abort()
         return chosen[0] if chosen else None
+
+    async def _dial_guarded(
+        self, target: tuple[str, int], say: bytes, expected: bytes, found: trio.MemorySendChannel[CountedSocket]
+    ) -> None:
+        with guarded(Source.PUNCH), lost_is_broken():
+            await self._dial(target, say, expected, found)
 
     async def _dial(
         self, target: tuple[str, int], say: bytes, expected: bytes, found: trio.MemorySendChannel[CountedSocket]
@@ -225,6 +236,14 @@ class Puncher:
             return None
 
 
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _other(token: bytes) -> bytes:
     """What the end that follows says in answer to `token`."""
     return bytes([token[0] ^ 1]) + token[1:]
@@ -239,10 +258,7 @@ async def _receive(stream: trio.abc.ReceiveStream) -> _Meeting:
     length = int.from_bytes(await _exactly(stream, 2), "little")
     if length > _MAX_BYTES:
         raise PeerError(f"punch: {length} bytes")
-    try:
-        return msgspec.msgpack.decode(await _exactly(stream, length), type=_Meeting)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise PeerError(f"punch: {error}") from error
+    return unpack(_meeting_decoder, await _exactly(stream, length), "punch")
 
 
 async def _exactly(stream: trio.abc.ReceiveStream, length: int) -> bytes:

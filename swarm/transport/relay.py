@@ -46,7 +46,7 @@ class RelayRules:
     """A place is kept this long unless it is renewed, which its owner does in time."""
     circuits: int = 512
     circuits_to_one: int = 96
-    """A peer takes 128 streams from a relay of its own (`Limits.relay_streams`)."""
+    """A peer takes 128 streams from a relay of its own (`places.RELAY_STREAMS`)."""
     circuits_from_one: int = 16
     circuit_s: float = 3600.0
     circuit_bytes: int = 4 << 30

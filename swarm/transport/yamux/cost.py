@@ -17,7 +17,7 @@ _MAX_WAITING_BYTES: Final = 1 << 20
 """Frames of a peer that may wait until its debt is paid: what four reads of a socket bring. Over all its connections it
 is in debt with more only if it floods several of them."""
 _KEEP_S: Final = 10.0
-"""How long a budget outlives its peer's last connection. A new one would be full, so coming back must not pay; after 10 s
+"""How long a budget outlives its peer's last connection. A new budget is full, so coming back must not pay; after 10 s
 the old one is full as well (`units_at_once / units_per_s` is 8 s)."""
 
 

@@ -39,10 +39,8 @@ class Limits:
     max_inbound_streams: int = 48
     """Of a peer: streams that it may have open. One more is refused (RST). A member needs 16 for bulk (half of that as
     a rule: old ones end later than new ones begin), 16 circuits through us if we are a relay, 2 for the control lane,
-    and some 10 more (gossip, identify, ping, hole punching, the next circuit). A relay of ours gets `relay_streams`."""
-
-    relay_streams: int = 128
-    """The same of a relay at which we keep a reservation: it brings a stream for each circuit, 96 at most."""
+    and some 10 more (gossip, identify, ping, hole punching, the next circuit). A relay of ours may open more
+    (`places.RELAY_STREAMS`)."""
 
     max_outbound_streams: int = 128
 
