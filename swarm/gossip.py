@@ -3,8 +3,8 @@
 `Gossip` is py-libp2p's GossipSub with the defaults that would lose our messages turned off: its heartbeat is two
 minutes, its spam guard drops three of four messages at fifty a second, its subscriptions drop what does not fit into 32
 places. In their place stand our own rules: a validator that sees the bytes before anybody delivers or forwards them,
-a size limit, one delivery for the same bytes, and bounded queues. `MemoryGossip` does the same between memory
-transports.
+a size limit, one delivery for the same bytes, bounded queues, and a budget for each neighbour (`transport.pubsub`).
+`MemoryGossip` does the same between memory transports.
 """
 
 from abc import ABC, abstractmethod
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from swarm.guard import Source, guarded
 from swarm.transport.base import PeerKey, Unreachable
 from swarm.transport.memory import MemoryTransport
 
@@ -41,6 +42,8 @@ _GREET_S: Final = 2.0
 """How often peers that have no GossipSub stream of ours are tried: they may have begun to gossip after we met."""
 _GREETING_S: Final = 5.0
 _QUEUE_S: Final = 1.0
+_AGAIN_S: Final = 5.0
+"""After the library's services have ended by an error of theirs, before they begin anew."""
 
 
 class _Seen:
@@ -109,15 +112,24 @@ class Gossip(Announcer):
         super().__init__(topic, validate)
         self._transport = transport
         self._pubsub: Pubsub | None = None
+        self._has_started = False
 
     async def run(
         self, deliver: Callable[[bytes], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
+        if self._transport.host is None:
+            raise Unreachable("gossip needs a transport that serves")
+        while True:
+            with guarded(Source.GOSSIP, self.topic):
+                await self._run_services(deliver, task_status)
+            await trio.sleep(_AGAIN_S)
+
+    async def _run_services(self, deliver: Callable[[bytes], None], task_status: trio.TaskStatus[None]) -> None:
         from libp2p.tools.anyio_service import background_trio_service  # a second to import: not for memory swarms
 
         host = self._transport.host
         if host is None:
-            raise Unreachable("gossip needs a transport that serves")
+            raise Unreachable("the transport serves no more")
         network: Any = host.get_network()
         notifees = list(network.notifees)
         pubsub, router = self._build()
@@ -129,7 +141,9 @@ class Gossip(Announcer):
                 self._deliver, self._pubsub = deliver, pubsub
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._greet, pubsub)
-                    task_status.started()
+                    if not self._has_started:
+                        self._has_started = True
+                        task_status.started()
                     while True:
                         await subscription.get()  # delivered already (see _on_message); this empties its queue
         finally:
@@ -154,6 +168,8 @@ class Gossip(Announcer):
         from libp2p.custom_types import TProtocol
         from libp2p.pubsub.gossipsub import GossipSub
 
+        from swarm.transport.pubsub import BoundedPubsub
+
         router = GossipSub(
             protocols=[TProtocol(protocol) for protocol in _PROTOCOLS],
             degree=_DEGREE,
@@ -163,12 +179,15 @@ class Gossip(Announcer):
             spam_protection_enabled=False,
             eclipse_protection_enabled=False,
         )
-        pubsub = _pubsub_class()(
+        pubsub = BoundedPubsub(
             self._transport.host,
             router,
             msg_id_constructor=_message_id,
             max_inbound_rpc_size=_MAX_RPC_BYTES,
-            allowed_topics={self.topic},
+            topic=self.topic,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_queued=_MAX_QUEUED,
+            drop=self._transport.disconnect,
         )
         return pubsub, router
 
@@ -180,33 +199,21 @@ class Gossip(Announcer):
         return self._judge(message.data)
 
     async def _greet(self, pubsub: "Pubsub") -> None:
+        """Whoever does not answer keeps nobody else waiting."""
         while True:
-            for peer in self._transport.peers():
-                await pubsub.ensure_peer_stream(self._transport.id_of(peer), _GREETING_S)
+            async with trio.open_nursery() as nursery:
+                for peer in self._transport.peers():
+                    nursery.start_soon(self._greet_one, pubsub, peer)
             await trio.sleep(_GREET_S)
+
+    async def _greet_one(self, pubsub: "Pubsub", peer: PeerKey) -> None:
+        with guarded(Source.GOSSIP, peer):
+            await pubsub.ensure_peer_stream(self._transport.id_of(peer), _GREETING_S)
 
 
 def _message_id(message: "rpc_pb2.Message") -> bytes:
     """The same bytes are the same message, whoever sends them again."""
     return sha256("|".join(message.topicIDs).encode() + b"\0" + message.data).digest()
-
-
-def _pubsub_class() -> type:
-    from libp2p.pubsub.pubsub import Pubsub
-
-    class Guarded(Pubsub):
-        async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
-            """A message that makes the library stumble is dropped; it would end the whole service otherwise."""
-            try:
-                await super().push_msg(msg_forwarder, msg)
-            except (ValueError, TypeError, KeyError, IndexError):
-                return
-
-        async def handle_sending_messages(self, peer_id: Any, stream: Any, queue: Any) -> None:
-            queue._queue.max_size = _MAX_QUEUED  # there is no public way
-            await super().handle_sending_messages(peer_id, stream, queue)
-
-    return Guarded
 
 
 class MemoryGossip(Announcer):
