@@ -95,13 +95,12 @@ class StrangerCircuits:
             self._open.remove(circuit)
 
     def _make_room(self, among: list[StrangerCircuit], circuit: StrangerCircuit, now_s: float) -> bool:
-        old = [each for each in among if now_s - each.since_s >= self.rules.least_age_s]
         held = Counter(each.address for each in among)
+        most = max(held.values(), default=0)
         # Never for an address that has as many itself: two strangers would take turns in ending one another.
-        old = [each for each in old if held[each.address] > held[circuit.address]]
-        if not old:
+        victim = next((each for each in among if held[each.address] == most > held[circuit.address]), None)
+        if victim is None or now_s - victim.since_s < self.rules.least_age_s:
             return False
-        victim = max(old, key=lambda each: held[each.address])  # of several the first, which is the oldest
         self._open.remove(victim)
         if among is not self._open:
             among.remove(victim)
