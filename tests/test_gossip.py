@@ -355,11 +355,12 @@ async def test_rubbish_ends_its_stream_and_nothing_else() -> None:
                 with suppress(PeerError):
                     await pubsub.take_frame(id_of(liar), liar, bytes(body[: draw.randrange(50, len(body) + 1)]))
             await pubsub.take_frame(id_of(liar), liar, b"\x0a\x04\x12\x02\xff\xfe")  # no text, so none of our topics
-            stream = await say(members[2], members[1].transport.key, b"\xff\xff\xff")
+            stream = await say(members[0], members[1].transport.key, b"\xff\xff\xff")
             with suppress(trio.BrokenResourceError):
                 assert await stream.receive_some() == b""
-            await until(lambda: members[2].transport.key not in members[1].transport.peers())
-            await reaches(members[0], members[1])
+            await until(lambda: liar not in members[1].transport.peers())
+            for near, far in (members[1:], members[:0:-1]):
+                await reaches(near, far)
 
 
 async def test_who_forges_again_and_again_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
