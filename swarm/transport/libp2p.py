@@ -355,7 +355,7 @@ class Libp2pTransport(Transport):
     async def _on_hop(self, connection: MuxedConnection, stream: YamuxStream) -> None:
         assert self.relay is not None
         async with stream:
-            await self.relay.serve(connection.peer, stream)
+            await self.relay.serve(connection.peer, stream, connection.yamux.lift_allowance)
 
     async def take_inbound(self, path: Path, source: str) -> None:
         """Serve a connection that came by a relay (`source`: as admission counts it) until it ends."""

@@ -53,6 +53,8 @@ class RelayRules:
     """Either way. Ends that care go on with another circuit before; a forgotten one ends."""
     stranger_s: float = 60.0
     """A circuit of one that may keep no place: long enough to join. The one that follows it is a member's."""
+    stranger_bytes: int = 16 << 20
+    """The same in bytes either way. A join takes some 20 KiB; the next circuit is asked for at half of it."""
     strangers: StrangerRules = field(default_factory=StrangerRules)
     setup_s: float = 10.0
     """For a request to be read, and for its target to answer."""
@@ -105,8 +107,10 @@ class Relay:
         """Whether it keeps a place or has a circuit here."""
         return self._places.get(peer, 0.0) > trio.current_time() or self._from[peer] > 0
 
-    async def serve(self, peer: PeerKey, stream: trio.abc.HalfCloseableStream) -> None:
-        """Answer one `hop` stream, and carry its circuit if it gets one. Raises `PeerError`."""
+    async def serve(
+        self, peer: PeerKey, stream: trio.abc.HalfCloseableStream, begins: Callable[[], None] = lambda: None
+    ) -> None:
+        """Answer one `hop` stream, and carry its circuit if it gets one; `begins` is called before. Raises `PeerError`."""
         with trio.move_on_after(self._rules.setup_s) as scope:
             request = await read_message(stream, HopMessage)
             if request.type == HopMessage.RESERVE:
@@ -118,6 +122,7 @@ class Relay:
                     await write_message(stream, HopMessage(type=HopMessage.STATUS, status=far))
                 else:
                     scope.deadline = float("inf")
+                    begins()
                     await self._carry(ends, stream, far)
             else:
                 raise PeerError(f"relay: a request of type {request.type}")
@@ -149,7 +154,10 @@ class Relay:
 
     def _limit(self, *, known: bool) -> Limit:
         seconds = self._rules.circuit_s if known else min(self._rules.stranger_s, self._rules.circuit_s)
-        return Limit(duration=max(1, int(seconds)), data=self._rules.circuit_bytes)
+        return Limit(duration=max(1, int(seconds)), data=self._bytes(known=known))
+
+    def _bytes(self, *, known: bool) -> int:
+        return self._rules.circuit_bytes if known else min(self._rules.stranger_bytes, self._rules.circuit_bytes)
 
     async def _connect(self, ends: _Ends) -> "trio.abc.HalfCloseableStream | Status.ValueType":
         """The target's end of a new circuit, or the status that says why there is none."""
@@ -208,26 +216,26 @@ class Relay:
                 with trio.move_on_after(limit.duration):
                     async with trio.open_nursery() as nursery:
                         for source, sink in ((near, far), (far, near)):
-                            nursery.start_soon(self._copy_guarded, ends.peer, source, sink, nursery.cancel_scope)
+                            nursery.start_soon(self._copy_guarded, ends, source, sink, nursery.cancel_scope)
         finally:
             self._count(ends, -1)
 
     async def _copy_guarded(
         self,
-        peer: PeerKey,
+        ends: _Ends,
         source: trio.abc.ReceiveStream,
         sink: trio.abc.HalfCloseableStream,
         scope: trio.CancelScope,
     ) -> None:
-        with guarded(Source.CIRCUIT, peer) as outcome:
-            await self._copy(source, sink, scope)
+        with guarded(Source.CIRCUIT, ends.peer) as outcome:
+            await self._copy(source, sink, scope, self._bytes(known=ends.known))
         if outcome.error is not None:
             scope.cancel()
 
     async def _copy(
-        self, source: trio.abc.ReceiveStream, sink: trio.abc.HalfCloseableStream, scope: trio.CancelScope
+        self, source: trio.abc.ReceiveStream, sink: trio.abc.HalfCloseableStream, scope: trio.CancelScope, left: int
     ) -> None:
-        left = self._rules.circuit_bytes
+        """`left`: how many bytes go this way before the circuit ends."""
         try:
             while data := await source.receive_some(_READ_BYTES):
                 left -= len(data)

@@ -64,9 +64,14 @@ def transport(seed: int, **options: object) -> Libp2pTransport:
 
 @asynccontextmanager
 async def world(
-    rules: RelayRules | None = None, *, may_reserve: Callable[[PeerKey], bool] = lambda peer: True, place: bool = True
+    rules: RelayRules | None = None,
+    *,
+    may_reserve: Callable[[PeerKey], bool] = lambda peer: True,
+    place: bool = True,
+    **options: object,
 ) -> AsyncIterator[World]:
-    relay = transport(1, relay_for=may_reserve, relay_rules=rules)
+    """`options`: of the relay's transport."""
+    relay = transport(1, relay_for=may_reserve, relay_rules=rules, **options)
     with trio.fail_after(15):
         async with trio.open_nursery() as nursery:
             (address,) = await nursery.start(relay.serve, echo)

@@ -48,7 +48,7 @@ async def test_who_cannot_be_dialed_is_reached_and_the_relay_reads_nothing(monke
         async def send_eof(self) -> None:
             await self._sink.send_eof()
 
-    monkeypatch.setattr(Relay, "_copy", lambda self, source, sink, scope: copy(self, source, Tapped(sink), scope))
+    monkeypatch.setattr(Relay, "_copy", lambda self, source, sink, *rest: copy(self, source, Tapped(sink), *rest))
     async with world() as w:
         assert w.hidden.places.circuits == [circuit(w.address)]
         await w.call()
@@ -127,6 +127,22 @@ async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None
         await until(lambda: w.relay.relay and not w.relay.relay.strangers.count)
         await other.connect(w.hidden.key, [circuit(w.address)])
         assert w.caller.legs.rotated == 1
+
+
+@pytest.mark.usefixtures("no_punching")
+async def test_a_strangers_circuit_is_bounded_by_the_relays_rules_and_not_by_an_allowance() -> None:
+    """To the relay it is a stranger, which may send it 32 KiB; what it sends through it is no message to it."""
+    members: set[PeerKey] = set()
+    rules = RelayRules(stranger_bytes=2 << 20)
+    async with world(rules, may_reserve=members.__contains__, place=False, admits=members.__contains__) as w:
+        members.add(w.hidden.key)
+        await until(lambda: not w.hidden.places.state[w.address])
+        await w.call()
+        async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
+            assert await exchange(stream, bytes(300_000)) == bytes(300_000)
+        assert w.caller.legs.rotated == 0
+        (connection,) = w.relay._connections(w.caller.key)
+        assert connection.yamux.limits.allowance_bytes == 32_768
 
 
 async def test_places_are_limited() -> None:

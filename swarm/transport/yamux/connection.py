@@ -194,6 +194,10 @@ class Connection:
         self.limits = limits
         self._allowance_bytes = limits.allowance_bytes
 
+    def lift_allowance(self) -> None:
+        """The peer may send on: what it sends now is bounded by other rules (a relay's)."""
+        self._allowance_bytes = None
+
     # What streams call.
 
     @property

@@ -90,17 +90,17 @@ class Limits:
         """For a process that takes no bulk (the seed): a peer can have it hold 6 MiB, so ten of them 60 MiB."""
         return replace(self, window_budget_bytes=1 * _MIB, max_inbound_streams=20)
 
-    def narrow(self, streams: int) -> "Limits":
+    def narrow(self, streams: int, allowance_bytes: int = 32 * _KIB) -> "Limits":
         """For a peer that has shown no grant yet: `streams` streams, 32 KiB in all (a message of 8 KiB, negotiation and
-        identify), and work for five streams and a hundred small messages."""
+        identify), and work for ten streams and 150 small messages, or 10 ms."""
         return replace(
             self,
             max_inbound_streams=streams,
             accept_backlog=streams,
             window_budget_bytes=0,
-            allowance_bytes=32 * _KIB,
-            units_per_s=200.0,
-            units_at_once=2000.0,
+            allowance_bytes=allowance_bytes,
+            units_per_s=250.0,
+            units_at_once=4000.0,
             library_reads_per_s=5.0,
             library_reads_at_once=30.0,
         )
