@@ -110,7 +110,7 @@ class Relay:
     async def serve(
         self, peer: PeerKey, stream: trio.abc.HalfCloseableStream, begins: Callable[[], None] = lambda: None
     ) -> None:
-        """Answer one `hop` stream, and carry its circuit if it gets one; `begins` is called before. Raises `PeerError`."""
+        """Answer one `hop` stream, and carry its circuit if it gets one. Raises `PeerError`. `begins`: then called."""
         with trio.move_on_after(self._rules.setup_s) as scope:
             request = await read_message(stream, HopMessage)
             if request.type == HopMessage.RESERVE:
