@@ -1,9 +1,8 @@
 """libp2p's TLS (/tls/1.0.0), with large reads and writes.
 
 The wire format is the specification's: TLS 1.3, both sides present a self-signed certificate whose extension binds its
-key to the peer's identity key. Certificates are made and checked by py-libp2p. What is ours is the record IO (the
-library reads 4 KiB at a time) and how the server asks for a certificate without judging it by authorities: Python
-cannot say that, OpenSSL can. `accept_any_certificate` says it through the very library that Python's `_ssl` is linked
+key to the peer's identity key (`certificate`). Ours is the record IO, too (the library reads 4 KiB at a time), and how
+the server asks for a certificate without judging it by authorities: Python cannot say that, OpenSSL can. `accept_any_certificate` says it through the very library that Python's `_ssl` is linked
 to, and only after it has seen that it holds the right object; where it cannot know (a statically linked Python) it
 refuses, and the transport offers noise instead.
 """
@@ -14,13 +13,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Final
 
 import trio
-from cryptography import x509
-from cryptography.x509.oid import NameOID
 from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
 from libp2p.connection_types import ConnectionType
 from libp2p.crypto.keys import KeyPair, PrivateKey, PublicKey
@@ -28,9 +24,9 @@ from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
-from libp2p.security.tls.certificate import generate_certificate, verify_certificate_chain
 from multiaddr import Multiaddr
 
+from swarm.transport.certificate import make_certificate, verified_key
 from swarm.transport.tcp import CountedSocket
 
 __all__ = ["PROTOCOL_ID", "TlsSession", "TlsTransport", "TlsUnavailable", "accept_any_certificate"]
@@ -41,7 +37,9 @@ _READ_BYTES: Final = 262_144
 _RECORD_BYTES: Final = 16_384
 _SMALL_BYTES: Final = 4_096
 """Parts below this are joined before they are encrypted; a record of its own costs about as much as copying 4 KiB."""
-_CERTIFICATE_YEARS: Final = 10
+HANDSHAKE_BYTES: Final = 8_192
+"""What the other end may send until we know who it is, in the handshake. A client's two flights have 900 bytes, or 2,100
+with a post-quantum key share."""
 
 
 class _Scratch(threading.local):
@@ -106,20 +104,6 @@ def accept_any_certificate(context: ssl.SSLContext) -> None:
         raise TlsUnavailable("this Python's OpenSSL did not take the setting")
 
 
-def _certificate_template() -> x509.CertificateBuilder:
-    """No extensions of its own, so that libp2p's is the first one: js-libp2p looks nowhere else."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "libp2p")])
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=365 * _CERTIFICATE_YEARS))
-        .subject_name(name)
-        .issuer_name(name)
-    )
-
-
 class TlsTransport(ISecureTransport):
     """Secures connections for one identity. One certificate and two contexts for its lifetime."""
 
@@ -130,7 +114,7 @@ class TlsTransport(ISecureTransport):
         """
         self._private = key_pair.private_key
         self._local = ID.from_pubkey(key_pair.public_key)
-        certificate, key = generate_certificate(self._private, _certificate_template())
+        certificate, key = make_certificate(key_pair)
         self._server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._client.check_hostname = False
@@ -160,6 +144,7 @@ class TlsTransport(ISecureTransport):
     ) -> "TlsSession":
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = context.wrap_bio(incoming, outgoing, server_side=server_side)
+        left = HANDSHAKE_BYTES
         while True:
             try:
                 tls.do_handshake()
@@ -167,27 +152,32 @@ class TlsTransport(ISecureTransport):
             except ssl.SSLWantReadError:
                 if outgoing.pending:
                     await raw.write(outgoing.read())
-                data = await raw.read(_RECORD_BYTES)
+                if not left:
+                    raise HandshakeFailure(f"over {HANDSHAKE_BYTES} bytes of TLS handshake") from None
+                data = await raw.read(left)
                 if not data:
                     raise HandshakeFailure("the connection ended during the TLS handshake") from None
+                left -= len(data)
                 incoming.write(data)
             except ssl.SSLError as error:
                 raise HandshakeFailure(f"TLS: {error}") from error
         if outgoing.pending:
             await raw.write(outgoing.read())
-        public = self._check(tls.getpeercert(binary_form=True))
+        public = verified_key(_only_certificate(tls))
         if expected is not None and ID.from_pubkey(public) != expected:
             raise HandshakeFailure(f"expected {expected}, but {ID.from_pubkey(public)} answered")
         return TlsSession(raw, tls, incoming, outgoing, self._private, self._local, public)
 
-    @staticmethod
-    def _check(certificate: bytes | None) -> PublicKey:
-        if certificate is None:
-            raise HandshakeFailure("TLS: the peer has no certificate")
-        try:
-            return verify_certificate_chain([x509.load_der_x509_certificate(certificate)])
-        except (ValueError, TypeError, IndexError, KeyError) as error:
-            raise HandshakeFailure(f"TLS certificate: {error}") from error
+
+def _only_certificate(tls: ssl.SSLObject) -> bytes:
+    """The one that the peer has shown (DER). Raises `HandshakeFailure`: it has shown none, or several."""
+    certificate = tls.getpeercert(binary_form=True)
+    if certificate is None:
+        raise HandshakeFailure("TLS: the peer has no certificate")
+    chain = tls._sslobj.get_unverified_chain()  # type: ignore[attr-defined]  # has a public name since Python 3.13
+    if len(chain) != 1:
+        raise HandshakeFailure(f"TLS: {len(chain)} certificates, where one is expected")
+    return certificate
 
 
 class TlsSession(ISecureConn):
