@@ -1,87 +1,299 @@
-"""Who may begin a handshake: so many a second from one address, so many at a time. Pure; the clock is an argument.
+"""Which strangers may begin a handshake, and when. Pure; the clock is an argument.
 
-A handshake costs milliseconds of CPU time before we know who is there. Known peers are limited by their grants; this is
-for strangers. An IPv6 host owns a /64 as a rule, so that is its address here.
+A handshake costs milliseconds of CPU time before we know who is there, so all handshakes together get a third of one
+core at most, and the addresses take turns: the one with the fewest handshakes lately is next. An address at which a
+member was seen goes first. Nobody is refused because others are here: when the places are full, the address that
+occupies the most of them gives up its oldest connection, first one that has said nothing yet.
+
+An IPv6 host owns a /64 as a rule, so that is its address here; and since a provider hands out a /48 to anybody, those
+of one /48 take turns as one, too.
 """
 
 import ipaddress
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
 from typing import Final
 
-__all__ = ["Admission", "AdmissionRules", "origin"]
+from swarm.protocol.bucket import Bucket
 
-_MAX_HOSTS: Final = 4096
-"""Addresses remembered. When all are busy at once, unknown ones are refused: an attack from everywhere."""
-_SWEEP_S: Final = 1.0
+__all__ = ["Admission", "AdmissionRules", "Arrival", "origin"]
+
+_MAX_HOSTS: Final = 8192
+"""Addresses remembered, 200 bytes each; more than there are places, so that there is always one to forget."""
+_HALF_LIFE_S: Final = 60.0
+"""After so long a handshake counts half: who was busy an hour ago is a newcomer again."""
+_SAMPLE: Final = 8
+"""Of several addresses with as many connections, so many are compared; to look at all would cost as much as a
+handshake."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    per_s: float = 50.0
-    """Handshakes a second from one address, in the long run: a site of fifty nodes behind one NAT joins in seconds."""
+    """Bounds for connections whose peer is not known yet."""
 
-    burst: int = 256
-    """And so many at once, after a quiet time."""
-
+    pending: int = 1024
+    """Connections. Those that wait cost a socket and 1 KiB each; a quarter of the descriptors if that is less."""
     pending_per_address: int = 64
-    pending: int = 512
-    """Handshakes under way. More: the new one is closed at once, and its dialer backs off."""
+    """A site of fifty nodes behind one NAT may come at once."""
+    busy: int = 256
+    """Handshakes under way: each holds a task and OpenSSL's buffers, 60 KiB."""
+    silent_s: float = 3.0
+    """For the first byte. A dialer sends it with the handshake's first packet."""
+    turn_s: float = 10.0
+    """How long a connection waits for its turn; its dialer has given up by then."""
+    share: float = 1 / 3
+    """Of one core, for all handshakes together, in the long run."""
+    cost_s: float = 0.0025
+    """CPU time of one inbound handshake: 0.5 ms in OpenSSL, 0.25 ms to check the certificate, the rest in sockets, trio
+    and py-libp2p, with the connection's end. Measured on an Epyc of 2021; so there are 133 handshakes a second."""
+    token_cost_s: float = 0.0005
+    """The same for a connection that begins with a token (`punch`): no cryptography."""
+    burst_s: float = 0.32
+    """CPU time that handshakes may take at once after a quiet time: 128 of them."""
+    favoured: int = 32
+    """Connections, and handshakes within a minute or so, for which the address of a member goes before all others. One
+    member makes ten connections; with more the address takes its turn among the others."""
+
+
+class _Stage(Enum):
+    SILENT = 0
+    WAITING = 1
+    BUSY = 2
 
 
 @dataclass(slots=True)
+class _Count:
+    """How many handshakes there were lately."""
+
+    level: float = 0.0
+    at_s: float = 0.0
+
+    def lately(self, now_s: float) -> int:
+        return round(self.level * 2.0 ** ((self.at_s - now_s) / _HALF_LIFE_S)) if self.level else 0
+
+    def add(self, now_s: float) -> None:
+        self.level = 1.0 + self.level * 2.0 ** ((self.at_s - now_s) / _HALF_LIFE_S)
+        self.at_s = now_s
+
+
+@dataclass(slots=True, eq=False)
 class _Host:
-    tokens: float
+    name: str
+    network: _Count
+    own: _Count = field(default_factory=_Count)
+    arrivals: dict["Arrival", None] = field(default_factory=dict)
+    """Those of them that are here, the oldest first."""
+    waiting: list["Arrival"] = field(default_factory=list)
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """An inbound connection whose peer is not known yet."""
+
+    host: _Host
     at_s: float
-    pending: int = 0
+    drop: Callable[[], None] = _nothing
+    """For the caller: ends it when it has to make room."""
+    begin: Callable[[], None] = _nothing
+    """For the caller: its turn has come."""
+    cost_s: float = 0.0
+    stage: _Stage = _Stage.SILENT
+    is_over: bool = False
 
 
 class Admission:
-    """Counts handshakes by remote address."""
+    """Counts handshakes by remote address, and says whose turn it is."""
 
-    def __init__(self, rules: AdmissionRules | None = None) -> None:
-        self._rules = rules or AdmissionRules()
-        self._hosts: dict[str, _Host] = {}
-        self._pending = 0
-        self._next_sweep_s = -math.inf
-        self.refused = 0
-        """So far; for metrics."""
+    def __init__(
+        self, rules: AdmissionRules | None = None, is_favoured: Callable[[str], bool] = lambda host: False
+    ) -> None:
+        """`is_favoured`: whether a member was seen at an address (as `origin` gives it)."""
+        self.rules = rules or AdmissionRules()
+        self._is_favoured = is_favoured
+        self._hosts: dict[str, _Host] = {}  # by when each was last heard of
+        self._networks: dict[str, _Count] = {}
+        self._crowds: list[dict[_Host, None]] = [{} for _ in range(self.rules.pending_per_address + 1)]
+        self._silent: dict[Arrival, None] = {}
+        self._waiting: dict[Arrival, None] = {}
+        self._waiting_hosts: dict[_Host, None] = {}
+        self._busy: dict[Arrival, None] = {}
+        self._bucket = Bucket(self.rules.share, self.rules.burst_s)
+        self.made_room = 0
+        """Connections that were dropped for others, or because nothing came from them. So far; for metrics."""
 
-    def begin(self, address: str, now_s: float) -> bool:
-        """Whether a handshake from `address` (an IP) may begin; if so, `end` must follow."""
-        rules, name = self._rules, origin(address)
-        host = self._hosts.get(name)
-        if host is None and len(self._hosts) >= _MAX_HOSTS and now_s >= self._next_sweep_s:
-            self._next_sweep_s = now_s + _SWEEP_S  # not for each stranger: that would be an attack of its own
-            self._forget(now_s)
-        if host is None and len(self._hosts) < _MAX_HOSTS:
-            host = self._hosts[name] = _Host(rules.burst, now_s)
-        if host is not None:
-            host.tokens = min(rules.burst, host.tokens + (now_s - host.at_s) * rules.per_s)
-            host.at_s = now_s
-        if (
-            host is None
-            or host.tokens < 1
-            or host.pending >= rules.pending_per_address
-            or self._pending >= rules.pending
-        ):
-            self.refused += 1
-            return False
-        host.tokens -= 1
-        host.pending += 1
-        self._pending += 1
-        return True
+    @property
+    def pending(self) -> int:
+        """Connections that are here and not yet known."""
+        return len(self._silent) + len(self._waiting) + len(self._busy)
 
-    def end(self, address: str) -> None:
-        """A handshake that `begin` allowed is over, well or badly."""
-        self._hosts[origin(address)].pending -= 1
-        self._pending -= 1
+    def arrive(self, address: str, now_s: float) -> tuple[Arrival | None, list[Arrival]]:
+        """A connection from `address` (an IP, or a relay) has come: what stands for it, and those to drop for it.
 
-    def _forget(self, now_s: float) -> None:
-        rules = self._rules
-        for name, host in list(self._hosts.items()):
-            if not host.pending and host.tokens + (now_s - host.at_s) * rules.per_s >= rules.burst:
-                del self._hosts[name]
+        None: it is to be dropped itself, since all the others are members'. Each one ends with `over`.
+        """
+        host = self._host(origin(address), now_s)
+        dropped = []
+        if len(host.arrivals) >= self.rules.pending_per_address:
+            dropped.append(_oldest(host))
+        elif self.pending >= self.rules.pending and (victim := self.crowded_out(now_s)) is not None:
+            dropped.append(victim)
+        elif self.pending >= self.rules.pending:
+            return None, []
+        self._drop(dropped)
+        arrival = Arrival(host, now_s)
+        self._move(host, arrival)
+        self._silent[arrival] = None
+        return arrival, dropped
+
+    def crowded_out(self, now_s: float) -> Arrival | None:
+        """Which one has to make room: of the address with the most connections, and of such addresses the one with the
+        most handshakes lately, the oldest that says nothing. None: all are members'."""
+        for crowd in reversed(self._crowds):
+            hosts = list(islice((host for host in crowd if not self._goes_first(host, now_s)), _SAMPLE))
+            if hosts:
+                return _oldest(max(hosts, key=lambda host: host.own.lately(now_s)))
+        return None
+
+    def spoke(self, arrival: Arrival, now_s: float, cost_s: float | None = None) -> None:
+        """It has said something: it waits for its turn. `cost_s`: if that is other than a handshake's."""
+        if arrival.stage is not _Stage.SILENT or arrival.is_over:
+            return
+        del self._silent[arrival]
+        arrival.stage, arrival.at_s = _Stage.WAITING, now_s
+        arrival.cost_s = self.rules.cost_s if cost_s is None else cost_s
+        self._waiting[arrival] = None
+        arrival.host.waiting.append(arrival)
+        self._waiting_hosts[arrival.host] = None
+
+    def turns(self, now_s: float) -> tuple[list[Arrival], list[Arrival]]:
+        """Those that may begin now, and those to drop for them."""
+        begun: list[Arrival] = []
+        dropped: list[Arrival] = []
+        while self._waiting:
+            host, first = self._next_host(now_s)
+            arrival = host.waiting[-1]  # the newest: the dialers of old ones have given up
+            if first:
+                self._bucket.spend(arrival.cost_s, now_s)
+            elif not self._bucket.take(arrival.cost_s, now_s):
+                break
+            if len(self._busy) >= self.rules.busy:
+                dropped.append(self._slowest(now_s))
+                self._drop(dropped[-1:])
+            self._leave_queue(arrival)
+            arrival.stage = _Stage.BUSY
+            self._busy[arrival] = None
+            for count in {id(each): each for each in (host.own, host.network)}.values():
+                count.add(now_s)
+            begun.append(arrival)
+        return begun, dropped
+
+    def expired(self, now_s: float) -> list[Arrival]:
+        """Those that said nothing for too long, or waited for too long: to be dropped."""
+        gone = [*_older(self._silent, now_s - self.rules.silent_s), *_older(self._waiting, now_s - self.rules.turn_s)]
+        self._drop(gone)
+        return gone
+
+    def wait_s(self, now_s: float) -> float:
+        """Until there is anything to do for `turns` or `expired`, if nothing comes before; infinite: nothing is."""
+        waits = [
+            next(iter(each)).at_s + limit_s - now_s
+            for each, limit_s in ((self._silent, self.rules.silent_s), (self._waiting, self.rules.turn_s))
+            if each
+        ]
+        if self._waiting:
+            waits.append((self.rules.cost_s - self._bucket.level) / self._bucket.rate)
+        return max(0.0, min(waits, default=math.inf))
+
+    def over(self, arrival: Arrival) -> None:
+        """It is known, or gone. Again is nothing."""
+        if arrival.is_over:
+            return
+        arrival.is_over = True
+        if arrival.stage is _Stage.SILENT:
+            del self._silent[arrival]
+        elif arrival.stage is _Stage.WAITING:
+            self._leave_queue(arrival)
+        else:
+            del self._busy[arrival]
+        self._move(arrival.host, arrival)
+
+    def _drop(self, arrivals: list[Arrival]) -> None:
+        self.made_room += len(arrivals)
+        for each in arrivals:
+            self.over(each)
+
+    def _leave_queue(self, arrival: Arrival) -> None:
+        host = arrival.host
+        del self._waiting[arrival]
+        host.waiting.remove(arrival)
+        if not host.waiting:
+            del self._waiting_hosts[host]
+
+    def _move(self, host: _Host, arrival: Arrival) -> None:
+        """Add `arrival` to those of its host, or take it out."""
+        self._crowds[len(host.arrivals)].pop(host, None)
+        if arrival.is_over:
+            del host.arrivals[arrival]
+        else:
+            host.arrivals[arrival] = None
+        if host.arrivals:
+            self._crowds[len(host.arrivals)][host] = None
+
+    def _goes_first(self, host: _Host, now_s: float) -> bool:
+        most = self.rules.favoured
+        return len(host.arrivals) <= most and self._is_favoured(host.name) and host.own.lately(now_s) < most
+
+    def _next_host(self, now_s: float) -> tuple[_Host, bool]:
+        """Whose turn it is, and whether that is because a member was seen there. The longest waiting of equals."""
+        best, fewest = None, (math.inf, math.inf)
+        for host in self._waiting_hosts:
+            if self._goes_first(host, now_s):
+                return host, True
+            lately = (host.network.lately(now_s), host.own.lately(now_s))
+            if lately < fewest:
+                best, fewest = host, lately
+        assert best is not None
+        return best, False
+
+    def _slowest(self, now_s: float) -> Arrival:
+        """The oldest handshake under way of the address with the most of them lately."""
+        return max(
+            islice(self._busy, self.rules.busy),
+            key=lambda each: (not self._goes_first(each.host, now_s), each.host.own.lately(now_s), -each.at_s),
+        )
+
+    def _host(self, name: str, now_s: float) -> _Host:
+        host = self._hosts.pop(name, None)
+        if host is None:
+            network = _network(name)
+            own = _Count()
+            count = own if network == name else self._networks.setdefault(network, _Count())
+            host = _Host(name, count, own)
+        self._hosts[name] = host
+        if len(self._hosts) > _MAX_HOSTS:
+            del self._hosts[next(each for each, other in self._hosts.items() if not other.arrivals)]
+        if len(self._networks) > _MAX_HOSTS:
+            del self._networks[next(iter(self._networks))]
+        return host
+
+
+def _oldest(host: _Host) -> Arrival:
+    """Of the arrivals of one address that furthest from its end, and of those the oldest."""
+    return min(host.arrivals, key=lambda each: each.stage.value)
+
+
+def _older(arrivals: dict[Arrival, None], than_s: float) -> Iterator[Arrival]:
+    for each in list(islice(arrivals, 256)):
+        if each.at_s > than_s:
+            return
+        yield each
 
 
 def origin(address: str) -> str:
@@ -95,3 +307,13 @@ def origin(address: str) -> str:
             return str(ip.ipv4_mapped)
         return str(ipaddress.ip_network((ip, 64), strict=False).network_address)
     return str(ip)
+
+
+def _network(host: str) -> str:
+    """What a host (by `origin`) belongs to: of IPv6 its /48, else itself."""
+    if ":" not in host:
+        return host
+    try:
+        return str(ipaddress.ip_network((host, 48), strict=False))
+    except ValueError:  # a relay
+        return host

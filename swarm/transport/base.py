@@ -7,12 +7,13 @@ applies. Deadlines are the caller's: wrap awaits on a peer in `trio.fail_after`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import trio
 
-from codec.errors import PeerError, SwarmError
+from codec.errors import SwarmError
+from swarm.guard import Source, guarded
 
 __all__ = ["Accept", "Lane", "PeerKey", "Stream", "Traffic", "Transport", "Unreachable", "Way", "attend"]
 
@@ -49,8 +50,6 @@ class Traffic:
 
     sent: int = 0
     received: int = 0
-    sent_to: dict[PeerKey, int] = field(default_factory=dict)
-    received_from: dict[PeerKey, int] = field(default_factory=dict)
     departed: int = 0
     """Of connections that are closed: bytes of IP packets (see `Transport.departed_bytes`), so not TCP payload only."""
 
@@ -72,8 +71,8 @@ class Stream(trio.abc.HalfCloseableStream):
 Accept = Callable[[PeerKey, Lane, Stream], Awaitable[None]]
 """Called in a task of its own for each stream that a peer opens; the stream is closed when it returns.
 
-A `PeerError` that leaves it drops the peer; a stream that breaks or is found closed ends quietly; anything else is our
-own bug and ends `serve`.
+A `PeerError` that leaves it drops the peer; a stream that breaks or is found closed ends quietly. Anything else is our
+own bug, found by this peer: it is dropped, too (`swarm.guard`).
 """
 
 
@@ -120,6 +119,11 @@ class Transport(ABC):
         Where only a circuit leads to the peer so far, what was found may take its place.
         """
 
+    def vouch(self, peer: PeerKey) -> None:
+        """The peer has said something valid (a ticket that holds, say): it may stay until it is admitted, for a minute.
+        Until then a stranger has seconds. Nothing where strangers are not told apart."""
+        return
+
     @abstractmethod
     def way(self, peer: PeerKey) -> Way | None:
         """How the peer is reached; None when it is not connected."""
@@ -144,10 +148,8 @@ class Transport(ABC):
 
 async def attend(transport: Transport, accept: Accept, peer: PeerKey, lane: Lane, stream: Stream) -> None:
     """Run `accept` on one stream by the rules of `Accept`: this ring's one place that decides what an error means."""
-    try:
+    with guarded(Source.STREAM, peer) as outcome:
         async with stream:
             await accept(peer, lane, stream)
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        pass
-    except PeerError:
+    if outcome.is_rule_broken:
         await transport.disconnect(peer)

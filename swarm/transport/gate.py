@@ -1,12 +1,14 @@
-"""What may be done by whoever has no grant yet: prove a key, ask to join, and little else, not often and not for long.
+"""What a peer may do that is neither known nor admitted: prove a key, ask to join, and little else, not for long.
 
-A grant is shown on the control lane, so a connection is made first and judged later. Until its peer is admitted, a
-connection that it made gets few streams, small windows, a place among a limited number, and a minute. It takes
-part in no gossip and is given no further connections. So it is again once its lease is over. Connections that we make
-are ours to judge.
+A grant is shown on the control lane, so a connection is made first and judged later. A connection that a stranger made
+gets few streams, small windows, 32 KiB in all, a place among a limited number, and 3 s to say something valid (a
+ticket, a lease: `valid`); then a minute to be admitted. It takes part in no gossip and is given no further connections.
+So it is again once its lease is over. Connections that we make are ours to judge.
+
+Nobody is kept out because others are here: when the places are full, the address that occupies the most gives up its
+oldest connection, first one that has said nothing valid.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -22,22 +24,34 @@ __all__ = ["Gate", "GateRules"]
 _CLOSED: Final = (WAYS_ID, "/meshsub/")
 """What strangers are refused, by how it begins. The bulk lane is not among it, since both lanes may come at once, by
 different connections: the shell reads nothing there before its peer is admitted. Relaying has its own rules."""
+_HOMES: Final = 2048
+"""Addresses of members that are remembered after they left, 100 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """Bounds for peers that are not admitted. At most `connections` x `streams` x 256 KiB are held for them."""
+    """Bounds for peers that are neither known nor admitted."""
 
     connections: int = 256
+    """At 133 handshakes a second (`admission`) a stranger has 2 s before it can be the oldest."""
     per_address: int = 64
     """A site of fifty nodes behind one NAT may join at once."""
     streams: int = 6
     """On one connection: control, bulk, identify both ways, ping, and one to spare."""
+    speak_s: float = 3.0
+    """From the handshake on, for something valid. A joiner says it at once, two round trips at most."""
     stay_s: float = 60.0
 
 
+@dataclass(slots=True)
+class _Stay:
+    host: str
+    since_s: float
+    valid: bool = False
+
+
 class Gate:
-    """Knows the connections of peers that are not admitted. `admits` None: everybody is."""
+    """Knows the connections of strangers."""
 
     def __init__(
         self,
@@ -45,59 +59,111 @@ class Gate:
         full: Limits,
         rules: GateRules | None = None,
         carries: Callable[[PeerKey], bool] = lambda peer: False,
+        knows: Callable[[PeerKey], bool] | None = None,
     ) -> None:
-        """`full`: the limits of a connection whose peer is admitted. `carries`: whether we relay for a peer, by other
-        rules than these; it may stay."""
+        """`admits`: who has shown a grant; None: everybody has. `full`: the limits of a connection whose peer is no
+        stranger. `carries`: whether we relay for a peer, by other rules than these; it may stay. `knows`: who holds a
+        lease, whether it has shown it or not: never a stranger. None: those that are admitted.
+        """
         self._admits = admits or (lambda peer: True)
+        self._knows = knows or self._admits
         self._full = full
         self._carries = carries
         self._rules = rules or GateRules()
-        self._strange: dict[MuxedConnection, float] = {}  # since when
-        self._by_address: Counter[str] = Counter()
+        self._strange: dict[MuxedConnection, _Stay] = {}  # the oldest first
+        self._by_host: dict[str, dict[MuxedConnection, None]] = {}  # likewise
+        self._homes: dict[str, None] = {}  # by when a member was last seen there
         self._narrow = full.narrow(self._rules.streams)
 
     def limits(self, peer: PeerKey, *, dialed: bool) -> Limits:
         """For a new connection; `dialed`: by us."""
-        return self._full if dialed or self._admits(peer) else self._narrow
+        return self._full if dialed or self._is_known(peer) else self._narrow
 
-    def begin(self, connection: MuxedConnection, now_s: float) -> bool:
-        """A connection has come up: whether it may stay for now."""
-        if connection.is_initiator or self._admits(connection.peer):
-            return True
-        host = _host(connection)
-        if len(self._strange) >= self._rules.connections or self._by_address[host] >= self._rules.per_address:
-            return False
-        self._strange[connection] = now_s
-        self._by_address[host] += 1
-        return True
+    def begin(self, connection: MuxedConnection, now_s: float) -> list[MuxedConnection]:
+        """A connection has come up, or its peer's lease is over: those to close, to make room for it."""
+        if self._is_known(connection.peer):
+            self._is_home(connection)
+            return []
+        if connection.is_initiator:
+            return []
+        host, crowded = _host(connection), []
+        same = self._by_host.get(host, {})
+        if len(same) >= self._rules.per_address:
+            crowded.append(self._worst(same))
+        elif len(self._strange) >= self._rules.connections:
+            most = max(len(each) for each in self._by_host.values())
+            largest = (each for crowd in self._by_host.values() if len(crowd) == most for each in crowd)
+            crowded.append(self._worst(largest))
+        for each in crowded:
+            self.end(each)
+        valid = any(each.peer == connection.peer and stay.valid for each, stay in self._strange.items())
+        self._strange[connection] = _Stay(host, now_s, valid)
+        self._by_host.setdefault(host, {})[connection] = None
+        return crowded
+
+    def _worst(self, connections: Iterable[MuxedConnection]) -> MuxedConnection:
+        """The oldest that has said nothing valid, or if there is none, the oldest."""
+        return min(connections, key=lambda each: (self._strange[each].valid, self._strange[each].since_s))
 
     def end(self, connection: MuxedConnection) -> None:
         """It is gone, or its peer is no stranger any more."""
-        if self._strange.pop(connection, None) is not None:
-            host = _host(connection)
-            self._by_address[host] -= 1
-            if not self._by_address[host]:
-                del self._by_address[host]
+        stay = self._strange.pop(connection, None)
+        if stay is not None:
+            same = self._by_host[stay.host]
+            del same[connection]
+            if not same:
+                del self._by_host[stay.host]
+
+    def valid(self, peer: PeerKey) -> None:
+        """It has said something valid (a ticket that holds, say): it has a minute to be admitted."""
+        for connection, stay in self._strange.items():
+            if connection.peer == peer:
+                stay.valid = True
 
     def may(self, connection: MuxedConnection, protocol: str) -> bool:
         """Whether its peer may open a stream of `protocol` on it."""
-        return not self._is_strange(connection) or not protocol.startswith(_CLOSED)
+        return not self.is_strange(connection) or not protocol.startswith(_CLOSED)
 
-    def _is_strange(self, connection: MuxedConnection) -> bool:
-        if connection in self._strange and self._admits(connection.peer):
+    def is_strange(self, connection: MuxedConnection) -> bool:
+        """Whether its peer is a stranger, as of now."""
+        if connection in self._strange and self._is_known(connection.peer):
             self.end(connection)
             connection.yamux.widen(self._full)
+            self._is_home(connection)
         return connection in self._strange
 
+    def is_home(self, host: str) -> bool:
+        """Whether a member was seen at `host` (as `admission.origin` gives it)."""
+        return host in self._homes
+
+    def overdue(self, now_s: float) -> list[MuxedConnection]:
+        """Strangers that have been here for too long. Call it every second or so."""
+        return [each for each in list(self._strange) if self.is_strange(each) and not self._may_stay(each, now_s)]
+
     def review(self, connections: Iterable[MuxedConnection], now_s: float) -> list[MuxedConnection]:
-        """Judge anew all that there are, for leases end: those that have been strange for too long or are too many now.
-        Call it now and then."""
-        return [each for each in connections if not self._may_stay(each, now_s)]
+        """Judge anew all that there are, for leases end: those to close. Call it now and then."""
+        crowded: list[MuxedConnection] = []
+        for each in connections:
+            if each not in self._strange:
+                crowded += self.begin(each, now_s)  # its minute begins, if its peer's lease is over
+                if each in self._strange:
+                    self._strange[each].valid = True  # it was something valid
+        return crowded + self.overdue(now_s)
 
     def _may_stay(self, connection: MuxedConnection, now_s: float) -> bool:
-        if not self._is_strange(connection):
-            return self.begin(connection, now_s)  # its minute begins, if its peer's lease is over
-        return self._carries(connection.peer) or now_s - self._strange[connection] <= self._rules.stay_s
+        stay = self._strange[connection]
+        limit_s = self._rules.stay_s if stay.valid else self._rules.speak_s
+        return now_s - stay.since_s <= limit_s or self._carries(connection.peer)
+
+    def _is_known(self, peer: PeerKey) -> bool:
+        return self._admits(peer) or self._knows(peer)
+
+    def _is_home(self, connection: MuxedConnection) -> None:
+        host = _host(connection)
+        self._homes.pop(host, None)
+        self._homes[host] = None
+        if len(self._homes) > _HOMES:
+            del self._homes[next(iter(self._homes))]
 
 
 def _host(connection: MuxedConnection) -> str:

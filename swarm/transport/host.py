@@ -12,6 +12,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import StreamHandlerFn, TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.host.exceptions import StreamFailure
+from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.swarm_connection import SwarmConn
@@ -34,7 +35,8 @@ from swarm.transport.upgrade import Upgrader
 __all__ = ["Host", "build_host", "security"]
 
 MAX_CONNECTIONS: Final = 4096
-MAX_CONNECTIONS_A_PEER: Final = 32
+MAX_CONNECTIONS_A_PEER: Final = 12
+"""Eight for bulk at most (`parallel.WAYS`), one for control, and some to spare while old ones go. Each costs memory."""
 NEGOTIATION_S: Final = 10.0
 """For the two ends of a stream to agree on what it carries."""
 
@@ -48,6 +50,9 @@ class _NoDialing(AutoConnector):
 
     async def start(self) -> None:
         pass
+
+    def record_disconnect(self, peer_id: ID) -> None:
+        """The library would remember everybody who ever left, for ever."""
 
 
 class Host(BasicHost):
@@ -74,6 +79,16 @@ class Host(BasicHost):
                     raise
                 return stream
         raise SwarmException(f"not connected to {peer_id}")
+
+    def forget_dead(self) -> None:
+        """Take out of the library's list what died while it was being added: the library would count it for ever."""
+        connections = self.get_network().connections
+        for peer, its in list(connections.items()):
+            alive = [each for each in its if not each.muxed_conn.is_closed]
+            if not alive:
+                del connections[peer]
+            elif len(alive) < len(its):
+                connections[peer] = alive
 
     @property
     def handlers(self) -> Mapping[str, StreamHandlerFn]:
@@ -126,6 +141,10 @@ def build_host(
         announce_addrs=[Multiaddr(address) for address in announce],
         disable_identify_address_discovery=True,
     )
+    # The library would ask every peer that connects what it speaks, and remember the answer: a stream, a task and
+    # entries in three tables for each stranger, which nothing of ours reads. Others may still ask us.
+    swarm.notifees.clear()
+    host.remove_stream_handler(ID_PUSH)
     host.tcp, host.upgrader = tcp, secure
     return host
 

@@ -8,22 +8,23 @@ second in any case. Two connections to a peer as a rule: one for the control lan
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import trio
 from libp2p.abc import INetStream, ISecureConn
 from libp2p.crypto.keys import KeyPair
-from libp2p.custom_types import TProtocol
-from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.custom_types import StreamHandlerFn, TProtocol
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from codec.errors import PeerError
 from codec.sign import Key
+from swarm.guard import Source, guarded
 from swarm.protocol.reach import is_circuit
-from swarm.transport.admission import Admission, AdmissionRules
+from swarm.transport.admission import Admission, AdmissionRules, Arrival
 from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, Way, attend
 from swarm.transport.circuit import HOP_ID, STOP_ID
 from swarm.transport.dialer import Dialer, DialRules
@@ -40,7 +41,7 @@ from swarm.transport.places import Places
 from swarm.transport.probe import answers_as
 from swarm.transport.punch import PUNCH_ID, Puncher
 from swarm.transport.relay import Relay, RelayRules
-from swarm.transport.tcp import TcpTransport, bind, checked_announcements, multiaddr_text
+from swarm.transport.tcp import TcpTransport, bind, checked_announcements, descriptors, multiaddr_text
 from swarm.transport.tuning import BBR
 from swarm.transport.upgrade import Upgrader
 from swarm.transport.yamux import Limits, PeerBudgets, YamuxStream
@@ -50,8 +51,9 @@ __all__ = ["DialRules", "Libp2pTransport"]
 _IDLE_S: Final = 60.0
 """A bulk connection beyond the first that carried nothing for this long is closed by who dialed it."""
 _SWEEP_S: Final = 15.0
+_STRANGERS_S: Final = 0.5
+"""How often strangers are looked at, who have seconds (`Gate`)."""
 
-_LOST = (Unreachable, ConnectionClosedError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 _log = logging.getLogger(__name__)
 _dialing_for: ContextVar[Lane | None] = ContextVar("_dialing_for", default=None)
 """Why the connection that this task makes is being made: the library has no place to say it."""
@@ -75,12 +77,14 @@ class Libp2pTransport(Transport):
         relay_rules: RelayRules | None = None,
         admits: Callable[[PeerKey], bool] | None = None,
         gate_rules: GateRules | None = None,
+        knows: Callable[[PeerKey], bool] | None = None,
     ) -> None:
         """`listen`: multiaddrs such as /ip4/0.0.0.0/tcp/4701 (port 0: any). `announce`: where the world reaches us.
         `up_mbit`: what our uplink carries, as far as anybody has said.
         `via`: relays at which we keep a place, so that we are reached through them; addresses, with /p2p/ID or without.
         `relay_for`: we are such a relay, for whom it says yes to.
-        `admits`: who holds a grant (None: everybody); the others get what `Gate` says.
+        `admits`: who has shown a grant (None: everybody); the others get what `Gate` says.
+        `knows`: who holds one, shown or not (None: as `admits`): it is never treated as a stranger.
 
         Raises `UsageError` for an announced address that nobody could dial.
         """
@@ -98,7 +102,6 @@ class Libp2pTransport(Transport):
         self._addresses: dict[PeerKey, list[str]] = {}  # where connect() last found or sought them
         self._dialer = Dialer(self._rules, self._dial_once)
         self._connecting: dict[PeerKey, trio.Lock] = {}
-        self._admission = Admission(admission_rules)
         self._window_bytes = socket_window_bytes()
         self._up_mbit = up_mbit
         self._accept: Accept | None = None
@@ -112,7 +115,11 @@ class Libp2pTransport(Transport):
         if relay_for is not None:
             self.relay = Relay(relay_rules or RelayRules(), relay_for, self.open_library_stream, self.remote_address)
         carries = self.relay.carries if self.relay is not None else lambda peer: False
-        self._gate = Gate(admits, self._limits, gate_rules, carries)
+        self._gate = Gate(admits, self._limits, gate_rules, carries, knows)
+        rules = admission_rules or AdmissionRules()
+        rules = replace(rules, pending=min(rules.pending, descriptors() // 4))
+        self._admission = Admission(rules, self._gate.is_home)
+        self._arriving: dict[Path, Arrival] = {}  # circuits whose peer is not known yet
         self._serves: dict[str, Callable[[MuxedConnection, YamuxStream], Awaitable[None]]] = {
             WAYS_ID: self._on_ways,
             STOP_ID: lambda connection, stream: self.legs.on_stop(connection.peer, stream),
@@ -131,10 +138,12 @@ class Libp2pTransport(Transport):
         try:
             async with trio.open_nursery() as nursery:
                 self._accept, self.nursery = accept, nursery
+                await nursery.start(tcp.reception.run)
                 self.host = self._build_host(tcp, list(listeners))
                 async with self.host.run(listen_addrs=[Multiaddr(address) for address in listeners]):
                     task_status.started(list(listeners))
                     nursery.start_soon(self.places.keep)
+                    nursery.start_soon(self._watch_strangers)
                     await self._sweep()
         finally:
             self._accept = self.nursery = self.host = self.tcp = None
@@ -151,8 +160,10 @@ class Libp2pTransport(Transport):
         return host
 
     def _pick_for_library(self, id_: ID) -> MuxedConnection | None:
+        """None also for strangers: the library opens no streams to them."""
         edge = self._edges.get(peer_key(str(id_)))
-        return edge.pick(Lane.CONTROL) if edge else None
+        connection = edge.pick(Lane.CONTROL) if edge else None
+        return None if connection is None or self._gate.is_strange(connection) else connection
 
     @property
     def host_id(self) -> ID:
@@ -172,15 +183,21 @@ class Libp2pTransport(Transport):
         return MuxedConnection(conn, id_, peer, lane, limits, self._on_started, self._on_ended, budget)
 
     def _on_started(self, connection: MuxedConnection) -> None:
+        if connection.path is not None and connection.path in self._arriving and self.tcp is not None:
+            self.tcp.reception.over(self._arriving.pop(connection.path))
         # The library's own limit for a peer is none for connections that are younger than half a minute.
-        crowded = not connection.is_initiator and len(self._connections(connection.peer)) >= MAX_CONNECTIONS_A_PEER
-        if crowded or not self._gate.begin(connection, trio.current_time()):
-            _log.info("too many connections peer=%s", peer_id(connection.peer))
-            assert self.nursery is not None
-            self.nursery.start_soon(connection.close)
+        if not connection.is_initiator and len(self._connections(connection.peer)) >= MAX_CONNECTIONS_A_PEER:
+            self._part_with([connection], "the peer has too many")
             return
+        self._part_with(self._gate.begin(connection, trio.current_time()), "it makes room for another stranger's")
         self._edges.setdefault(connection.peer, Edge()).add(connection)
         self._dialer.forgive(connection.peer)
+
+    def _part_with(self, connections: Sequence[MuxedConnection], why: str) -> None:
+        for each in connections:
+            _log.info("connection closed peer=%s reason=%r", peer_id(each.peer), why)
+            if self.nursery is not None:
+                self.nursery.start_soon(each.close)
 
     def _on_ended(self, connection: MuxedConnection) -> None:
         _log.info("connection ended peer=%s reason=%r", peer_id(connection.peer), connection.yamux.reason)
@@ -206,7 +223,8 @@ class Libp2pTransport(Transport):
         finally:
             if not lock.statistics().tasks_waiting:
                 self._connecting.pop(peer, None)
-        self._addresses[peer] = list(addrs)
+        if self._connections(peer):
+            self._addresses[peer] = list(addrs)
 
     def _connections(self, peer: PeerKey) -> list[MuxedConnection]:
         edge = self._edges.get(peer)
@@ -242,15 +260,24 @@ class Libp2pTransport(Transport):
         return edge.way if edge else None
 
     async def _sweep(self) -> None:
-        """Close what lies idle and who stayed a stranger, for ever."""
+        """Close what lies idle, and whose lease is over, for ever."""
         while True:
             await trio.sleep(_SWEEP_S)
             connections = [each for edge in self._edges.values() for each in edge.connections]
-            for connection in self._gate.review(connections, trio.current_time()):
-                await connection.close()
+            self._part_with(self._gate.review(connections, trio.current_time()), "its peer is a stranger")
             for edge in list(self._edges.values()):
                 for connection in edge.idle(trio.current_time(), _IDLE_S):
                     await connection.close()
+            if self.host is not None:
+                self.host.forget_dead()
+
+    async def _watch_strangers(self) -> None:
+        while True:
+            await trio.sleep(_STRANGERS_S)
+            self._part_with(self._gate.overdue(trio.current_time()), "it said nothing valid in time")
+
+    def vouch(self, peer: PeerKey) -> None:
+        self._gate.valid(peer)
 
     def let_open(self, peer: PeerKey, streams: int) -> None:
         """The peer may have so many streams open with us, if that is more than others may."""
@@ -360,15 +387,17 @@ class Libp2pTransport(Transport):
     async def take_inbound(self, path: Path, source: str) -> None:
         """Serve a connection that came by a relay (`source`: as admission counts it) until it ends."""
         tcp = self.tcp
-        if tcp is None or tcp.handler is None or not self._admission.begin(source, trio.current_time()):
+        if tcp is None or tcp.handler is None or (arrival := await tcp.reception.turn(source)) is None:
             await path.close()
             return
-        with trio.CancelScope() as scope:
-            path.on_closed = scope.cancel
+        with trio.CancelScope() as scope, guarded(Source.HANDSHAKE, source):
+            path.on_closed = arrival.drop = scope.cancel
+            self._arriving[path] = arrival
             try:
                 await tcp.handler(path)
             finally:
-                self._admission.end(source)
+                self._arriving.pop(path, None)
+                tcp.reception.over(arrival)
                 await path.close()
 
     async def _on_ways(self, connection: MuxedConnection, stream: YamuxStream) -> None:
@@ -394,41 +423,28 @@ class Libp2pTransport(Transport):
         host = self.host
         if host is None or not isinstance(muxed, MuxedStream):
             return
-        try:
-            with trio.fail_after(NEGOTIATION_S):
-                handlers = host.handlers
-                protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, *self._serves, *handlers])
-            assert isinstance(muxed.muxed_conn, MuxedConnection)
-            if not self._gate.may(muxed.muxed_conn, protocol):
-                raise PeerError(f"{protocol} is for those who hold a grant")
-            if protocol in self._serves:
-                await self._serve_own(protocol, muxed.muxed_conn, muxed.stream)
-                return
-            if protocol not in LANE_OF:
-                net_stream.set_protocol(TProtocol(protocol))
-                await handlers[protocol](net_stream)
-                return
-        except PeerError as error:
-            _log.info("refused a stream reason=%r", str(error))
+        assert isinstance(muxed.muxed_conn, MuxedConnection)
+        with guarded(Source.STREAM, muxed.muxed_conn.peer) as outcome:
+            await self._serve_stream(host, net_stream, muxed, muxed.muxed_conn)
+        if outcome.error is not None:
+            _log.info("a stream ended peer=%s reason=%r", peer_id(muxed.muxed_conn.peer), outcome.why)
             muxed.stream.reset()
-            return
-        except Exception as error:  # a handler of the library failed on what the peer sent; the stream ends, not we
-            _log.info("a stream of the library's ended reason=%r", repr(error))
-            muxed.stream.reset()
-            return
-        self._give(muxed, LANE_OF[protocol])
 
-    async def _serve_own(self, protocol: str, connection: MuxedConnection, stream: YamuxStream) -> None:
-        """Raises only what `_on_stream` takes for the peer's doing; a bug of ours ends its stream, too, and is told."""
-        try:
-            await self._serves[protocol](connection, stream)
-        except _LOST as error:
-            raise PeerError(f"{protocol}: {error}") from error
-        except PeerError:
-            raise
-        except Exception:  # the library has no place for it to go on to
-            _log.exception("our own handler failed protocol=%s", protocol)
-            raise
+    async def _serve_stream(
+        self, host: Host, net_stream: INetStream, muxed: MuxedStream, connection: MuxedConnection
+    ) -> None:
+        with trio.fail_after(NEGOTIATION_S):
+            handlers = host.handlers
+            protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, *self._serves, *handlers])
+        if not self._gate.may(connection, protocol):
+            raise PeerError(f"{protocol} is for those who hold a grant")
+        if protocol in LANE_OF:
+            self._give(muxed, LANE_OF[protocol])
+        elif protocol in self._serves:
+            await self._serves[protocol](connection, muxed.stream)
+        else:
+            net_stream.set_protocol(TProtocol(protocol))
+            await _serve_by_library(handlers[protocol], net_stream)
 
     def _give(self, muxed: MuxedStream, lane: Lane) -> None:
         connection = muxed.muxed_conn
@@ -439,3 +455,11 @@ class Libp2pTransport(Transport):
         if edge:
             edge.used_for(connection, lane)
         self.nursery.start_soon(partial(attend, self, self._accept, connection.peer, lane, muxed.stream))
+
+
+async def _serve_by_library(handler: StreamHandlerFn, stream: INetStream) -> None:
+    """Raises `PeerError` for whatever the library's handlers raise: they do, at what no protocol allows."""
+    try:
+        await handler(stream)
+    except Exception as error:
+        raise PeerError(f"{stream.get_protocol()}: {type(error).__name__}: {error}") from error

@@ -208,7 +208,7 @@ class _Pipe:
             segment = bytes(view[: min(room, _SEGMENT_BYTES)])
             view = view[len(segment) :]
             self._held_bytes += len(segment)
-            self._source.count_sent(self._target.key, len(segment))
+            self._source.count_sent(len(segment))
             self._append(segment)
 
     def end(self) -> None:
@@ -243,7 +243,7 @@ class _Pipe:
                 self._segments.appendleft((at_s, segment[max_bytes:]))
                 segment = segment[:max_bytes]
             self._held_bytes -= len(segment)
-            self._target.count_received(self._source.key, len(segment))
+            self._target.count_received(len(segment))
             self.wake()
             return segment
 
@@ -417,10 +417,8 @@ class MemoryTransport(Transport):
     def peers(self) -> list[PeerKey]:
         return self.network.neighbours(self.key)
 
-    def count_sent(self, peer: PeerKey, length: int) -> None:
+    def count_sent(self, length: int) -> None:
         self.traffic.sent += length
-        self.traffic.sent_to[peer] = self.traffic.sent_to.get(peer, 0) + length
 
-    def count_received(self, peer: PeerKey, length: int) -> None:
+    def count_received(self, length: int) -> None:
         self.traffic.received += length
-        self.traffic.received_from[peer] = self.traffic.received_from.get(peer, 0) + length

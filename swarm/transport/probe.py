@@ -3,12 +3,14 @@
 from typing import Final
 
 import trio
+from libp2p.abc import IRawConnection
 from libp2p.io.exceptions import IOException
 from libp2p.peer.id import ID
 from libp2p.transport.exceptions import OpenConnectionError, UpgradeFailure
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from swarm.guard import Source, guarded
 from swarm.transport.base import PeerKey, Unreachable
 from swarm.transport.host import Host
 
@@ -19,13 +21,10 @@ _PROBE_S: Final = 10.0
 
 
 async def answers_as(host: Host, peer: ID, address: str) -> bool:
-    """Whether `peer` itself answers at `address`, by a connection of its own. Never raises."""
-    with trio.move_on_after(_PROBE_S):
-        try:
-            target = Multiaddr(address)
-            raw = await host.tcp.dial(target)
-        except (OpenConnectionError, MultiaddrError, ValueError):
-            return False
+    """Whether `peer` itself answers at `address`, by a connection of its own. Raises nothing: whatever answers is a
+    stranger, which shows what it likes."""
+    with guarded(Source.PROBE, address), trio.move_on_after(_PROBE_S):
+        raw = await _dial(host, address)
         try:
             await host.upgrader.upgrade_security(raw, True, peer)
         except (UpgradeFailure, IOException):
@@ -38,14 +37,11 @@ async def answers_as(host: Host, peer: ID, address: str) -> bool:
 
 
 async def who_answers(host: Host | None, address: str) -> PeerKey:
-    """The key of whoever answers at `address`. Raises `Unreachable`."""
+    """The key of the peer that answers at `address`. Raises `Unreachable`."""
     if host is None:
         raise Unreachable("not serving")
-    with trio.move_on_after(_PROBE_S):
-        try:
-            raw = await host.tcp.dial(Multiaddr(address))
-        except (OpenConnectionError, MultiaddrError, ValueError) as error:
-            raise Unreachable(f"nothing answers at {address}") from error
+    with guarded(Source.PROBE, address) as outcome, trio.move_on_after(_PROBE_S):
+        raw = await _dial(host, address)
         try:
             return await host.upgrader.who_is(raw)
         except (UpgradeFailure, IOException) as error:
@@ -53,4 +49,13 @@ async def who_answers(host: Host | None, address: str) -> PeerKey:
         finally:
             with trio.CancelScope(shield=True):
                 await raw.close()
+    if isinstance(outcome.error, Unreachable):
+        raise outcome.error
     raise Unreachable(f"nothing answers at {address}")
+
+
+async def _dial(host: Host, address: str) -> IRawConnection:
+    try:
+        return await host.tcp.dial(Multiaddr(address))
+    except (OpenConnectionError, MultiaddrError, ValueError) as error:
+        raise Unreachable(f"nothing answers at {address}") from error

@@ -124,7 +124,6 @@ class Puncher:
                     await self._move(connection, path, sock)
 
     async def _move(self, connection: MuxedConnection, path: Path, sock: CountedSocket) -> None:
-        sock.belongs_to(connection.peer)
         await path.continue_on(SocketLeg(sock, Way.PUNCHED, multiaddr_text(sock.remote)))
         self.punched += 1
 

@@ -7,9 +7,11 @@ of an inbound connection would outlive the connection.
 
 import errno
 import os
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import trio
@@ -23,9 +25,11 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from codec.errors import UsageError
-from swarm.transport.admission import Admission
-from swarm.transport.base import PeerKey, Traffic
+from swarm.guard import Source, guarded
+from swarm.transport.admission import Admission, Arrival
+from swarm.transport.base import Traffic
 from swarm.transport.departed import departed_bytes
+from swarm.transport.reception import Reception
 from swarm.transport.tuning import PAUSE_S, awaken, tune
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "bind",
     "checked_announcements",
     "connect_from",
+    "descriptors",
     "host_and_port",
     "host_and_port_of",
     "multiaddr_text",
@@ -42,10 +47,14 @@ __all__ = [
 TOKEN_MARK: Final = b"\1"
 """No negotiation begins with it: what begins so is the other end of a connection that there is already (`punch`)."""
 TOKEN_BYTES: Final = 16
-TOKEN_S: Final = 10.0
+TOKEN_S: Final = 3.0
+"""For the rest of the token; both come in one packet."""
 READ_BYTES: Final = 262_144
 """One read's worth: a large one costs one system call and one wake-up for sixteen TLS records."""
-_BACKLOG: Final = 256
+_DESCRIPTORS: Final = 16_384
+"""4096 connections, what is pending, a store's files; the 1024 that shells start programs with are soon used up."""
+_BACKLOG: Final = 1024
+"""Connections that wait in the kernel while a crowd comes. Linux keeps no more than net.core.somaxconn (4096)."""
 
 
 def host_and_port(address: Multiaddr) -> tuple[str, int] | None:
@@ -87,24 +96,24 @@ def checked_announcements(addresses: Sequence[str]) -> list[str]:
     return list(addresses)
 
 
-async def bind(addresses: Sequence[str]) -> dict[str, trio.SocketListener]:
-    """Listening sockets by the address (multiaddr text) each got; port 0 takes a free one.
+async def bind(addresses: Sequence[str]) -> dict[str, socket.socket]:
+    """Listening sockets, which do not block, by the address (multiaddr text) each got; port 0 takes a free one.
 
     Raises `UsageError` for an address that is none or a port that is taken; then nothing stays bound.
     """
-    listeners: dict[str, trio.SocketListener] = {}
+    listeners: dict[str, socket.socket] = {}
     try:
         for text in addresses:
             listener = await _bind_one(text)
-            listeners[multiaddr_text(listener.socket.getsockname())] = listener
+            listeners[multiaddr_text(listener.getsockname())] = listener
     except BaseException:
         for listener in listeners.values():
-            listener.socket.close()
+            listener.close()
         raise
     return listeners
 
 
-async def _bind_one(text: str) -> trio.SocketListener:
+async def _bind_one(text: str) -> socket.socket:
     try:
         target = host_and_port(Multiaddr(text))
     except (MultiaddrError, ValueError) as error:
@@ -128,7 +137,9 @@ async def _bind_one(text: str) -> trio.SocketListener:
                 f"Port {port} on {host} is in use by another program; stop it or listen on another port."
             ) from error
         raise UsageError(f"Cannot listen on {text}: {error.strerror}.") from error
-    return trio.SocketListener(sock)
+    listener = socket.socket(fileno=sock.detach())
+    listener.setblocking(False)
+    return listener
 
 
 async def connect_from(port: int, target: tuple[str, int]) -> trio.SocketStream:
@@ -146,53 +157,49 @@ async def connect_from(port: int, target: tuple[str, int]) -> trio.SocketStream:
     return trio.SocketStream(sock)
 
 
+def descriptors() -> int:
+    """How many sockets and files this process may open, once it has raised its own limit as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft if soft != resource.RLIM_INFINITY else _DESCRIPTORS
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # a system with a lower limit of its own
+        return soft
+    return wanted
+
+
 class CountedSocket(ReadWriteCloser):
-    """A TCP connection whose bytes are counted, for its peer once that is known."""
+    """A TCP connection whose bytes are counted."""
 
     def __init__(self, stream: trio.SocketStream, traffic: Traffic, live: set["CountedSocket"]) -> None:
+        """Raises `OSError` when the connection has ended already."""
         self._stream = stream
         self._traffic = traffic
         self._live = live
-        self._sent = 0
-        self._received = 0
-        self._peer: PeerKey | None = None
         self._wrote_at_s = trio.current_time()
-        self.on_known: Callable[[], None] = _nothing
-        """Called when the handshake has shown who this is."""
+        self.on_up: Callable[[], None] = _nothing
+        """Called when its peer is known and both have agreed on the muxer."""
         self.on_closed: Callable[[], None] = _nothing
         self.remote: tuple = stream.socket.getpeername()
         self.congestion_control = tune(stream.socket)
         live.add(self)
-
-    def belongs_to(self, peer: PeerKey) -> None:
-        """The handshake proved who this is: what was counted so far, and the rest, is that peer's."""
-        self._peer = peer
-        self.on_known()
-        self._add(self._sent, self._traffic.sent_to)
-        self._add(self._received, self._traffic.received_from)
-
-    def _add(self, length: int, table: dict[PeerKey, int]) -> None:
-        if self._peer is not None:
-            table[self._peer] = table.get(self._peer, 0) + length
 
     async def read(self, n: int | None = None) -> bytes:
         try:
             data = await self._stream.receive_some(READ_BYTES if n is None else max(1, min(n, READ_BYTES)))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"the TCP connection broke: {error}") from error
-        self._received += len(data)
         self._traffic.received += len(data)
-        self._add(len(data), self._traffic.received_from)
         return bytes(data)
 
     async def begins_with(self, mark: bytes) -> bool:
-        """Look at the first byte without taking it. False as well when none comes: the handshake has its own limit."""
-        with trio.move_on_after(TOKEN_S):
-            try:
-                return await self._stream.socket.recv(len(mark), socket.MSG_PEEK) == mark
-            except (OSError, trio.ClosedResourceError):
-                pass
-        return False
+        """Look at the first byte, which is there, without taking it."""
+        try:
+            return await self._stream.socket.recv(len(mark), socket.MSG_PEEK) == mark
+        except (OSError, trio.ClosedResourceError):
+            return False
 
     async def read_exactly(self, length: int) -> bytes:
         """Raises `ConnectionClosedError` when the end comes sooner."""
@@ -216,15 +223,11 @@ class CountedSocket(ReadWriteCloser):
                     length = os.readv(sock.fileno(), (buffer,))
         except (OSError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"the TCP connection broke: {error}") from error
-        self._received += length
         self._traffic.received += length
-        self._add(length, self._traffic.received_from)
         return length
 
     async def write(self, data: bytes) -> None:
-        self._sent += len(data)
         self._traffic.sent += len(data)
-        self._add(len(data), self._traffic.sent_to)
         now = trio.current_time()
         if now - self._wrote_at_s > PAUSE_S and self.congestion_control == "bbr":
             awaken(self._stream.socket)
@@ -284,11 +287,12 @@ class TcpTransport(ITransport):
     """Dials and accepts for one host. `close_all` closes every socket that it made."""
 
     def __init__(
-        self, traffic: Traffic, listeners: dict[str, trio.SocketListener], admission: Admission | None = None
+        self, traffic: Traffic, listeners: dict[str, socket.socket], admission: Admission | None = None
     ) -> None:
         self._traffic = traffic
         self._listeners = listeners
-        self._admission = admission or Admission()
+        self.reception = Reception(admission or Admission(), TOKEN_MARK, self._serve_one, trio.current_time)
+        """Runs beside this (`Reception.run`), and lets inbound connections begin."""
         self.live: set[CountedSocket] = set()
         self.handler: THandler | None = None
         """The library's, for inbound connections."""
@@ -302,10 +306,10 @@ class TcpTransport(ITransport):
         if target is None:
             raise OpenConnectionError(f"cannot dial {maddr}")
         try:
-            stream = await self._connect(target)
+            sock = self.own(await self._connect(target))
         except OSError as error:
             raise OpenConnectionError(f"cannot reach {maddr}") from error
-        return RawConnection(CountedSocket(stream, self._traffic, self.live), True)
+        return RawConnection(sock, True)
 
     async def _connect(self, target: tuple[str, int]) -> trio.SocketStream:
         ports = [port for _, port in self.listening]
@@ -319,15 +323,22 @@ class TcpTransport(ITransport):
     @property
     def listening(self) -> list[tuple[str, int]]:
         """(host, port) of each listener."""
-        return [listener.socket.getsockname()[:2] for listener in self._listeners.values()]
+        return [listener.getsockname()[:2] for listener in self._listeners.values()]
 
     def own(self, stream: trio.SocketStream) -> CountedSocket:
-        """Count the bytes of a connection that was made elsewhere, and close it with the rest. Raises `OSError`."""
-        return CountedSocket(stream, self._traffic, self.live)
+        """Count the bytes of a connection, and close it with the rest.
+
+        Raises `OSError` when it has ended already, as of a listener that accepts and resets; it is closed then.
+        """
+        try:
+            return CountedSocket(stream, self._traffic, self.live)
+        except OSError:
+            stream.socket.close()
+            raise
 
     def create_listener(self, handler_function: THandler) -> IListener:
         self.handler = handler_function
-        return _Listener(self, handler_function)
+        return _Listener(self)
 
     def can_dial(self, maddr: Multiaddr) -> bool:
         return host_and_port(maddr) is not None
@@ -352,9 +363,9 @@ class TcpTransport(ITransport):
         for sock in list(self.live):
             sock.abort()
         for listener in self._listeners.values():
-            listener.socket.close()
+            listener.close()
 
-    def take_listener(self, maddr: Multiaddr) -> trio.SocketListener:
+    def take_listener(self, maddr: Multiaddr) -> socket.socket:
         return self._listeners[str(maddr)]
 
     async def _give_token(self, sock: CountedSocket) -> bool:
@@ -364,34 +375,25 @@ class TcpTransport(ITransport):
             return await self.on_token(mark[len(TOKEN_MARK) :], sock)
         return False
 
-    async def serve_one(self, handler: THandler, stream: trio.SocketStream) -> None:
-        """Run the library's handler for one inbound connection, and end it with the connection."""
-        try:
-            sock = CountedSocket(stream, self._traffic, self.live)
-        except OSError:  # it was gone before we looked
-            await trio.aclose_forcefully(stream)
-            return
-        host = sock.remote[0]
-        if not self._admission.begin(host, trio.current_time()):
-            sock.abort()
-            return
-        admitted = True
-
-        def over() -> None:
-            nonlocal admitted
-            if admitted:
-                admitted = False
-                self._admission.end(host)
-
-        with trio.CancelScope() as scope:
-            sock.on_known, sock.on_closed = over, scope.cancel
+    async def _serve_one(self, accepted: socket.socket, arrival: Arrival) -> None:
+        """Run the library's handler for one inbound connection whose turn has come, and end it with the connection."""
+        over = partial(self.reception.over, arrival)
+        with trio.CancelScope() as scope, guarded(Source.HANDSHAKE, arrival.host.name):
+            arrival.drop = scope.cancel
+            try:
+                sock = self.own(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)))
+            except OSError:  # it was gone before its turn came
+                accepted.close()
+                over()
+                return
+            sock.on_up, sock.on_closed = over, scope.cancel
             try:
                 if await sock.begins_with(TOKEN_MARK):
                     if await self._give_token(sock):
                         over()
                         await trio.sleep_forever()
-                else:
-                    await handler(sock)
+                elif self.handler is not None:
+                    await self.handler(sock)
             finally:
                 over()
                 sock.abort()
@@ -403,9 +405,8 @@ class _Listener(IListener):
     background_nursery: trio.Nursery | None = None
     """Set by the library before it calls `listen`."""
 
-    def __init__(self, transport: TcpTransport, handler: THandler) -> None:
+    def __init__(self, transport: TcpTransport) -> None:
         self._transport = transport
-        self._handler = handler
         self._addresses: list[Multiaddr] = []
         self._scope = trio.CancelScope()
 
@@ -415,12 +416,9 @@ class _Listener(IListener):
         self.background_nursery.start_soon(self._serve, self._transport.take_listener(maddr))
         await trio.lowlevel.checkpoint()
 
-    async def _serve(self, listener: trio.SocketListener) -> None:
-        async def handle(stream: trio.SocketStream) -> None:
-            await self._transport.serve_one(self._handler, stream)
-
+    async def _serve(self, listener: socket.socket) -> None:
         with self._scope:
-            await trio.serve_listeners(handle, [listener])
+            await self._transport.reception.accept_from(listener)
 
     def get_addrs(self) -> tuple[Multiaddr, ...]:
         return tuple(self._addresses)

@@ -2,9 +2,10 @@
 
 The wire format is the specification's: TLS 1.3, both sides present a self-signed certificate whose extension binds its
 key to the peer's identity key (`certificate`). Ours is the record IO, too (the library reads 4 KiB at a time), and how
-the server asks for a certificate without judging it by authorities: Python cannot say that, OpenSSL can. `accept_any_certificate` says it through the very library that Python's `_ssl` is linked
-to, and only after it has seen that it holds the right object; where it cannot know (a statically linked Python) it
-refuses, and the transport offers noise instead.
+the server asks for a certificate without judging it by authorities: Python cannot say that, OpenSSL can.
+`accept_any_certificate` says it through the very library that Python's `_ssl` is linked to, and only after it has seen
+that it holds the right object; where it cannot know (a statically linked Python) it refuses, and the transport offers
+noise instead.
 """
 
 import ctypes
@@ -38,8 +39,8 @@ _RECORD_BYTES: Final = 16_384
 _SMALL_BYTES: Final = 4_096
 """Parts below this are joined before they are encrypted; a record of its own costs about as much as copying 4 KiB."""
 HANDSHAKE_BYTES: Final = 8_192
-"""What the other end may send until we know who it is, in the handshake. A client's two flights have 900 bytes, or 2,100
-with a post-quantum key share."""
+"""What the other end may send until we know who it is, in the handshake. A client's two flights have 900 bytes, or
+2,100 with a post-quantum key share."""
 
 
 class _Scratch(threading.local):

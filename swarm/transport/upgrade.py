@@ -5,6 +5,7 @@ strangers, and always puts its own yamux under /yamux/1.0.0.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import trio
 from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn, ISecureTransport
@@ -26,6 +27,10 @@ from swarm.transport.tls import PROTOCOL_ID, TlsSession, TlsTransport
 
 __all__ = ["Upgrader"]
 
+ANSWER_S: Final = 5.0
+"""How long a stranger may take for security, from its turn on, and for the muxer: two round trips of 300 ms, and two
+lost packets. The dialer's own limit is longer, since it also waits for its turn."""
+
 
 class Upgrader(TransportUpgrader):
     """One for a host. `make` builds the muxed connection for an authenticated peer."""
@@ -36,11 +41,13 @@ class Upgrader(TransportUpgrader):
         make: Callable[[ISecureConn, ID, PeerKey], IMuxedConn],
         handshake_s: float,
     ) -> None:
-        """`security`: in order of preference. `handshake_s`: how long each of the two steps may take."""
+        """`security`: in order of preference. `handshake_s`: how long each of the two steps may take; of an inbound
+        connection, `ANSWER_S` at most."""
         super().__init__({}, {})
         self._security = dict(security)
         self._make = make
         self._handshake_s = handshake_s
+        self._answer_s = min(handshake_s, ANSWER_S)
 
     async def who_is(self, raw_conn: IRawConnection) -> PeerKey:
         """Whoever answers on a connection that we made, by its TLS certificate. Raises `SecurityUpgradeFailure`."""
@@ -60,24 +67,21 @@ class Upgrader(TransportUpgrader):
     async def upgrade_security(
         self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
     ) -> ISecureConn:
+        limit_s = self._handshake_s if is_initiator else self._answer_s
         try:
-            with trio.fail_after(self._handshake_s):
-                if peer_id is not None and is_initiator:
-                    protocol = await propose(raw_conn, list(self._security))
-                    conn = await self._security[protocol].secure_outbound(raw_conn, peer_id)
-                else:
-                    protocol = await answer(raw_conn, list(self._security))
-                    conn = await self._security[protocol].secure_inbound(raw_conn)
-            peer = peer_key(str(conn.get_remote_peer()))
+            with trio.fail_after(limit_s):
+                protocol = await (propose if is_initiator else answer)(raw_conn, list(self._security))
+                conn = await self._secured(protocol, raw_conn, peer_id if is_initiator else None)
+            peer_key(str(conn.get_remote_peer()))  # raises for a key of another kind than ours
         except trio.TooSlowError as error:
-            raise SecurityUpgradeFailure(f"the handshake took over {self._handshake_s:g} s") from error
+            raise SecurityUpgradeFailure(f"the handshake took over {limit_s:g} s") from error
         except (PeerError, IOException, HandshakeFailure) as error:
             raise SecurityUpgradeFailure(str(error)) from error
         if is_initiator and conn.get_remote_peer() != peer_id:
             raise SecurityUpgradeFailure(f"expected {peer_id}, but {conn.get_remote_peer()} answered")
         conn.negotiated_security_protocol = protocol  # type: ignore[attr-defined]  # where the library looks for it
         if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, CountedSocket):
-            raw_conn.stream.belongs_to(peer)
+            conn.on_up = raw_conn.stream.on_up  # type: ignore[attr-defined]  # for `upgrade_connection`
             conn.congestion_control = raw_conn.stream.congestion_control  # type: ignore[attr-defined]
         if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, Path):
             conn.path = raw_conn.stream  # type: ignore[attr-defined]  # for the muxed connection, as above
@@ -85,11 +89,33 @@ class Upgrader(TransportUpgrader):
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         if not (isinstance(conn, TlsSession) and conn.muxer == YAMUX_ID):
+            limit_s = self._handshake_s if conn.is_initiator else self._answer_s
             try:
-                with trio.fail_after(self._handshake_s):
+                with trio.fail_after(limit_s):
                     await (propose if conn.is_initiator else answer)(conn, [YAMUX_ID])
             except trio.TooSlowError as error:
-                raise MuxerUpgradeFailure(f"agreeing on a muxer took over {self._handshake_s:g} s") from error
+                raise MuxerUpgradeFailure(f"agreeing on a muxer took over {limit_s:g} s") from error
             except (PeerError, IOException) as error:
                 raise MuxerUpgradeFailure(str(error)) from error
-        return self._make(conn, peer_id, peer_key(str(peer_id)))
+        muxed = self._make(conn, peer_id, peer_key(str(peer_id)))
+        getattr(conn, "on_up", _nothing)()
+        return muxed
+
+    async def _secured(self, protocol: str, raw_conn: IRawConnection, expected: ID | None) -> ISecureConn:
+        """`expected`: who is dialed; None: it dialed us. Raises `HandshakeFailure`."""
+        security = self._security[protocol]
+        try:
+            if expected is not None:
+                return await security.secure_outbound(raw_conn, expected)
+            return await security.secure_inbound(raw_conn)
+        except (IOException, HandshakeFailure):
+            raise
+        except Exception as error:
+            if isinstance(security, TlsTransport):
+                raise  # ours: a bug
+            # The library's noise: protobuf, cryptography and more raise what they like at bytes that are not theirs.
+            raise HandshakeFailure(f"{type(error).__name__}: {error}") from error
+
+
+def _nothing() -> None:
+    pass
