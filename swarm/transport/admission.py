@@ -9,11 +9,13 @@ An IPv6 host owns a /64 as a rule, so that is its address here; and since a prov
 of one /48 take turns as one, too.
 """
 
+import heapq
 import ipaddress
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 
@@ -25,7 +27,7 @@ _MAX_HOSTS: Final = 8192
 """Addresses remembered, 200 bytes each; more than there are places, so that there is always one to forget."""
 _HALF_LIFE_S: Final = 60.0
 """After so long a handshake counts half: who was busy an hour ago is a newcomer again."""
-_SAMPLE: Final = 8
+_SAMPLE: Final = 4
 """Of several addresses with as many connections, so many are compared; to look at all would cost as much as a
 handshake."""
 
@@ -46,19 +48,19 @@ class AdmissionRules:
     """How long a connection waits for its turn; its dialer has given up by then."""
     share: float = 1 / 3
     """Of one core, for all handshakes together, in the long run."""
-    cost_s: float = 0.0025
+    cost_s: float = 0.003
     """CPU time of one inbound handshake: 0.5 ms in OpenSSL, 0.25 ms to check the certificate, the rest in sockets, trio
-    and py-libp2p, with the connection's end. Measured on an Epyc of 2021; so there are 133 handshakes a second."""
+    and py-libp2p, with the connection's end. Measured over loopback; so there are 111 handshakes a second."""
     token_cost_s: float = 0.0005
     """The same for a connection that begins with a token (`punch`): no cryptography."""
     burst_s: float = 0.32
-    """CPU time that handshakes may take at once after a quiet time: 128 of them."""
+    """CPU time that handshakes may take at once after a quiet time: 107 of them."""
     favoured: int = 32
     """Connections, and handshakes within a minute or so, for which the address of a member goes before all others. One
     member makes ten connections; with more the address takes its turn among the others."""
 
 
-class _Stage(Enum):
+class _Stage(IntEnum):
     SILENT = 0
     WAITING = 1
     BUSY = 2
@@ -70,6 +72,8 @@ class _Count:
 
     level: float = 0.0
     at_s: float = 0.0
+    rank: float = -math.inf
+    """Of two counts the one with the larger rank is larger, at any time: all of them decay alike."""
 
     def lately(self, now_s: float) -> int:
         return round(self.level * 2.0 ** ((self.at_s - now_s) / _HALF_LIFE_S)) if self.level else 0
@@ -77,9 +81,10 @@ class _Count:
     def add(self, now_s: float) -> None:
         self.level = 1.0 + self.level * 2.0 ** ((self.at_s - now_s) / _HALF_LIFE_S)
         self.at_s = now_s
+        self.rank = math.log2(self.level) + now_s / _HALF_LIFE_S
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Host:
     name: str
     network: _Count
@@ -87,13 +92,19 @@ class _Host:
     arrivals: dict["Arrival", None] = field(default_factory=dict)
     """Those of them that are here, the oldest first."""
     waiting: list["Arrival"] = field(default_factory=list)
+    ticket: int = 0
+    """Which entry of the queue stands for it."""
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        return self.network.rank, self.own.rank
 
 
 def _nothing() -> None:
     pass
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Arrival:
     """An inbound connection whose peer is not known yet."""
 
@@ -120,9 +131,12 @@ class Admission:
         self._hosts: dict[str, _Host] = {}  # by when each was last heard of
         self._networks: dict[str, _Count] = {}
         self._crowds: list[dict[_Host, None]] = [{} for _ in range(self.rules.pending_per_address + 1)]
+        self._most = 0  # of one host
         self._silent: dict[Arrival, None] = {}
         self._waiting: dict[Arrival, None] = {}
-        self._waiting_hosts: dict[_Host, None] = {}
+        self._queue: list[tuple[tuple[float, float], int, _Host]] = []  # a heap of hosts that wait; see `_next_host`
+        self._first: dict[_Host, None] = {}  # members' hosts that wait
+        self._tickets = 0
         self._busy: dict[Arrival, None] = {}
         self._bucket = Bucket(self.rules.share, self.rules.burst_s)
         self.made_room = 0
@@ -155,10 +169,11 @@ class Admission:
     def crowded_out(self, now_s: float) -> Arrival | None:
         """Which one has to make room: of the address with the most connections, and of such addresses the one with the
         most handshakes lately, the oldest that says nothing. None: all are members'."""
-        for crowd in reversed(self._crowds):
+        for count in range(self._most, 0, -1):
+            crowd = self._crowds[count]
             hosts = list(islice((host for host in crowd if not self._goes_first(host, now_s)), _SAMPLE))
             if hosts:
-                return _oldest(max(hosts, key=lambda host: host.own.lately(now_s)))
+                return _oldest(max(hosts, key=lambda host: host.rank))
         return None
 
     def spoke(self, arrival: Arrival, now_s: float, cost_s: float | None = None) -> None:
@@ -170,14 +185,18 @@ class Admission:
         arrival.cost_s = self.rules.cost_s if cost_s is None else cost_s
         self._waiting[arrival] = None
         arrival.host.waiting.append(arrival)
-        self._waiting_hosts[arrival.host] = None
+        if len(arrival.host.waiting) == 1:
+            self._line_up(arrival.host)
+        if self._goes_first(arrival.host, now_s):
+            self._first[arrival.host] = None
 
     def turns(self, now_s: float) -> tuple[list[Arrival], list[Arrival]]:
         """Those that may begin now, and those to drop for them."""
         begun: list[Arrival] = []
         dropped: list[Arrival] = []
         while self._waiting:
-            host, first = self._next_host(now_s)
+            host = next((each for each in self._first if self._goes_first(each, now_s)), None)
+            first, host = host is not None, host or self._next_host()
             arrival = host.waiting[-1]  # the newest: the dialers of old ones have given up
             if first:
                 self._bucket.spend(arrival.cost_s, now_s)
@@ -189,8 +208,9 @@ class Admission:
             self._leave_queue(arrival)
             arrival.stage = _Stage.BUSY
             self._busy[arrival] = None
-            for count in {id(each): each for each in (host.own, host.network)}.values():
-                count.add(now_s)
+            host.own.add(now_s)
+            if host.network is not host.own:
+                host.network.add(now_s)
             begun.append(arrival)
         return begun, dropped
 
@@ -234,7 +254,8 @@ class Admission:
         del self._waiting[arrival]
         host.waiting.remove(arrival)
         if not host.waiting:
-            del self._waiting_hosts[host]
+            host.ticket = 0
+            self._first.pop(host, None)
 
     def _move(self, host: _Host, arrival: Arrival) -> None:
         """Add `arrival` to those of its host, or take it out."""
@@ -245,28 +266,43 @@ class Admission:
             host.arrivals[arrival] = None
         if host.arrivals:
             self._crowds[len(host.arrivals)][host] = None
+        self._most = max(self._most, len(host.arrivals))
+        while self._most and not self._crowds[self._most]:
+            self._most -= 1
 
     def _goes_first(self, host: _Host, now_s: float) -> bool:
         most = self.rules.favoured
         return len(host.arrivals) <= most and self._is_favoured(host.name) and host.own.lately(now_s) < most
 
-    def _next_host(self, now_s: float) -> tuple[_Host, bool]:
-        """Whose turn it is, and whether that is because a member was seen there. The longest waiting of equals."""
-        best, fewest = None, (math.inf, math.inf)
-        for host in self._waiting_hosts:
-            if self._goes_first(host, now_s):
-                return host, True
-            lately = (host.network.lately(now_s), host.own.lately(now_s))
-            if lately < fewest:
-                best, fewest = host, lately
-        assert best is not None
-        return best, False
+    def _line_up(self, host: _Host) -> None:
+        self._tickets += 1
+        host.ticket = self._tickets
+        heapq.heappush(self._queue, (host.rank, -self._tickets, host))
+        if len(self._queue) > 2 * self.rules.pending:  # most of them left the queue from its middle
+            self._queue = [entry for entry in self._queue if -entry[1] == entry[2].ticket]
+            heapq.heapify(self._queue)
+
+    def _next_host(self) -> _Host:
+        """The one with the fewest handshakes lately; there is one. Of equals the last that came: once all addresses of a
+        crowd wait, a newcomer is served at once; and each of them can come before it only once.
+
+        An entry may be outdated: the host has left, or had handshakes since. Ranks only grow, so it is enough to look
+        at the first.
+        """
+        while True:
+            rank, order, host = self._queue[0]
+            if -order == host.ticket and rank == host.rank:
+                return host
+            if -order == host.ticket:
+                heapq.heapreplace(self._queue, (host.rank, order, host))
+            else:
+                heapq.heappop(self._queue)
 
     def _slowest(self, now_s: float) -> Arrival:
         """The oldest handshake under way of the address with the most of them lately."""
         return max(
             islice(self._busy, self.rules.busy),
-            key=lambda each: (not self._goes_first(each.host, now_s), each.host.own.lately(now_s), -each.at_s),
+            key=lambda each: (not self._goes_first(each.host, now_s), *each.host.rank, -each.at_s),
         )
 
     def _host(self, name: str, now_s: float) -> _Host:
@@ -286,7 +322,7 @@ class Admission:
 
 def _oldest(host: _Host) -> Arrival:
     """Of the arrivals of one address that furthest from its end, and of those the oldest."""
-    return min(host.arrivals, key=lambda each: each.stage.value)
+    return min(host.arrivals, key=lambda each: each.stage)
 
 
 def _older(arrivals: dict[Arrival, None], than_s: float) -> Iterator[Arrival]:
@@ -296,6 +332,7 @@ def _older(arrivals: dict[Arrival, None], than_s: float) -> Iterator[Arrival]:
         yield each
 
 
+@lru_cache(maxsize=4096)  # addresses come back, and to parse one takes 10 us
 def origin(address: str) -> str:
     """What `address` counts as: itself, or of IPv6 its /64. What is no IP (a relay) is itself."""
     try:

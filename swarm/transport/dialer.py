@@ -16,6 +16,8 @@ __all__ = ["DialRules", "Dialer"]
 
 _MAX_ADDRESSES: Final = 16
 """Of one peer; the rest of a longer list is not looked at. Lists come from other peers."""
+_MAX_BACKOFFS: Final = 1024
+"""Peers whose failures are remembered: the last ones. Others may name any number of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,10 @@ class Dialer:
         backoff.failures += 1
         longest_s = min(self._rules.backoff_most_s, self._rules.backoff_first_s * 2.0 ** min(backoff.failures - 1, 20))
         backoff.until_s = trio.current_time() + longest_s * random.uniform(0.5, 1.0)
+        self._backoff.pop(peer, None)
         self._backoff[peer] = backoff
+        if len(self._backoff) > _MAX_BACKOFFS:
+            del self._backoff[next(iter(self._backoff))]
         for other in [other for other, each in self._backoff.items() if each.until_s < trio.current_time() - 600]:
             del self._backoff[other]  # not tried for ten minutes: forgotten
 

@@ -33,7 +33,7 @@ class GateRules:
     """Bounds for peers that are neither known nor admitted."""
 
     connections: int = 256
-    """At 133 handshakes a second (`admission`) a stranger has 2 s before it can be the oldest."""
+    """At 111 handshakes a second (`admission`) a stranger has 2 s before it can be the oldest."""
     per_address: int = 64
     """A site of fifty nodes behind one NAT may join at once."""
     streams: int = 6
