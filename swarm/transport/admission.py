@@ -283,7 +283,7 @@ class Admission:
             heapq.heapify(self._queue)
 
     def _next_host(self) -> _Host:
-        """The one with the fewest handshakes lately; there is one. Of equals the last that came: once all addresses of a
+        """The one with the fewest handshakes lately. Of equals the last that came: once all addresses of a
         crowd wait, a newcomer is served at once; and each of them can come before it only once.
 
         An entry may be outdated: the host has left, or had handshakes since. Ranks only grow, so it is enough to look

@@ -126,11 +126,15 @@ class Gate:
 
     def is_strange(self, connection: MuxedConnection) -> bool:
         """Whether its peer is a stranger, as of now."""
-        if connection in self._strange and self._is_known(connection.peer):
+        if connection.is_initiator:
+            return False
+        if not self._is_known(connection.peer):
+            return True
+        if connection in self._strange:
             self.end(connection)
             connection.yamux.widen(self._full)
             self._is_home(connection)
-        return connection in self._strange
+        return False
 
     def is_home(self, host: str) -> bool:
         """Whether a member was seen at `host` (as `admission.origin` gives it)."""

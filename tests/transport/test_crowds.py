@@ -5,36 +5,9 @@ from contextlib import suppress
 
 import pytest
 import trio
-from libp2p_kit import ANY, echo, transport, two
+from libp2p_kit import echo, transport, two
 
-from codec.sign import Key
-from swarm.transport.admission import AdmissionRules
 from swarm.transport.base import Lane, Unreachable
-from swarm.transport.libp2p import Libp2pTransport
-
-
-async def test_too_many_handshakes_are_refused_and_known_peers_stay() -> None:
-    b = Libp2pTransport(Key(bytes([2]) * 32), [ANY], admission_rules=AdmissionRules(per_s=0.1, burst=3))
-    a = transport(1)
-    with trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(a.serve, echo)
-            (address,) = await nursery.start(b.serve, echo)
-            await a.connect(b.key, [address])
-            port = int(address.rsplit("/", 1)[1])
-            strangers = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(4)]
-            for stranger in strangers[2:]:
-                with suppress(trio.BrokenResourceError):
-                    assert await stranger.receive_some() == b""  # closed, before any word
-            for stranger in strangers[:2]:
-                with trio.move_on_after(0.05) as waiting:
-                    await stranger.receive_some()
-                assert waiting.cancelled_caught  # still waited for
-                await stranger.aclose()
-            async with await a.open_stream(b.key, Lane.CONTROL) as stream:
-                await stream.send_all(b"still here")
-                assert await stream.receive_some() == b"still here"
-            nursery.cancel_scope.cancel()
 
 
 async def test_one_peer_makes_a_limited_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
