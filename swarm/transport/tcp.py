@@ -218,6 +218,8 @@ class CountedSocket(ReadWriteCloser):
         try:
             length = -1
             while length < 0:
+                if sock.fileno() < 0:  # trio would take the next closed socket for the same one, and say it is busy
+                    raise ConnectionClosedError("the TCP connection is closed")
                 await trio.lowlevel.wait_readable(sock)
                 with suppress(BlockingIOError):
                     length = os.readv(sock.fileno(), (buffer,))
