@@ -27,7 +27,7 @@ _MAX_HOSTS: Final = 8192
 """Addresses remembered, 200 bytes each; more than there are places, so that there is always one to forget."""
 _HALF_LIFE_S: Final = 60.0
 """After so long a handshake counts half: who was busy an hour ago is a newcomer again."""
-_SAMPLE: Final = 4
+_SAMPLE: Final = 8
 """Of several addresses with as many connections, so many are compared; to look at all would cost as much as a
 handshake."""
 
@@ -36,7 +36,7 @@ handshake."""
 class AdmissionRules:
     """Bounds for connections whose peer is not known yet."""
 
-    pending: int = 1024
+    pending: int = 2048
     """Connections. Those that wait cost a socket and 1 KiB each; a quarter of the descriptors if that is less."""
     pending_per_address: int = 64
     """A site of fifty nodes behind one NAT may come at once."""
@@ -167,13 +167,19 @@ class Admission:
         return arrival, dropped
 
     def crowded_out(self, now_s: float) -> Arrival | None:
-        """Which one has to make room: of the address with the most connections, and of such addresses the one with the
-        most handshakes lately, the oldest that says nothing. None: all are members'."""
+        """Which one has to make room: of the addresses with the most connections the oldest that says nothing; if all
+        have spoken, that of the address with the most handshakes lately. None: all are members'."""
         for count in range(self._most, 0, -1):
             crowd = self._crowds[count]
             hosts = list(islice((host for host in crowd if not self._goes_first(host, now_s)), _SAMPLE))
-            if hosts:
-                return _oldest(max(hosts, key=lambda host: host.rank))
+            if not hosts:
+                continue
+            for host in hosts:  # the next time it is others
+                del crowd[host]
+                crowd[host] = None
+            return max(
+                (_oldest(host) for host in hosts), key=lambda each: (each.stage is _Stage.SILENT, each.host.rank)
+            )
         return None
 
     def spoke(self, arrival: Arrival, now_s: float, cost_s: float | None = None) -> None:

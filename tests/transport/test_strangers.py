@@ -438,9 +438,8 @@ async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pyt
                     if int(line) >= 10_000:
                         break
                 share = (time.thread_time() - cpu_s) / (trio.current_time() - since_s)
-                print(
-                    f"newcomers served after {sorted(served_s)[len(served_s) // 2]:.2f} s, {max(served_s):.1f} s at most"
-                )
+                typical_s = sorted(served_s)[len(served_s) // 2]
+                print(f"newcomers served after {typical_s:.2f} s, {max(served_s):.1f} s at most")
                 print(f"a member's question took {max(late_s):.2f} s at most; all this took {share:.0%} of a core")
             finally:
                 crowd.kill()
