@@ -212,7 +212,7 @@ class Admission:
                 dropped.append(self._slowest(now_s))
                 self._drop(dropped[-1:])
             self._leave_queue(arrival)
-            arrival.stage = _Stage.BUSY
+            arrival.stage, arrival.at_s = _Stage.BUSY, now_s
             self._busy[arrival] = None
             host.own.add(now_s)
             if host.network is not host.own:
@@ -305,10 +305,11 @@ class Admission:
                 heapq.heappop(self._queue)
 
     def _slowest(self, now_s: float) -> Arrival:
-        """The oldest handshake under way of the address with the most of them lately."""
+        """Of the addresses with the most handshakes lately the one that is under way for longest. Whole handshakes are
+        compared: by their exact ranks the last to begin would always be the one to go."""
         return max(
-            islice(self._busy, self.rules.busy),
-            key=lambda each: (not self._goes_first(each.host, now_s), *each.host.rank, -each.at_s),
+            self._busy,
+            key=lambda each: (not self._goes_first(each.host, now_s), each.host.own.lately(now_s), -each.at_s),
         )
 
     def _host(self, name: str, now_s: float) -> _Host:

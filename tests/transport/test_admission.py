@@ -165,8 +165,12 @@ def test_slow_handshakes_make_room() -> None:
     slow = [speaks(gate, f"192.0.2.{host}", host) for host in (1, 2)]
     assert gate.turns(2) == (slow[::-1], [])
     quick = speaks(gate, "192.0.2.3", 3)
-    assert gate.turns(3) == ([quick], slow[:1])
-    assert slow[0].is_over
+    assert gate.turns(3) == ([quick], slow[1:])  # the first that began, not the last, which has had no time
+    assert slow[1].is_over
+    again = speaks(gate, "192.0.2.3", 4)
+    assert gate.turns(4) == ([again], slow[:1])
+    more = speaks(gate, "192.0.2.4", 5)
+    assert gate.turns(5) == ([more], [quick])  # of the address that had most
 
 
 def test_addresses() -> None:
@@ -259,30 +263,24 @@ def test_a_newcomer_is_served_amid_ten_thousand_strangers(speaking: float, start
     gate = Admission(AdmissionRules(), {"203.0.113.1"}.__contains__)
     flood = Flood(gate, 1000, 10, speaking)
     ends: list[tuple[float, Arrival]] = []
-    newcomer = member = None
+    came: dict[str, Arrival] = {}
     served_s: dict[str, float] = {}
     for tick in range(2000):
         now_s = tick / 100
-        begun = flood.step(now_s, 20)
-        for each in [newcomer, member]:
-            assert each is None or not each.is_over or each.stage.name == "BUSY"
-        ends += [(now_s + 3, each) for each in begun]
-        for name, each in (("newcomer", newcomer), ("member", member)):
-            if each in begun:
-                assert each is not None
-                served_s.setdefault(name, now_s - starts_s)
-                ends.append((now_s + 0.2, each))
-        for _, each in [end for end in ends if end[0] <= now_s]:
-            gate.over(each)
+        for each in flood.step(now_s, 20):
+            ends.append((now_s + (0.2 if each in came.values() else 3), each))
+        for end_s, each in ends:
+            if end_s <= now_s and not each.is_over:
+                served_s |= {name: now_s - starts_s for name, other in came.items() if other is each}
+                gate.over(each)
         ends = [end for end in ends if end[0] > now_s]
         if now_s == starts_s:
-            newcomer, member = arrives(gate, "198.51.100.1", now_s), arrives(gate, "203.0.113.1", now_s)
-        if now_s == starts_s + 0.1:  # their first bytes come
-            assert newcomer is not None
-            assert member is not None
-            gate.spoke(newcomer, now_s)
-            gate.spoke(member, now_s)
+            came = {"newcomer": arrives(gate, "198.51.100.1", now_s), "member": arrives(gate, "203.0.113.1", now_s)}
+        for name, each in came.items():
+            assert not each.is_over or name in served_s
+            if now_s == starts_s + 0.1:  # their first bytes come
+                gate.spoke(each, now_s)
         if len(served_s) == 2:
             break
-    assert served_s["member"] <= 0.15
-    assert served_s["newcomer"] <= (9.5 if starts_s == 0 else 0.2)  # each address comes before it once, or not at all
+    assert served_s["member"] <= 0.35
+    assert served_s["newcomer"] <= (9.7 if starts_s == 0 else 0.4)  # each address comes before it once, or not at all
