@@ -7,6 +7,7 @@ holds a token that the swarm takes back.
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -96,7 +97,7 @@ class Answer:
 
     def _completion_choice(self, choice: Choice) -> dict[str, Any]:
         tokens = [self._text.token(token) for token in choice.token_ids] if self._wanted.logprobs else []
-        offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))] if len(tokens) < 4096 else []
+        offsets = list(accumulate(map(len, tokens[:-1]), initial=0)) if tokens else []
         logprobs = {
             "tokens": tokens,
             "token_logprobs": choice.logprobs,

@@ -1,17 +1,17 @@
 """The endpoints: an HTTP request in, work in the ledger, an answer out."""
 
 import hmac
-import logging
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
 
 from codec.errors import PeerError
+from codec.unpack import unpack
 from node.gateway.answers import Answer, event
 from node.gateway.counter import Counter, Impossible, NoNodes, Overloaded
-from node.gateway.http import Request, Response, Say, Streaming, failure, json_response
+from node.gateway.http import Head, Request, Response, Say, Streaming, failure, json_response
 from node.gateway.text import BadText, Text
 from node.gateway.wanted import (
     BadRequest,
@@ -24,6 +24,7 @@ from node.gateway.wanted import (
     want_tokens,
 )
 from node.ledger.state import Group
+from swarm.guard import Source, guarded
 
 __all__ = ["App"]
 
@@ -31,8 +32,31 @@ KEEP_ALIVE_S: Final = 10.0
 """While a stream waits for its tokens it says something this often, or a proxy would think it dead."""
 SESSION_HEADERS: Final = ("x-session-id", "x-session-affinity")
 RETRY_S: Final = "1"
+READERS: Final = 2
+"""Threads that read requests (JSON, chat templates, tokenizers), and as many that word answers: a long text must
+neither stop the swarm's loop nor fill its threads, and answers must not wait behind prompts."""
+MAX_BRACKETS: Final = 1 << 18
+"""Opening brackets in a body. Each may become an object of two hundred bytes, and text has far fewer."""
 
-_log = logging.getLogger(__name__)
+
+class _Post(NamedTuple):
+    """An endpoint that takes a body. `understand`: what is asked for. `word`: how a whole answer is worded."""
+
+    decoder: "msgspec.json.Decoder[Any]"
+    understand: Callable[[Any, Text, str], Wanted]
+    chat: bool = False
+    word: Callable[[Answer], dict[str, Any]] = Answer.whole
+
+
+_POSTS: Final = {
+    "/v1/completions": _Post(msgspec.json.Decoder(Completion), lambda *asked: want_completion(*asked)),
+    "/v1/chat/completions": _Post(msgspec.json.Decoder(Chat), lambda *asked: want_chat(*asked), chat=True),
+    "/inference/v1/generate": _Post(
+        msgspec.json.Decoder(Generate), lambda *asked: want_tokens(*asked), word=Answer.tokens
+    ),
+}
+_GETS: Final = ("/v1/models", "/health")
+_MODEL: Final = "/v1/models/"
 
 
 class App:
@@ -54,11 +78,34 @@ class App:
         self._head = head
         self._key = key
         self._answer_within_s = answer_within_s
-        self._threads = trio.CapacityLimiter(2)
-        """For tokenizers: a long text must not stop the swarm's loop, and many of them not fill the threads."""
+        self._readers = trio.CapacityLimiter(READERS)
+        self._writers = trio.CapacityLimiter(READERS)
 
     async def __call__(self, request: Request) -> Response:
         """Where whatever goes wrong with one request ends: the process behind this is the swarm's seed."""
+        with guarded(Source.HTTP):
+            return await self._told(request)
+        return failure(500, "This is a bug in the gateway; the seed's log has more.")
+
+    def check(self, head: Head) -> Response | None:
+        """Judges a request before its body is read: None when it may go on."""
+        if "origin" in head.headers:
+            return failure(403, "Web pages may not speak to this gateway.")
+        if not self._may(head.headers.get("authorization", "")):
+            return failure(401, "Wrong or missing API key.", "invalid_api_key")
+        path = head.path.rstrip("/")
+        if head.method == "POST" and path in _POSTS:
+            kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+            return None if kind == "application/json" else failure(400, "Content-Type: application/json, please.")
+        if head.method == "GET" and (path in _GETS or path.startswith(_MODEL)):
+            return failure(400, "A GET has no body here.") if head.length else None
+        if path in _POSTS or path in _GETS:
+            return failure(405, f"{head.method[:16]} is not for {path}.")
+        shown = path[:64] or "/"
+        return failure(404, f"There is no {shown} here; /v1/models, /v1/completions, /v1/chat/completions.")
+
+    async def _told(self, request: Request) -> Response:
+        """An answer, also to what cannot be done."""
         try:
             return await self._route(request)
         except (BadRequest, BadText) as error:
@@ -73,37 +120,18 @@ class App:
             return failure(503, str(error), "no_nodes")
         except trio.TooSlowError:
             return failure(504, f"No node finished this within {self._answer_within_s:.0f} s.")
-        except Exception:  # our bug: this request's, and nobody else's
-            _log.exception("a request failed")
-            return failure(500, "This is a bug in the gateway; the seed's log has more.")
 
     async def _route(self, request: Request) -> Response:
-        if "origin" in request.headers:
-            return failure(403, "Web pages may not speak to this gateway.")
-        if not self._may(request.headers.get("authorization", "")):
-            return failure(401, "Wrong or missing API key.", "invalid_api_key")
+        """Of a request whose head `check` let pass."""
         path = request.path.rstrip("/")
-        match request.method, path:
-            case "GET", "/v1/models":
-                return json_response({"object": "list", "data": [self._model()]})
-            case "GET", _ if path.startswith("/v1/models/"):
-                return self._unknown_model(path.removeprefix("/v1/models/")) or json_response(self._model())
-            case "GET", "/health":
-                self._counter.check(0)
-                return json_response({"status": "ok"})
-            case "POST", "/v1/completions":
-                body = _decode(request, Completion)
-                return self._unknown_model(body.model) or await self._serve(request, body, want_completion, False)
-            case "POST", "/v1/chat/completions":
-                body = _decode(request, Chat)
-                return self._unknown_model(body.model) or await self._serve(request, body, want_chat, True)
-            case "POST", "/inference/v1/generate":
-                body = _decode(request, Generate)
-                unknown = self._unknown_model(body.model)
-                return unknown or await self._serve(request, body, want_tokens, False, Answer.tokens)
-            case _, "/v1/models" | "/v1/completions" | "/v1/chat/completions" | "/inference/v1/generate" | "/health":
-                return failure(405, f"{request.method} is not for {path}.")
-        return failure(404, f"There is no {path or '/'} here; /v1/models, /v1/completions, /v1/chat/completions.")
+        if (post := _POSTS.get(path)) is not None:
+            return await self._serve(request, post)
+        if path == "/health":
+            self._counter.check(0)
+            return json_response({"status": "ok"})
+        if path == "/v1/models":
+            return json_response({"object": "list", "data": [self._model()]})
+        return self._unknown_model(path.removeprefix(_MODEL)) or json_response(self._model())
 
     def _may(self, said: str) -> bool:
         return not self._key or hmac.compare_digest(said.encode(), f"Bearer {self._key}".encode())
@@ -124,25 +152,32 @@ class App:
             return None
         return failure(404, f"There is no model {name[:64]!r} here, only {self._name!r}.", "model_not_found")
 
-    async def _serve(
-        self,
-        request: Request,
-        body: Any,
-        understand: Callable[[Any, Text, str], Wanted],
-        chat: bool,
-        word: Callable[[Answer], dict[str, Any]] = Answer.whole,
-    ) -> Response:
-        """`understand`: what is asked for. `word`: how a whole answer is worded."""
+    async def _serve(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
         self._counter.check(0)  # before a tokenizer works for nothing
-        wanted = await trio.to_thread.run_sync(understand, body, self._text, session, limiter=self._threads)
+        wanted = await self._read(request, post, session)
+        if isinstance(wanted, Response):
+            return wanted
         self._counter.check(wanted.n * len(wanted.prompts))
         if wanted.stream:
-            return Response(
-                200, self._stream(wanted, chat), "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),)
-            )
-        answer = await self._answer(wanted, chat)
-        return json_response(await trio.to_thread.run_sync(word, answer, limiter=self._threads))
+            stream = self._stream(wanted, post.chat)
+            return Response(200, stream, "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),))
+        answer = await self._answer(wanted, post.chat)
+        return await trio.to_thread.run_sync(lambda: json_response(post.word(answer)), limiter=self._writers)
+
+    async def _read(self, request: Request, post: _Post, session: str) -> Wanted | Response:
+        """What is asked for. Waits for its turn; whoever hangs up meanwhile is out of the queue."""
+        if self._readers.statistics().tasks_waiting >= self._counter.most:
+            raise Overloaded("Too many requests wait to be read.")
+
+        def read() -> Wanted | Response:
+            body = _decode(request.body, post.decoder)
+            return self._unknown_model(body.model) or post.understand(body, self._text, session)
+
+        try:
+            return await trio.to_thread.run_sync(read, limiter=self._readers)
+        finally:
+            request.let_go()
 
     async def _answer(self, wanted: Wanted, chat: bool) -> Answer:
         groups: dict[int, Group] = {}
@@ -166,20 +201,20 @@ class App:
         def make() -> Answer:
             return Answer(self._name, wanted, ordered, self._text, chat=chat)
 
-        return await trio.to_thread.run_sync(make, limiter=self._threads)
+        return await trio.to_thread.run_sync(make, limiter=self._writers)
 
     def _stream(self, wanted: Wanted, chat: bool) -> Streaming:
         """Its head is out already, so what goes wrong now is told as an event."""
 
         async def stream(say: Say) -> None:
             over = trio.Event()
-            parts: Iterable[bytes] = ()
+            parts: Sequence[bytes] = ()
 
             async def work() -> None:
                 nonlocal parts
                 try:
                     answer = await self._answer(wanted, chat)
-                    parts = answer.events()
+                    parts = await trio.to_thread.run_sync(lambda: tuple(answer.events()), limiter=self._writers)
                 except (Impossible, NoNodes, Overloaded, PeerError, trio.TooSlowError) as error:
                     why = str(error) or "No node finished this in time."
                     parts = (event({"error": {"message": why, "type": "server_error", "code": 503}}),)
@@ -198,10 +233,10 @@ class App:
         return stream
 
 
-def _decode(request: Request, kind: type[Any]) -> Any:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise BadRequest("Content-Type: application/json, please.")
+def _decode(body: bytes | bytearray, decoder: "msgspec.json.Decoder[Any]") -> Any:
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise BadRequest(f"The body has more than {MAX_BRACKETS} lists and objects.")
     try:
-        return msgspec.json.decode(request.body, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"The body cannot be read: {error}.") from error
+        return unpack(decoder, memoryview(body), "The body cannot be read")
+    except PeerError as error:
+        raise BadRequest(f"{error}.") from error

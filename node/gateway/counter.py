@@ -49,7 +49,8 @@ class Counter:
         self, ledger: LedgerService, *, max_lag: int = 1, most: int = 1024, without_nodes_s: float = 30.0
     ) -> None:
         self._ledger = ledger
-        self._most = most
+        self.most = most
+        """Sequences that may be in flight."""
         self._without_nodes_s = without_nodes_s
         name = f"{VOLATILE}gateway-{os.urandom(8).hex()}"
         self._session = ledger.open(name, 1, SamplingParams(1), max_lag)
@@ -90,9 +91,9 @@ class Counter:
                 "No node of this swarm generates at the moment. Start one (swarm-node join TICKET), or wait until one "
                 "has loaded its model; swarm-node status shows who is there."
             )
-        if self.in_flight + samples > self._most:
+        if self.in_flight + samples > self.most:
             self.refused += 1
-            raise Overloaded(f"{self.in_flight} sequences are in flight, and this gateway takes {self._most}.")
+            raise Overloaded(f"{self.in_flight} sequences are in flight, and this gateway takes {self.most}.")
 
     async def ask(self, prompt: tuple[int, ...], n: int, sampling: SamplingParams, affinity: bytes = b"") -> Group:
         """All `n` samples of `prompt`. Raises `Overloaded`, `NoNodes` or `Impossible`; `PeerError` for what no node

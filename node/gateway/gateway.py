@@ -38,7 +38,7 @@ class Gateway:
         async with trio.open_nursery() as nursery:
             await nursery.start(counter.run)
             try:
-                port = await nursery.start(serve, app, config.host, config.port, limits)
+                port = await nursery.start(serve, app, config.host, config.port, limits, app.check)
             except OSError as error:
                 raise UsageError(
                     f"The gateway cannot listen on {config.host}:{config.port} ({error.strerror or error}). "

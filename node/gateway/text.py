@@ -78,7 +78,9 @@ class Text:
             names = ("bos_token", "eos_token", "pad_token", "unk_token")
             special = {name: _content(self._config.get(name)) for name in names}
             return self._compiled.render(**({"tools": tools, "documents": None} | special | more), messages=messages)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (
+            jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+        ) as error:  # fmt: skip
             raise BadText(f"The chat template refuses these messages: {error}") from error
 
 

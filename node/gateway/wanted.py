@@ -20,6 +20,8 @@ __all__ = ["BadRequest", "Chat", "Completion", "Generate", "Wanted", "want_chat"
 MAX_PROMPTS: Final = 256
 MAX_SAMPLES: Final = 256
 """Of one request, over all its prompts."""
+MAX_MESSAGES: Final = 8192
+"""Of a conversation: a template is a program, and takes some ten microseconds for each."""
 MAX_STOPS: Final = 16
 MAX_SESSION: Final = 256
 """Characters of a session's name."""
@@ -126,8 +128,8 @@ def want_completion(body: Completion, text: Text, session: str = "") -> Wanted:
 
 def want_chat(body: Chat, text: Text, session: str = "") -> Wanted:
     """Raises `BadRequest`, `BadText`. `session`: as a header named it."""
-    if not body.messages:
-        raise BadRequest("messages: at least one.")
+    if not 1 <= len(body.messages) <= MAX_MESSAGES:
+        raise BadRequest(f"messages: 1 to {MAX_MESSAGES}.")
     if (body.top_logprobs or 0) > 0:
         raise BadRequest("top_logprobs: only those of the sampled tokens are known; leave it out.")
     messages = [message | {"content": _flat(message.get("content"))} for message in body.messages]
