@@ -49,6 +49,12 @@ the iterator moves on.
 """
 
 MAX_SEED: Final = 2**64 - 1
+MAX_LENGTH: Final = (1 << 31) - 1
+"""Tokens: what any engine counts with."""
+MAX_TOKEN: Final = (1 << 32) - 1
+"""The largest token id: they travel as 32 bits."""
+MAX_STOP_TOKENS: Final = 1024
+"""Models have a handful."""
 
 MIN_LOGPROB: Final = -1e4
 """No token is sampled that is less likely than this; it keeps infinities and NaN out."""
@@ -76,14 +82,16 @@ class SamplingParams(msgspec.Struct, frozen=True):
     stop_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError("max_tokens: at least 1")
+        if not 1 <= self.max_tokens <= MAX_LENGTH:
+            raise ValueError("max_tokens: at least 1, at most 2^31 - 1")
         if not 0.0 <= self.temperature <= 100.0:
             raise ValueError("temperature: 0 to 100")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError("top_p: above 0, at most 1")
         if not 0 <= self.seed <= MAX_SEED:
             raise ValueError("seed: 0 to 2^64 - 1")
+        if len(self.stop_tokens) > MAX_STOP_TOKENS or not all(0 <= token <= MAX_TOKEN for token in self.stop_tokens):
+            raise ValueError(f"stop_tokens: at most {MAX_STOP_TOKENS} token ids, each from 0 to 2^32 - 1")
 
     @property
     def widest_top_p(self) -> float:

@@ -1,15 +1,14 @@
 """Is this rollout what was asked for, from a version that counts? Pure checks of one result against one lease."""
 
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
 from blake3 import blake3
 
-from codec.errors import PeerError
-from node.engines.base import Version
-from node.ledger.messages import Reason, Rollout, VersionSpan, unpack_floats, unpack_tokens, work_hash
+from node.engines.base import MIN_LOGPROB, Version
+from node.ledger.messages import Reason, Rollout, VersionSpan, work_hash
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
 
@@ -42,7 +41,8 @@ def fingerprint(rollout: Rollout, group: Group, settings: Settings) -> bytes | N
 
     Goes by what the node says of their probability; who claims that everything was certain is found out by a check.
     """
-    if group.sampling.temperature == 0.0 or -sum(unpack_floats(rollout.logprobs)) < settings.copy_surprise:
+    surprise = -float(np.frombuffer(rollout.logprobs, "<f4").sum(dtype=np.float64))
+    if group.sampling.temperature == 0.0 or surprise < settings.copy_surprise:
         return None
     return blake3(len(group.prompt).to_bytes(4, "little") + group.prompt + rollout.token_ids).digest(16)
 
@@ -74,19 +74,18 @@ def _span_reason(span: VersionSpan, head: Head, roots: Mapping[Version, bytes], 
 
 def _well_formed(rollout: Rollout, group: Group) -> bool:
     """Lengths agree, values make sense, it ends where the sampling says that it must, and spans cover every token."""
-    try:
-        tokens, logprobs = unpack_tokens(rollout.token_ids), unpack_floats(rollout.logprobs)
-    except PeerError:
+    if len(rollout.token_ids) % 4 or len(rollout.logprobs) != len(rollout.token_ids):
         return False
-    stops = group.sampling.stop_tokens
+    tokens, logprobs = np.frombuffer(rollout.token_ids, "<u4"), np.frombuffer(rollout.logprobs, "<f4")
+    if not 0 < len(tokens) <= group.sampling.max_tokens:
+        return False
+    ends_here = np.isin(tokens, np.array(group.sampling.stop_tokens, np.uint32))
     ends = [span.end for span in rollout.spans]
     versions = [(span.epoch, span.version) for span in rollout.spans]
     return (
-        0 < len(tokens) <= group.sampling.max_tokens
-        and len(logprobs) == len(tokens)
-        and all(math.isfinite(value) and value <= LOGPROB_SLACK for value in logprobs)
-        and not any(token in stops for token in tokens[:-1])
-        and (tokens[-1] in stops if rollout.finish_reason == "stop" else len(tokens) == group.sampling.max_tokens)
+        bool(((logprobs >= MIN_LOGPROB) & (logprobs <= LOGPROB_SLACK)).all())  # which no NaN is
+        and not ends_here[:-1].any()
+        and (bool(ends_here[-1]) if rollout.finish_reason == "stop" else len(tokens) == group.sampling.max_tokens)
         and ends[-1] == len(tokens)
         and all(a < b for a, b in itertools.pairwise([0, *ends]))
         and all(a < b for a, b in itertools.pairwise(versions))  # an engine only moves forward

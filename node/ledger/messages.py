@@ -29,6 +29,7 @@ from blake3 import blake3
 
 from codec.errors import PeerError
 from codec.sign import SIGNATURE_BYTES, Key, open_sealed
+from codec.unpack import unpack
 from node.engines.base import SamplingParams
 
 __all__ = [
@@ -323,10 +324,7 @@ def decode(data: bytes) -> WorkMessage:
         raise PeerError(f"work message: {len(data)} bytes")
     if data[0] != PROTOCOL:
         raise PeerError(f"work message: protocol version {data[0]}, ours is {PROTOCOL}")
-    try:
-        return _decoder.decode(memoryview(data)[1:])
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise PeerError(f"work message: {error}") from error
+    return unpack(_decoder, memoryview(data)[1:], "work message")
 
 
 def seal_rollout(key: Key, rollout: Rollout) -> bytes:
@@ -336,11 +334,7 @@ def seal_rollout(key: Key, rollout: Rollout) -> bytes:
 
 def open_rollout(node: bytes, sealed: bytes) -> Rollout:
     """The rollout in `sealed` if `node` (public key) signed it; `PeerError` otherwise."""
-    body = open_sealed(node, ROLLOUT_DOMAIN, sealed)
-    try:
-        return _rollout_decoder.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise PeerError(f"rollout: {error}") from error
+    return unpack(_rollout_decoder, open_sealed(node, ROLLOUT_DOMAIN, sealed), "rollout")
 
 
 def work_hash(group: bytes, sample: int, prompt: bytes, sampling: SamplingParams) -> bytes:
