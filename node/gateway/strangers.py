@@ -18,9 +18,9 @@ __all__ = ["Place", "Strangers", "address_of"]
 
 MOST: Final = 512
 """Strangers in all: each may hold one head of 16 KiB and a task, some 20 MiB together."""
-MOST_OF_ONE: Final = 64
+MOST_OF_ONE: Final = 128
 """Of one address. An honest client is a stranger for one round trip, so this many begin in each of them."""
-YOUNG_S: Final = 1.0
+YOUNG_S: Final = 5.0
 """A stranger is not closed for another of its own address before this age: a burst from one proxy waits its turn."""
 WAITING: Final = 512
 """Newcomers that wait for a place; one more is closed."""

@@ -44,6 +44,8 @@ class Check:
     """node -> when it was asked"""
     found: dict[bytes, float] = field(default_factory=dict)
     """node -> mean difference a token from what the author said, nats"""
+    declined: set[bytes] = field(default_factory=set)
+    """Nodes that were asked, and had moved on: each is sent the tokens once."""
 
     @property
     def claimed(self) -> tuple[float, ...]:
@@ -102,6 +104,8 @@ class Checks:
         for check in self.open.values():
             if check.version != version or node == check.author or node in check.asked:
                 continue
+            if node in check.declined:
+                continue
             waiting = [at for other, at in check.asked.items() if other not in check.found]
             if any(now - at < self.settings.check_ttl_s / 4 for at in waiting):
                 continue
@@ -116,6 +120,7 @@ class Checks:
             return None
         if version != check.version or len(logprobs) != check.end - check.start:
             del check.asked[node]  # it has moved on, or cannot: somebody else may
+            check.declined.add(node)
             return None
         check.found[node] = distance(check.claimed, logprobs)
         bound = tolerated(self.settings.check_tolerance, check.sampling)

@@ -83,8 +83,10 @@ class Court:
 
     def next_check(self, node: bytes, now: float) -> Check | None:
         """A sample of another that `node` should score now."""
-        found = self._moves.node(node)
-        if node not in self._members or not found.scores or found.version is None or found.conduct.sentence:
+        found = self._moves.nodes.get(node)
+        if found is None or node not in self._members or found.version is None:
+            return None
+        if not found.scores or found.conduct.sentence:
             return None
         return self.checks.ask(node, found.version, now)
 

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import Final
 
 from node.ledger.judge import lag_reason
 from node.ledger.leases import LeaseTable, remember
@@ -13,7 +14,12 @@ from node.ledger.shares import duration_s, finishable, sample_s, share
 from node.ledger.state import Group, Head, Lease, Node
 from node.ledger.timetable import Average, Timetable
 
-__all__ = ["Dealer"]
+__all__ = ["MOST_LEASES", "Dealer"]
+
+MOST_LEASES: Final = 256
+"""Of one request at once, at 15 microseconds each; a node that has room for more gets the next in the next turn."""
+MOST_PROMPT_BYTES: Final = 4 << 20
+"""Of their prompts together: a request of a hundred bytes must not make a hundred megabytes leave."""
 
 
 @dataclass(slots=True)
@@ -89,13 +95,15 @@ class Dealer:
         """
         hand = _Hand(node, capacity, min(capacity, self._share(node, head, lag, now)))
         leases: list[Lease] = []
+        prompts = 0
         if hand.empty:
             return leases, hand.why
         for group in self._pool.open_groups(lambda group: self._fits(hand, group, head, now)):
             samples = tuple(sorted(group.free)[: hand.part(group)])
             hand.take(len(samples))
             leases.append(self._lease(node, head, group, samples, now))
-            if hand.empty:
+            prompts += len(group.prompt)
+            if hand.empty or len(leases) >= MOST_LEASES or prompts >= MOST_PROMPT_BYTES:
                 break
         for lease in leases:  # they are drawn side by side, so each takes as long as all
             lease.duration_s = duration_s(node, self._pool.groups[lease.group].sampling.max_tokens, self.settings)

@@ -58,7 +58,7 @@ class Moves:
     def accept(self, lease: Lease, sample: int, done: Done, now: float) -> None:
         group, node = self.pool.groups[lease.group], self.nodes[lease.node]
         self._close(lease, (sample,), Reason.DUPLICATE)
-        group.done[sample] = done
+        self.pool.finish(group, sample, done)
         tokens = len(done.rollout.token_ids) // 4
         node.accepted += 1
         node.tokens += tokens
@@ -68,8 +68,6 @@ class Moves:
         self._measure(node, now)
         node.pulse.flow(now, counted=False)
         self.facts.append(Accepted(group.id, sample, done))
-        if group.complete:
-            self.pool.completed(group)
 
     def requeue(self, lease: Lease, why: Reason, now: float, samples: tuple[int, ...] | None = None) -> None:
         """What is open of `lease` (or these) is free again."""

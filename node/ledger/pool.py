@@ -6,14 +6,19 @@ A sample is in exactly one place. No clock, no leases, no nodes: `node.ledger.ru
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from node.engines.base import SamplingParams
 from node.ledger.messages import MAX_CAPACITY, MAX_TOKENS
-from node.ledger.state import Group
+from node.ledger.state import Done, Group
 
 __all__ = ["Pool", "check_offer"]
+
+MOST_SKIPPED: Final = 256
+"""Groups of one session that one request may look at in vain, at some four microseconds each. What does not fit is most
+often the session's version, or whom its engine refuses, and the next of its groups would not fit either."""
 
 
 class Pool:
@@ -25,11 +30,22 @@ class Pool:
         """Of the next group offered."""
         self.freed = 0
         """Rises whenever samples become free."""
-        self._open: list[tuple[int, bytes]] = []
-        """Heap of (order, group) that may have free samples; entries that have none are skipped."""
+        self._open: dict[str, list[tuple[int, bytes]]] = {}
+        """By session, a heap of (order, group) that may have free samples; entries that have none are skipped."""
         self._ready: dict[str, deque[bytes]] = {}
         self.to_come: dict[str, int] = {}
         """Samples that a session will still offer, of those that have said so."""
+        self.lags: Counter[int] = Counter()
+        """Groups by the lag that they allow. This and what follows is counted as samples move: every request for work
+        asks, and there may be 65,536 groups."""
+        self._lagging: Counter[str] = Counter()
+        """Groups that allow a lag, by session."""
+        self._not_done = 0
+        """Samples that are free or leased."""
+        self._incomplete = 0
+        """Samples, those that are done included, of groups that are not complete."""
+        self._complete: Counter[str] = Counter()
+        """Samples of complete groups, by session."""
 
     def add(self, group: Group) -> None:
         """Take in a group as it is: a new one, or one that the book kept."""
@@ -37,7 +53,8 @@ class Pool:
         self.next_order = max(self.next_order, group.order + 1)
         if group.free:
             self.freed += 1
-            heapq.heappush(self._open, (group.order, group.id))
+            heapq.heappush(self._open.setdefault(group.session, []), (group.order, group.id))
+        self._count(group, 1)
         if group.complete:
             self._ready.setdefault(group.session, deque()).append(group.id)
 
@@ -46,24 +63,44 @@ class Pool:
         found = self.groups.pop(group, None)
         if found is not None:
             self._not_ready(found)
+            self._count(found, -1)
         return found
+
+    def finish(self, group: Group, sample: int, done: Done) -> None:
+        """A sample of `group` is done, and with it the group perhaps."""
+        group.done[sample] = done
+        self._not_done -= 1
+        if group.complete:
+            self._incomplete -= group.n
+            _add(self._complete, group.session, group.n)
+            self._ready.setdefault(group.session, deque()).append(group.id)
+
+    def _count(self, group: Group, sign: int) -> None:
+        """`group` came (1) or goes (-1)."""
+        self._not_done += sign * (group.n - len(group.done))
+        _add(self.lags, group.max_lag, sign)
+        if group.max_lag:
+            _add(self._lagging, group.session, sign)
+        if group.complete:
+            _add(self._complete, group.session, sign * group.n)
+        else:
+            self._incomplete += sign * group.n
 
     def free(self, group: Group, samples: Iterable[int]) -> None:
         """Samples of `group` that are neither leased nor done any more may be leased again."""
         if not group.free:
-            heapq.heappush(self._open, (group.order, group.id))
+            heapq.heappush(self._open.setdefault(group.session, []), (group.order, group.id))
         group.free.update(samples)
         self.freed += 1
-
-    def completed(self, group: Group) -> None:
-        """All of `group` is done."""
-        self._ready.setdefault(group.session, deque()).append(group.id)
 
     def undo(self, group: Group, sample: int) -> None:
         """A sample of a group not yet handed over is worth nothing: it is to be drawn anew."""
         if group.complete:
             self._not_ready(group)
+            self._incomplete += group.n
+            _add(self._complete, group.session, -group.n)
         del group.done[sample]
+        self._not_done += 1
         self.free(group, (sample,))
 
     def reopen(self, session: str) -> None:
@@ -87,42 +124,55 @@ class Pool:
 
     def open_groups(self, fits: Callable[[Group], bool]) -> Iterable[Group]:
         """Groups with free samples that fit, in order. Whoever iterates takes their samples before going on, or stops;
-        those that do not fit stay where they are."""
-        skipped: list[tuple[int, bytes]] = []
+        those that do not fit stay where they are, and `MOST_SKIPPED` of them end the search in their session."""
+        skipped: dict[str, list[tuple[int, bytes]]] = {}
+        looked_at = set(self._open)
         try:
-            while self._open:
-                group = self.groups.get(self._open[0][1])
+            while looked_at:
+                session = min(looked_at, key=lambda name: self._open[name][0])
+                heap = self._open[session]
+                group = self.groups.get(heap[0][1])
                 if group is None or not group.free:
-                    heapq.heappop(self._open)
+                    heapq.heappop(heap)
                 elif fits(group):
                     yield group
                     if group.free:
-                        skipped.append(heapq.heappop(self._open))
+                        skipped.setdefault(session, []).append(heapq.heappop(heap))
                 else:
-                    skipped.append(heapq.heappop(self._open))
+                    skipped.setdefault(session, []).append(heapq.heappop(heap))
+                if not heap or len(skipped.get(session, ())) >= MOST_SKIPPED:
+                    looked_at.discard(session)
         finally:
-            for entry in skipped:
-                heapq.heappush(self._open, entry)
+            for session, entries in skipped.items():
+                for entry in entries:
+                    heapq.heappush(self._open[session], entry)
+            for session in [session for session, heap in self._open.items() if not heap]:
+                del self._open[session]
 
     def samples(self, session: str | None = None) -> int:
         """Samples that are open; and, of `session`, those of complete groups that it has not taken."""
-        return sum(g.n for g in self.groups.values() if g.session == session or not g.complete)
+        return self._incomplete + (0 if session is None else self._complete[session])
 
     @property
     def wanted(self) -> int:
         """Samples that are free or leased, or known to come."""
-        open_now = sum(len(group.free) + len(group.leased) for group in self.groups.values())
-        return open_now + sum(self.to_come.values())
+        return self._not_done + sum(self.to_come.values())
 
     @property
     def endless(self) -> bool:
         """There may be more than anybody has said, and none of it is waited for by a step that cannot begin before."""
-        return any(group.max_lag and group.session not in self.to_come for group in self.groups.values())
+        return any(session not in self.to_come for session in self._lagging)
 
     def _not_ready(self, group: Group) -> None:
         ready = self._ready.get(group.session)
         if ready is not None and group.id in ready:
             ready.remove(group.id)
+
+
+def _add(counts: "Counter[Any]", key: Any, count: int) -> None:
+    counts[key] += count
+    if not counts[key]:
+        del counts[key]
 
 
 def check_offer(prompt: bytes, n: int, sampling: SamplingParams) -> None:

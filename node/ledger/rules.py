@@ -9,6 +9,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Final
 
 from node.engines.base import SamplingParams, Version
 from node.ledger.court import Court
@@ -23,6 +24,11 @@ from node.ledger.settings import Settings
 from node.ledger.state import Done, Group, Head, Lease
 
 __all__ = ["Ledger"]
+
+SLOWEST: Final = 1e-3
+"""Tokens a second. A claim below it is none: shares divide by it, and a number next to 0 makes infinities."""
+STRANGERS: Final = 4096
+"""Nodes that are no members any more and are remembered all the same, with their rates and counts."""
 
 
 class Ledger:
@@ -197,7 +203,7 @@ class Ledger:
                     self.moves.discard(group, sample, reason)
 
     def _longest_lag(self) -> int:
-        return max((group.max_lag for group in self.groups.values()), default=self.settings.max_lag)
+        return max(self.pool.lags, default=self.settings.max_lag)
 
     # ------------------------------------------------------------ the nodes' side
 
@@ -218,6 +224,23 @@ class Ledger:
         for lease in sorted(found.leases):
             self.moves.requeue(self.leases[lease], Reason.NOT_A_MEMBER, now)
 
+    def leases_of(self, node: bytes) -> int:
+        """How many leases `node` holds."""
+        found = self.nodes.get(node)
+        return 0 if found is None else len(found.leases)
+
+    def forget_strangers(self) -> None:
+        """Of nodes that left, keep the last `STRANGERS`, and those in quarantine: these were all let in by a person's
+        ticket, so they cannot be many, and must not get out by being forgotten."""
+        if len(self.nodes) <= len(self.members) + 2 * STRANGERS:
+            return
+        gone = [
+            key for key, node in self.nodes.items()
+            if key not in self.members and not node.leases and node.conduct.sentence is None
+        ]  # fmt: skip
+        for key in gone[: max(0, len(gone) - STRANGERS)]:
+            del self.nodes[key]
+
     def request_work(
         self, node: bytes, request: WorkRequest, now: float, received: float | None = None
     ) -> list[Lease] | Reason:
@@ -236,7 +259,7 @@ class Ledger:
             return Reason.NO_WORK  # an older request that was overtaken
         found.serial, found.asked = request.serial, received
         found.pulse.hear(received)
-        found.rate.claimed = request.tokens_per_s
+        found.rate.claimed = request.tokens_per_s if request.tokens_per_s >= SLOWEST else 0.0
         unheard = [self.leases[lease] for lease in sorted(found.leases - set(request.holding))]
         """On their way, or lost: what the node has room for, it has for these too."""
         capacity = max(0, request.capacity - sum(len(lease.open) for lease in unheard))
@@ -300,12 +323,15 @@ class Ledger:
         found = self.leases.get(lease)
         return found.node != node if found is not None else self.table.ended(lease) is not Reason.DUPLICATE
 
-    def give_back(self, node: bytes, leases: Iterable[int], now: float) -> None:
-        """`node` will not finish these: they go to others at once."""
+    def give_back(self, node: bytes, leases: Iterable[int], now: float) -> int:
+        """`node` will not finish these: they go to others at once. How many of them were its own."""
+        count = 0
         for lease in leases:
             found = self.leases.get(lease)
             if found is not None and found.node == node:
                 self.moves.requeue(found, Reason.GIVEN_BACK, now)
+                count += 1
+        return count
 
     def cannot(self, node: bytes, lease: int, token: int, now: float) -> Group | None:
         """`node`'s engine refuses this work: others may try. The group, when enough of them have."""

@@ -7,19 +7,18 @@ busy ledger writes seldom and in bulk, and nobody ever hears of what a crash cou
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import trio
-from msgspec.structs import replace
 
 from codec.errors import PeerError
 from node.engines.base import SamplingParams, Version
 from node.ledger.book import Book
-from node.ledger.checks import Check
+from node.ledger.callers import Callers
+from node.ledger.dealer import MOST_LEASES
 from node.ledger.messages import (
     Answer,
-    Ask,
     Cannot,
     GiveBack,
     Reason,
@@ -30,7 +29,6 @@ from node.ledger.messages import (
     Unfit,
     Verdict,
     Withdraw,
-    WorkLease,
     WorkMessage,
     WorkRequest,
     decode,
@@ -44,11 +42,17 @@ from node.ledger.rules import Ledger
 from node.ledger.session import Offer, Session
 from node.ledger.state import Group, Head, Lease
 from node.ledger.takings import Takings
+from node.ledger.waiting import Waiting
+from node.ledger.wording import ask_message, lease_message, withdrawals
+from swarm.guard import Source, guarded
 
 __all__ = ["VOLATILE", "LedgerService"]
 
 Send = Callable[[bytes, bytes], Awaitable[None]]
 """`send(peer, body)`: hand a `Work` body to the swarm. May lose it, must not wait for a slow peer, never raises."""
+
+Expel = Callable[[bytes, str], None]
+"""`expel(node, why)`: what this node sends makes no sense; close its session. Must not wait, never raises."""
 
 OffLoop = Callable[..., Awaitable[Any]]
 """Runs a function where it may block: `trio.to_thread.run_sync`."""
@@ -56,8 +60,6 @@ OffLoop = Callable[..., Awaitable[Any]]
 ORPHAN_TTL_S: Final = 3600.0
 """A session that is kept waits this long for its trainer to come back."""
 PRUNE_EVERY_S: Final = 600.0
-LOOK_AGAIN_S: Final = 1.0
-"""Whoever waits for work is looked at so often at least while anything happens."""
 VOLATILE: Final = "volatile/"
 """Sessions whose name begins so end with this process: nobody can come back for them."""
 NOT_YET: Final = frozenset({Reason.NO_WORK, Reason.TOO_NEW})
@@ -77,14 +79,18 @@ class LedgerService:
         send: Send,
         *,
         is_member: Callable[[bytes], bool] = lambda node: True,
+        expel: Expel = lambda node, why: None,
         clock: Callable[[], float] = trio.current_time,
         off_loop: OffLoop = trio.to_thread.run_sync,
     ) -> None:
-        """`is_member(node)`: whether it holds a live membership lease, for nodes heard before their `member_up`."""
+        """`is_member(node)`: whether it holds a live membership lease, for nodes heard before their `member_up`.
+        `expel`: for a node whose messages make no sense."""
         self._ledger = ledger
         self._book = book
         self._send = send
         self._is_member = is_member
+        self._expel = expel
+        self._callers = Callers(ledger.leases_of)
         self._clock = clock
         self._off_loop = off_loop
         self._due = trio.Event()
@@ -92,12 +98,7 @@ class LedgerService:
         self._written = trio.Event()
         self._out: list[tuple[bytes, WorkMessage]] = []
         self._offers: list[Offer] = []
-        self._waiting: dict[bytes, tuple[WorkRequest, float]] = {}
-        """Requests that could not be filled yet, and when they came."""
-        self._stirred: set[bytes] = set()
-        """Nodes whose standing has changed since their requests were looked at."""
-        self._looked: tuple[int, Head] = (-1, ledger.head)
-        self._look_again = float("-inf")
+        self._waiting = Waiting()
         self._sessions: dict[str, Session] = {}
         self.takings = Takings()
         """What each version took on the nodes' engines."""
@@ -135,6 +136,8 @@ class LedgerService:
 
     def _sleep_s(self) -> float:
         times = [self._prune_at, *self._orphans.values()]
+        if (wait_s := self._waiting.wait_s()) is not None:
+            times.append(self._clock() + wait_s)
         deadline = self._ledger.next_deadline()
         if deadline is not None:
             times.append(deadline)
@@ -147,20 +150,11 @@ class LedgerService:
         for name in [name for name, until in self._orphans.items() if until <= now]:
             del self._orphans[name]
             self._withdraw(self._ledger.drop_session(name))
-        for node in sorted(self._hopeful(now), key=lambda key: -self._ledger.nodes[key].rate.value):
-            request, received = self._waiting[node]
-            self._serve(node, request, received)
-
-    def _hopeful(self, now: float) -> Set[bytes]:
-        """Those who wait for work and may get some now: all when there is more of it or a new version, or after a while
-        (shares shift, a session's node was waited for), else those who have done some. A look at every one whenever
-        anything happens would be most of what a busy ledger does."""
-        stirred, self._stirred = self._stirred, set()
         state = (self._ledger.pool.freed, self._ledger.head)
-        if state == self._looked and now < self._look_again:
-            return stirred & self._waiting.keys()
-        self._looked, self._look_again = state, now + LOOK_AGAIN_S
-        return self._waiting.keys()
+        for node in self._waiting.next(state, lambda node: self._ledger.nodes[node].rate.value, now):
+            if (found := self._waiting.pop(node)) is not None:
+                self._ask(node, *found, now)
+        self._ledger.forget_strangers()
 
     def _take_offers(self) -> None:
         """Just after a write. A group that was taken before is had from the book, once that knows of it."""
@@ -214,7 +208,7 @@ class LedgerService:
         self._ledger.member_up(node)
 
     def member_lost(self, node: bytes) -> None:
-        self._waiting.pop(node, None)
+        self._waiting.pop(node)
         self._ledger.member_lost(node, self._clock())
         self._due.set()
 
@@ -244,37 +238,50 @@ class LedgerService:
         return [group for group in groups if not self._ledger.stale(group.id, self._ledger.head.name)]
 
     def hear(self, node: bytes, body: bytes) -> None:
-        """A `Work` body came from `node` (its key proven). Where a node's nonsense ends: counted, logged, dropped."""
+        """A `Work` body came from `node` (its key proven). Where a node's nonsense ends: counted, logged, dropped; and
+        where there is too much of it, so is the node. What it says beyond its budget is not looked at."""
+        now = self._clock()
+        if not self._callers.may_say(node, len(body), now):
+            return
         if node not in self._ledger.members and self._is_member(node):
             self._ledger.member_up(node)
-        try:
+        if node not in self._ledger.nodes:  # it never was a member: it has no work, and gets none
+            return
+        with guarded(Source.WORK, node) as outcome:
             self._hear(node, decode(body))
-        except PeerError as error:
-            self._ledger.court.refuse(node, Reason.MALFORMED, self._clock())
-            _log.warning("work message from %s dropped: %s", node.hex()[:8], error)
         self._due.set()
+        if outcome.is_rule_broken:
+            self._ledger.court.refuse(node, Reason.MALFORMED, now)
+            self._blame(node, outcome.why, now, bug=not isinstance(outcome.error, PeerError))
+
+    def _blame(self, node: bytes, why: str, now: float, *, bug: bool = False) -> None:
+        """A body made no sense. One too many, or one that our code could not deal with, and its node has to go."""
+        if bug or not self._callers.of(node).malformed.take(1.0, now):
+            self._expel(node, f"work message: {why}")
 
     def _hear(self, node: bytes, message: WorkMessage) -> None:
         now = self._clock()
         match message:
             case WorkRequest():
-                self._serve(node, message, now)
+                self._ask(node, message, now, now)
             case Renew(lease, token, tokens):
                 left_s = self._ledger.renew(node, lease, token, tokens, now)
                 self._out.append((node, Withdraw((lease,)) if left_s is None else Renewed(lease, left_s)))
             case SignedRollout(sealed):
                 try:
                     rollout = open_rollout(node, sealed)
-                except PeerError:
+                except PeerError as error:
                     self._ledger.court.refuse(node, Reason.BAD_SIGNATURE, now)
+                    self._blame(node, str(error), now)
                     return
                 reason = self._ledger.submit(node, rollout, sealed, now)
-                self._stirred.add(node)
+                self._waiting.stir(node)
                 self._out.append((node, Verdict(rollout.lease, rollout.sample, reason)))
             case GiveBack(leases):
-                self._waiting.pop(node, None)  # or it would get the same work at once
-                self._ledger.give_back(node, leases, now)
+                self._waiting.pop(node)  # or it would get the same work at once
+                self._callers.of(node).returned(self._ledger.give_back(node, leases, now), now)
             case Cannot(lease, token, why):
+                self._callers.of(node).returned(1, now)
                 group = self._ledger.cannot(node, lease, token, now)
                 if group is not None:
                     self._give_up(group, why)
@@ -283,7 +290,7 @@ class LedgerService:
             case Timesheet():
                 if (found := self._ledger.nodes.get(node)) is not None:
                     found.timesheet = message
-                    self.takings.note(node, message)
+                    self.takings.note(node, message, self._ledger.roots)
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for the ledger")
 
@@ -293,14 +300,21 @@ class LedgerService:
             session.impossible[group.id] = why
             session.wake()
 
+    def _ask(self, node: bytes, request: WorkRequest, received: float, now: float) -> None:
+        """Serve a request, now or when its node's budget allows it."""
+        if self._callers.of(node).may_have(now):
+            self._serve(node, request, received)
+        elif node in self._ledger.members:
+            self._waiting.postpone(node, request, received)
+
     def _serve(self, node: bytes, request: WorkRequest, received: float) -> None:
-        self._waiting.pop(node, None)
+        self._waiting.pop(node)
         now = self._clock()
         found = self._ledger.request_work(node, request, now, received)
         leases = found if isinstance(found, list) else []
-        self._out.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
+        self._out.extend((node, lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
         if (check := self._ledger.court.next_check(node, now)) is not None:
-            self._out.append((node, _ask_message(check)))
+            self._out.append((node, ask_message(check)))
         holding = tuple(self._ledger.nodes[node].leases) if node in self._ledger.nodes else ()
         unheard = set(holding).difference(request.holding)
         if void := [lease for lease in request.holding if self._ledger.void(node, lease)]:
@@ -309,17 +323,12 @@ class LedgerService:
         if isinstance(found, Reason) and found not in NOT_YET:
             self._out.append((node, Unfit(request.serial, found)))
         elif left > 0 and request.serial >= self._ledger.nodes[node].serial:
-            self._waiting[node] = (replace(request, capacity=left, holding=holding), received)
+            self._waiting.narrow(node, request, received, left, holding)
+            if len(leases) >= MOST_LEASES:  # there may be more for it
+                self._waiting.stir(node)
 
     def _withdraw(self, leases: list[Lease]) -> None:
-        by_node: dict[bytes, list[int]] = {}
-        for lease in leases:
-            by_node.setdefault(lease.node, []).append(lease.id)
-        self._out.extend(
-            (node, Withdraw(tuple(ids[i : i + 1024])))
-            for node, ids in by_node.items()
-            for i in range(0, len(ids), 1024)
-        )
+        self._out.extend(withdrawals(leases))
         self._due.set()
 
     # ------------------------------------------------------------ from the trainer's desk
@@ -448,37 +457,5 @@ class LedgerService:
         return self._book.conduct()
 
     def state(self) -> dict[str, Any]:
-        """Plain values; see `node.ledger.report`."""
-        return report(self._ledger, self._clock())
-
-
-def _lease_message(lease: Lease, group: Group, now: float) -> WorkLease:
-    epoch, version = lease.minimum
-    return WorkLease(
-        lease=lease.id,
-        token=lease.token,
-        group=lease.group,
-        samples=tuple(sorted(lease.open)),
-        prompt=group.prompt,
-        sampling=group.sampling,
-        deadline_s=max(lease.deadline - now, 0.0),
-        epoch=epoch,
-        version=version,
-        max_lag=group.max_lag,
-        whole=group.n if group.whole else 0,
-        urgent=bool(group.done),
-    )
-
-
-def _ask_message(check: Check) -> Ask:
-    epoch, version = check.version
-    return Ask(
-        check=check.id,
-        prompt=check.prompt,
-        token_ids=check.rollout.token_ids[: 4 * check.end],
-        sampling=check.sampling,
-        epoch=epoch,
-        version=version,
-        start=check.start,
-        end=check.end,
-    )
+        """Plain values; see `node.ledger.report`. `unread`: bodies dropped because their node had said too much."""
+        return report(self._ledger, self._clock()) | {"unread": self._callers.left_out}

@@ -39,16 +39,19 @@ def share(
 
 def poured(amounts: Sequence[float], rooms: Sequence[float]) -> list[float]:
     """`amounts` as far as each has room for its own, and what is too much for some among the others in proportion."""
-    got = list(amounts)
-    while over := sum(max(0.0, amount - room) for amount, room in zip(got, rooms, strict=True)):
-        got = [min(amount, room) for amount, room in zip(got, rooms, strict=True)]
-        weight = sum(amount for amount, room in zip(got, rooms, strict=True) if amount < room)
-        if not weight:
+    if all(amount <= room for amount, room in zip(amounts, rooms, strict=True)):
+        return list(amounts)
+    left, weight, times = sum(amounts), sum(amounts), 1.0
+    """What the nodes that are not full share, by these weights: each gets `times` its amount."""
+    for full_at, amount in sorted(
+        (room / amount, amount) for amount, room in zip(amounts, rooms, strict=True) if amount
+    ):
+        if weight <= 0 or full_at > (times := left / weight):
             break
-        got = [
-            amount * (1.0 + over / weight) if amount < room else amount for amount, room in zip(got, rooms, strict=True)
-        ]
-    return got
+        left, weight = left - full_at * amount, weight - amount
+    else:
+        times = math.inf
+    return [min(amount * times, room) if amount else 0.0 for amount, room in zip(amounts, rooms, strict=True)]
 
 
 def together(speeds: Sequence[float], waits_s: Sequence[float], work: float) -> list[float]:
@@ -101,6 +104,6 @@ def comparable(rates: Sequence[Rate]) -> list[float]:
     known = [rate.mean if rate.observed_s else min(rate.claimed, fastest) for rate in rates]
     positive = [value for value in known if value > 0]
     usual = sum(positive) / len(positive) if positive else 1.0
-    floor = usual / 1000.0  # a stalled node keeps a crumb, or its rate could never rise again
+    floor = max(usual / 1000.0, 1e-6)  # a stalled node keeps a crumb, or its rate could never rise again
     guessed = [value if rate.observed_s else value or usual for value, rate in zip(known, rates, strict=True)]
     return [max(value, floor) for value in guessed]

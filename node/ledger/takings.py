@@ -1,6 +1,7 @@
 """What each version took on the nodes' engines, as their timesheets say, the slowest node's counting."""
 
 from collections import OrderedDict
+from collections.abc import Container
 from typing import Any, Final
 
 from node.engines.base import Version
@@ -18,9 +19,12 @@ class Takings:
     def __init__(self) -> None:
         self._versions: OrderedDict[Version, dict[bytes, tuple[float, float, float, float]]] = OrderedDict()
 
-    def note(self, node: bytes, sheet: Timesheet) -> None:
+    def note(self, node: bytes, sheet: Timesheet, sealed: Container[Version]) -> None:
+        """`sealed`: the versions that are counted; a node may write any others into its sheet."""
         for commit in sheet.commits:
             version = (commit.epoch, commit.version)
+            if version not in sealed:
+                continue
             took = self._versions.setdefault(version, {})
             took[node] = (commit.wait_s, commit.stage_s, commit.pause_s, commit.resume_s)
         while len(self._versions) > KEPT:
