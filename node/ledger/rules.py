@@ -251,7 +251,7 @@ class Ledger:
         received = now if received is None else received
         if node not in self.members:
             return Reason.NOT_A_MEMBER
-        self.tick(now)
+        self._expire(now)
         found = self.moves.node(node)
         if found.conduct.sentence is not None:
             return Reason.QUARANTINED
@@ -281,7 +281,7 @@ class Ledger:
 
     def renew(self, node: bytes, lease: int, token: int, tokens: int, now: float) -> float | None:
         """Tokens flow: the lease's new seconds to live, or None when it is not (or no longer) this node's."""
-        self.tick(now)
+        self._expire(now)
         found = self.leases.get(lease)
         if found is None or found.token != token or found.node != node or node not in self.members:
             return None
@@ -302,7 +302,7 @@ class Ledger:
             found.pulse.hear(now)
         if (before := self.intake.before(rollout, sealed)) is not None:
             return before[0]
-        self.tick(now)
+        self._expire(now)
         if found.conduct.sentence is not None:
             reason = Reason.QUARANTINED
         else:
@@ -346,8 +346,7 @@ class Ledger:
     def tick(self, now: float) -> None:
         """End leases whose deadline has passed or whose node is gone or hangs, checks that nobody can make, quarantines
         that are over."""
-        while (lease := self.table.expired(now)) is not None:
-            self.court.lapse(lease, now)
+        self._expire(now)
         for node in self.nodes.values():
             lost = node.pulse.lost(now, self.settings) if node.leases else None
             for lease in sorted(node.leases) if lost else ():
@@ -356,6 +355,11 @@ class Ledger:
                 else:  # which is no hoarding
                     self.moves.requeue(self.leases[lease], Reason.EXPIRED, now)
         self.court.tick(now)
+
+    def _expire(self, now: float) -> None:
+        """Before each message: a lease whose deadline has passed is over. The rest of a `tick` looks at every node."""
+        while (lease := self.table.expired(now)) is not None:
+            self.court.lapse(lease, now)
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called at the latest."""
