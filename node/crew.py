@@ -46,7 +46,7 @@ class Crew:
 
     def __init__(self, publisher: Publisher, world: int) -> None:
         self._publisher = publisher
-        self._world = world
+        self.world = world
         self._members: dict[int, AsyncChannel] = {}
         self._arrived = trio.Event()
         self._met = False
@@ -93,7 +93,7 @@ class Crew:
             raise PeerError("publish.end: came twice")
         self._check(message)
         self._ended[rank] = message
-        if len(self._ended) < self._world:
+        if len(self._ended) < self.world:
             return
         root = self._whole()
         changed = sum(ended.changed for ended in self._ended.values())
@@ -127,14 +127,14 @@ class Crew:
 
     async def _gather(self) -> None:
         with trio.move_on_after(RETURN_WITHIN_S if self._met else GATHER_WITHIN_S) as waiting:
-            while len(self._members) < self._world:
+            while len(self._members) < self.world:
                 await self._arrived.wait()
         if waiting.cancelled_caught:
             self._check_all_here()
         self._met = True
 
     def _check_all_here(self) -> None:
-        missing = ", ".join(str(rank) for rank in range(self._world) if rank not in self._members)
+        missing = ", ".join(str(rank) for rank in range(self.world) if rank not in self._members)
         if missing:
             raise UsageError(f"Rank {missing} of this trainer is not attached. Call Swarm.attach on every rank.")
 
@@ -176,6 +176,8 @@ class Crews:
         if attach.rank >= attach.world:
             raise PeerError(f"attach.rank: {attach.rank} of {attach.world}")
         crew = self._crews.setdefault(attach.session, Crew(self._publisher, attach.world))
+        if crew.world != attach.world:
+            raise PeerError(f"attach.world: {attach.world}, and another rank said {crew.world}")
         crew.join(attach.rank, channel)
         return crew
 

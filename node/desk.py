@@ -21,6 +21,7 @@ from node.local import ChannelClosed, close_fds
 from node.local_async import AsyncChannel, serve
 from node.publisher import Publisher, Seed
 from node.trainers.messages import (
+    MAX_RANKS,
     PROTOCOL,
     Accuse,
     AskState,
@@ -46,9 +47,14 @@ from node.trainers.messages import (
     Taken,
     WentOut,
 )
+from swarm.guard import Source
 
 __all__ = ["Desk"]
 
+MOST_CONNECTIONS: Final = MAX_RANKS + 64
+"""Every rank that a trainer may have, its rollouts, gateways, and people who ask."""
+SAY_WITHIN_S: Final = 60.0
+"""A process that connects says at once what for; one that was stopped may need a moment."""
 LEAVE_WITHIN_S: Final = 10.0
 """To drop what an open version left, and tell the other ranks."""
 
@@ -80,10 +86,14 @@ class Desk:
 
     async def run(self, path: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve `path` until cancelled; see `node.local_async.serve`."""
-        await serve(path, self._converse, receives=FromTrainer, task_status=task_status)
+        await serve(
+            path, self._converse, receives=FromTrainer, source=Source.TRAINER, most=MOST_CONNECTIONS, farewell=Refusal,
+            task_status=task_status,
+        )  # fmt: skip
 
     async def _converse(self, channel: AsyncChannel) -> None:
-        message, fds = await channel.recv()
+        with trio.fail_after(SAY_WITHIN_S):
+            message, fds = await channel.recv()
         close_fds(fds)
         try:
             match message:

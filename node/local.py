@@ -24,6 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from codec.errors import PeerError, SwarmError, UsageError
+from codec.unpack import unpack
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -90,6 +91,8 @@ class Frames:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 whole = len(content) - len(content) % 4
                 self._fds.extend(struct.unpack(f"{whole // 4}i", content[:whole]))
+        if len(self._fds) > 2 * MAX_FDS:  # of the frame that is not whole yet, and of the next
+            raise PeerError(f"descriptors: {len(self._fds)} came that no message announced")
         if flags & socket.MSG_CTRUNC:
             raise PeerError("descriptors: more arrived than a message may carry, or our limit of open files is reached")
         self._bytes += data
@@ -110,10 +113,10 @@ class Frames:
         del self._bytes[:end]
         fds = [self._fds.popleft() for _ in range(n_fds)]
         try:
-            return self._decoder.decode(body), fds
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            return unpack(self._decoder, body, "local message"), fds
+        except PeerError:
             close_fds(fds)
-            raise PeerError(f"local message: {error}") from error
+            raise
 
     def close(self) -> None:
         """Close what was received and never claimed."""

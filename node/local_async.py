@@ -8,6 +8,7 @@ import socket
 import stat
 import struct
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +17,14 @@ import trio
 
 from codec.errors import PeerError, UsageError
 from node.local import MAX_FDS, ChannelClosed, Frames, check_path, check_same_user, pack
+from swarm.guard import Source, guarded
 
 __all__ = ["AsyncChannel", "serve"]
 
 _READ_BYTES: Final = 1 << 18
 _ANCILLARY: Final = socket.CMSG_SPACE(MAX_FDS * struct.calcsize("i"))
+MOST: Final = 64
+"""Connections to one socket at a time: people, programs and an engine's processes of one user."""
 _log = logging.getLogger(__name__)
 
 
@@ -92,19 +96,28 @@ class AsyncChannel:
 Conversation = Callable[[AsyncChannel], Awaitable[None]]
 
 
+def _no_farewell(why: str) -> msgspec.Struct | None:
+    return None
+
+
 async def serve(
     path: Path,
     conversation: Conversation,
     *,
     receives: Any,
+    source: Source,
+    most: int = MOST,
+    farewell: Callable[[str], msgspec.Struct | None] = _no_farewell,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `path` until cancelled: `conversation(channel)` runs in a task of its own for each process that connects.
 
-    `started()` once processes can connect. A socket file that a dead process left is replaced. A conversation that ends
-    with `ChannelClosed` or `PeerError` ends alone (logged); every other error is ours and comes out here. Raises
-    `UsageError` when the path is too long, is not a socket, or is served by another living process.
+    `started()` once processes can connect. A socket file that a dead process left is replaced. At most `most` processes
+    are connected at a time; one more is closed. A conversation runs under the guard of `source`, so whatever ends it
+    ends it alone; one that a bug of ours ends hears `farewell(why)`, if that is a message. Raises `UsageError` when the
+    path is too long, is not a socket, or is served by another living process; and one that a conversation raises.
     """
+    served = _Served(conversation, receives, source, farewell)
     check_path(path)
     with _lock_of(path), trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         _remove_stale(path)
@@ -116,21 +129,43 @@ async def serve(
                 task_status.started()
                 while True:
                     sock, _ = await listener.accept()
-                    nursery.start_soon(_converse, sock, conversation, receives)
+                    if len(nursery.child_tasks) >= most:
+                        _log.info("local connection closed: %d are open", most)
+                        sock.close()
+                        continue
+                    nursery.start_soon(served.converse, sock)
         finally:
             _remove(path)
 
 
-async def _converse(sock: trio.socket.SocketType, conversation: Conversation, receives: Any) -> None:
-    """Where the errors of one connection end: it is dropped, the others go on."""
-    channel = AsyncChannel(sock, receives)
-    try:
-        check_same_user(sock)
-        await conversation(channel)
-    except (ChannelClosed, PeerError) as error:
-        _log.info("local connection ended: %s", error)
-    finally:
-        channel.close()
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """See `serve`."""
+
+    conversation: Conversation
+    receives: Any
+    source: Source
+    farewell: Callable[[str], msgspec.Struct | None]
+
+    async def converse(self, sock: trio.socket.SocketType) -> None:
+        """Where the errors of one connection end: it is dropped, the others go on."""
+        channel = AsyncChannel(sock, self.receives)
+        try:
+            with guarded(self.source, "a local process") as outcome:
+                check_same_user(sock)
+                await self.conversation(channel)
+            if outcome.error is not None:
+                _log.info("local connection ended: %s", outcome.why)
+            if outcome.is_rule_broken and not isinstance(outcome.error, PeerError):
+                await self._say_farewell(channel)
+        finally:
+            channel.close()
+
+    async def _say_farewell(self, channel: AsyncChannel) -> None:
+        last = self.farewell("This is a bug of swarm-node: the log of the process that you asked has more.")
+        if last is not None:
+            with trio.move_on_after(1.0), contextlib.suppress(ChannelClosed):
+                await channel.send(last)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import Final
 
 import trio
 
+from codec.errors import PeerError
 from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import Answer, Ask, encode, pack_floats, unpack_tokens
 from node.seat import EngineSeat
@@ -28,6 +29,10 @@ class Witness:
         self._news = trio.Event()
 
     def ask(self, ask: Ask) -> None:
+        """Raises `PeerError` for what nobody can score."""
+        tokens = len(ask.token_ids) // 4
+        if not ask.prompt or (len(ask.prompt) | len(ask.token_ids)) % 4 or not ask.start < ask.end <= tokens:
+            raise PeerError("ask: no tokens to score")
         self._asks.append(ask)
         self._news.set()
 

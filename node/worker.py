@@ -52,6 +52,7 @@ from node.ledger.messages import (
 )
 from node.seat import EngineSeat
 from node.witness import Witness
+from swarm.guard import Source, guarded
 
 __all__ = ["NodeWorker", "Pace"]
 
@@ -162,10 +163,8 @@ class NodeWorker:
 
     def hear(self, body: bytes) -> None:
         """A `Work` body from the seed (its key proven). What makes no sense is logged and dropped."""
-        try:
+        with guarded(Source.WORK, "the seed"):
             self._hear(decode(body))
-        except PeerError as error:
-            _log.warning("work message from the seed dropped: %s", error)
         self._wake()
 
     def update(self, version: Version, root: bytes, patch_fd: int) -> None:
@@ -352,6 +351,8 @@ class NodeWorker:
         completions, _ = await self._engine.generate(prompts, jobs[0][0].message.sampling, count)
         count(tuple(len(completion.token_ids) for completion in completions))
         self._measure()
+        if any(span.version not in self._roots for completion in completions for span in completion.spans):
+            raise EngineLost("the engine was filled anew while it drew")
         now = self._clock()
         for (held, sample), completion in zip(jobs, completions, strict=True):
             if sample not in held.drawing:

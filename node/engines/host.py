@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ import trio
 
 from codec import Layout
 from codec.errors import PeerError, SwarmError, UsageError
-from node.engines.base import Completion, Prompt, SamplingParams, Version
+from node.engines.base import MAX_TOKEN, Completion, Prompt, SamplingParams, Version
 from node.engines.messages import (
     Attach,
     Cancel,
@@ -41,6 +42,7 @@ from node.engines.messages import (
 )
 from node.local import ChannelClosed, close_fds
 from node.local_async import AsyncChannel, serve
+from swarm.guard import Source
 
 __all__ = [
     "Commitment",
@@ -57,6 +59,12 @@ FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 TRIES_BEFORE_FIRST: Final = 4
 """Starts that may fail before the engine ever served: after these it is the user's to look at."""
+CONNECTIONS: Final = 4
+"""One engine; and one that is dying, or does not belong here."""
+HELLO_WITHIN_S: Final = 60.0
+"""An engine's process says `Ready` as soon as it has connected."""
+VERSIONS: Final = 64
+"""That the engine held lately: a sequence may have begun at any of them."""
 USAGE: Final = 2
 """Exit code of an engine process that ended with a sentence for the user."""
 RELOADS: Final = 5
@@ -117,6 +125,14 @@ Counts = Callable[[tuple[int, ...]], None]
 """Hears how many tokens each prompt has by now."""
 
 
+class _Asked(NamedTuple):
+    """A `Generate` that runs, and who hears how far it is."""
+
+    counts: Counts
+    prompts: int
+    max_tokens: int
+
+
 @dataclass(eq=False)
 class _Link:
     """One connected process. `answers`: by number, those asked for and, once there, given."""
@@ -124,7 +140,7 @@ class _Link:
     channel: AsyncChannel
     asked: dict[int, trio.Event] = field(default_factory=dict)
     answers: dict[int, Any] = field(default_factory=dict)
-    progress: dict[int, Counts] = field(default_factory=dict)
+    progress: dict[int, "_Asked"] = field(default_factory=dict)
 
 
 def worker_command(
@@ -166,6 +182,7 @@ class EngineHost:
         self.version: Version = (0, 0)
         """What the engine holds, while it is ready."""
         self.root: bytes = b""
+        self._held: deque[Version] = deque(maxlen=VERSIONS)
         self.carries = False
         """It can stop after any token: a commit may fall into a sequence, and calls of `generate` may overlap."""
         self.joins = False
@@ -194,7 +211,12 @@ class EngineHost:
             async with trio.open_nursery() as nursery:
                 await nursery.start(
                     lambda task_status: serve(
-                        self._socket, self._converse, receives=FromEngine, task_status=task_status
+                        self._socket,
+                        self._converse,
+                        receives=FromEngine,
+                        source=Source.ENGINE,
+                        most=CONNECTIONS,
+                        task_status=task_status,
                     )
                 )
                 task_status.started()
@@ -246,7 +268,8 @@ class EngineHost:
     # ------------------------------------------------------------ one connection
 
     async def _converse(self, channel: AsyncChannel) -> None:
-        hello, fds = await channel.recv()
+        with trio.fail_after(HELLO_WITHIN_S):
+            hello, fds = await channel.recv()
         close_fds(fds)
         if not isinstance(hello, Ready) or self._link is not None:
             raise ChannelClosed("not an engine, or one too many")
@@ -258,8 +281,10 @@ class EngineHost:
                 while True:
                     answer, fds = await channel.recv()
                     close_fds(fds)
+                    if isinstance(answer, Ready):
+                        raise PeerError("it said Ready twice")
                     if isinstance(answer, Progress):
-                        link.progress.get(answer.number, _ignore)(answer.counts)
+                        self._hear(link, answer)
                     elif (event := link.asked.pop(answer.number, None)) is not None:
                         link.answers[answer.number] = answer
                         event.set()
@@ -273,6 +298,14 @@ class EngineHost:
             channel.close()
             for event in link.asked.values():  # no answer: `_ask` raises
                 event.set()
+
+    def _hear(self, link: _Link, progress: Progress) -> None:
+        """Raises `PeerError` for counts of other sequences than were asked for, or of more tokens."""
+        if (asked := link.progress.get(progress.number)) is None:
+            return
+        if len(progress.counts) != asked.prompts or max(progress.counts, default=0) > asked.max_tokens:
+            raise PeerError("its counts are not those of the sequences it draws")
+        asked.counts(progress.counts)
 
     async def _attach(self, link: _Link) -> None:
         try:
@@ -293,8 +326,13 @@ class EngineHost:
             self._kill(str(error))
 
     def _serve_as(self, ref: ReplicaRef) -> None:
-        self.version, self.root, self._served = ref.version, ref.root, True
+        self._hold(ref.version, ref.root)
+        self._served = True
         self._ready.set()
+
+    def _hold(self, version: Version, root: bytes) -> None:
+        self.version, self.root = version, root
+        self._held.append(version)
 
     def _not_ready(self) -> None:
         if self._ready.is_set():  # else somebody may be waiting for this very event
@@ -319,6 +357,8 @@ class EngineHost:
                 raise EngineLost(f"the engine did not answer within {deadline_s:g} s")
         except ChannelClosed as error:
             raise EngineLost("the engine's process ended") from error
+        except ValueError as error:  # larger than a frame may be
+            raise EngineFailed(str(error), poisoned=False) from error
         finally:
             link.asked.pop(message.number, None)
         answer = link.answers.pop(message.number, None)
@@ -349,7 +389,7 @@ class EngineHost:
         """
         link, number = self._attached(), self._next()
         if counts is not None:
-            link.progress[number] = counts
+            link.progress[number] = _Asked(counts, len(prompts), sampling.max_tokens)
         try:
             message = Generate(number, tuple(prompts), sampling)
             answer = await self._ask(link, message, Completions, self._deadlines.generate_s)
@@ -364,10 +404,23 @@ class EngineHost:
             raise
         finally:
             link.progress.pop(number, None)
-        if len(answer.completions) != len(prompts):
-            self._kill(f"{len(answer.completions)} completions for {len(prompts)} prompts")
-            raise EngineLost("the engine answered too little")
+        if why := self._wrong(answer.completions, len(prompts), sampling):
+            self._kill(why)
+            raise EngineLost(f"the engine's answer makes no sense: {why}")
         return answer.completions, answer.seconds
+
+    def _wrong(self, completions: Sequence[Completion], prompts: int, sampling: SamplingParams) -> str:
+        """Why these cannot be what was asked for; empty if they can."""
+        if len(completions) != prompts:
+            return f"{len(completions)} completions for {prompts} prompts"
+        for completion in completions:
+            if len(completion.token_ids) > sampling.max_tokens:
+                return f"{len(completion.token_ids)} tokens where {sampling.max_tokens} were asked for"
+            if not all(0 <= token <= MAX_TOKEN for token in completion.token_ids):
+                return "token ids out of range"
+            if any(span.version not in self._held for span in completion.spans):
+                return "tokens of a version that it never held"
+        return ""
 
     async def score(
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
@@ -375,6 +428,9 @@ class EngineHost:
         """(the log-probability of each of `token_ids` after `prompt`, the version that says so)."""
         message = Score(self._next(), tuple(prompt), tuple(token_ids), sampling)
         answer = await self._ask(self._attached(), message, Scores, self._deadlines.prove_s)
+        if len(answer.logprobs) != len(token_ids):
+            self._kill(f"{len(answer.logprobs)} scores for {len(token_ids)} tokens")
+            raise EngineLost("the engine's answer makes no sense")
         return answer.logprobs, answer.version
 
     async def stage(self, patch_fd: int, version: Version) -> float:
@@ -392,7 +448,7 @@ class EngineHost:
             _log.warning("commit of %s failed (%s); reloading the engine from the replica", version, error)
             await self.reload()
             return None
-        self.version, self.root = version, root
+        self._hold(version, root)
         return Commitment(done.seconds, done.resume_s)
 
     async def reload(self) -> None:
@@ -426,10 +482,6 @@ class EngineHost:
     async def prove(self) -> bytes:
         """The root that the live parameters add up to, read back out of the engine."""
         return (await self._ask(self._attached(), Prove(self._next()), Proof, self._deadlines.prove_s)).root
-
-
-def _ignore(counts: tuple[int, ...]) -> None:
-    pass
 
 
 def _appending(path: Path) -> BinaryIO:

@@ -44,13 +44,16 @@ __all__ = [
 ]
 
 Root = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-Name = tuple[int, int]
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Name = tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], Number]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
+"""As in `node.ledger.messages`: the ledger is told, and drops a node whose numbers make no sense."""
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """Load the model of `folder`'s config and fill it from the replica whose descriptor comes along."""
 
-    number: int
+    number: Number
     layout: bytes
     folder: str
     version: Name
@@ -60,14 +63,14 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
     """Make ready the patch whose descriptor comes along; it leads to `version`. Replaces what was staged."""
 
-    number: int
+    number: Number
     version: Name
 
 
 class Commit(msgspec.Struct, frozen=True, tag="commit"):
     """Scatter what was staged for `version`, and be it."""
 
-    number: int
+    number: Number
     version: Name
     root: Root
 
@@ -75,7 +78,7 @@ class Commit(msgspec.Struct, frozen=True, tag="commit"):
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
     """One completion for each prompt."""
 
-    number: int
+    number: Number
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
 
@@ -83,13 +86,13 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Nobody wants the completions of `Generate` number `number` any more."""
 
-    number: int
+    number: Number
 
 
 class Score(msgspec.Struct, frozen=True, tag="score"):
     """How likely are these tokens after this prompt, under the version held now?"""
 
-    number: int
+    number: Number
     prompt: tuple[int, ...]
     token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -98,13 +101,13 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
 class Prove(msgspec.Struct, frozen=True, tag="prove"):
     """Hash the live parameters."""
 
-    number: int
+    number: Number
 
 
 class Reload(msgspec.Struct, frozen=True, tag="reload"):
     """Take every bit anew from the replica, which now holds `version`."""
 
-    number: int
+    number: Number
     version: Name
     root: Root
 
@@ -122,30 +125,30 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """It is done; `seconds`: of staging, or the pause of a commit. `resume_s`: after a commit, until everything that
     ran before it had its next token."""
 
-    number: int
-    seconds: float
-    resume_s: float = 0.0
+    number: Number
+    seconds: Seconds
+    resume_s: Seconds = 0.0
 
 
 class Completions(msgspec.Struct, frozen=True, tag="completions"):
     """In the order of the prompts."""
 
-    number: int
+    number: Number
     completions: tuple[Completion, ...]
-    seconds: float
+    seconds: Seconds
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """Tokens so far, of each prompt of a `Generate` that runs."""
 
-    number: int
-    counts: tuple[int, ...]
+    number: Number
+    counts: tuple[Number, ...]
 
 
 class Scores(msgspec.Struct, frozen=True, tag="scores"):
     """One log-probability a token, and the version that gave them."""
 
-    number: int
+    number: Number
     logprobs: tuple[float, ...]
     version: Name
 
@@ -153,14 +156,14 @@ class Scores(msgspec.Struct, frozen=True, tag="scores"):
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
     """The root that the live parameters add up to, read back out of the engine."""
 
-    number: int
+    number: Number
     root: Root
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """It could not be done. `usage`: the user can fix it. `poisoned`: the engine serves nothing until reloaded."""
 
-    number: int
+    number: Number
     why: str
     usage: bool
     poisoned: bool

@@ -11,9 +11,10 @@ import msgspec
 import trio
 
 from codec.errors import PeerError
-from node.local import ChannelClosed, ChannelTimeout, connect
+from node.local import ChannelClosed, ChannelTimeout, close_fds, connect
 from node.local_async import AsyncChannel
 from node.local_async import serve as serve_socket
+from swarm.guard import Source
 from swarm.transport.base import Unreachable
 
 __all__ = ["SOCKET_NAME", "Ask", "State", "ask", "serve"]
@@ -22,6 +23,8 @@ SOCKET_NAME: Final = "status.sock"
 ANSWER_WITHIN_S: Final = 10.0
 """A swarm process answers between two events of its core; one that takes longer than this is stuck."""
 
+ASK_WITHIN_S: Final = 60.0
+"""A process that connects asks at once; one that does not is let go."""
 PROOF_WITHIN_S: Final = 120.0
 """An engine reads back and hashes a gigabyte or more a second, between two batches."""
 
@@ -54,12 +57,14 @@ async def serve(
 
     async def converse(channel: AsyncChannel) -> None:
         while True:
-            question, _ = await channel.recv()
+            with trio.fail_after(ASK_WITHIN_S):
+                question, fds = await channel.recv()
+            close_fds(fds)
             if question.prove:
                 await prove()
             await channel.send(State(state()))
 
-    await serve_socket(home / SOCKET_NAME, converse, receives=Ask, task_status=task_status)
+    await serve_socket(home / SOCKET_NAME, converse, receives=Ask, source=Source.STATUS, task_status=task_status)
 
 
 def ask(home: Path, *, prove: bool = False) -> dict[str, Any]:

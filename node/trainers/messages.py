@@ -26,6 +26,7 @@ from codec.chunk import MAX_BODY_BYTES, BlockDelta
 from node.engines.base import SamplingParams
 
 __all__ = [
+    "MAX_RANKS",
     "PROTOCOL",
     "Accuse",
     "AskState",

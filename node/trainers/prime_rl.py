@@ -60,7 +60,7 @@ class Admin:
             case "POST", "/pause" | "/resume":  # nodes take a version between two steps of their engines
                 return json_response({"status": "nothing is paused"})
             case "POST", "/update_weights":
-                publication = await trio.to_thread.run_sync(self.update, _folder(request.body))
+                publication = await trio.to_thread.run_sync(self.update, _folder(bytes(request.body)))
                 return json_response({"status": "ok", "version": [publication.epoch, publication.version]})
             case "POST", "/load_lora_adapter":
                 return failure(

@@ -13,6 +13,7 @@ import trio
 from codec.errors import PeerError, UsageError
 from node.local import MAX_BODY_BYTES, Channel, ChannelClosed, ChannelTimeout, Frames, connect, pack
 from node.local_async import AsyncChannel, serve
+from swarm.guard import Source
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -204,7 +205,9 @@ async def test_serve_talks_to_synchronous_clients_and_cleans_up(tmp_path: Path):
             os.close(fds[0])
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(lambda task_status: serve(path, echo, receives=Both, task_status=task_status))
+        await nursery.start(
+            lambda task_status: serve(path, echo, receives=Both, source=Source.TRAINER, task_status=task_status)
+        )
         assert path.stat().st_mode & 0o777 == 0o600
         await trio.to_thread.run_sync(client)
         await trio.to_thread.run_sync(client)
@@ -218,7 +221,9 @@ async def test_serve_talks_to_synchronous_clients_and_cleans_up(tmp_path: Path):
 async def test_nonsense_ends_one_connection_only(tmp_path: Path):
     path = tmp_path / "s.sock"
     async with trio.open_nursery() as nursery:
-        await nursery.start(lambda task_status: serve(path, echo, receives=Both, task_status=task_status))
+        await nursery.start(
+            lambda task_status: serve(path, echo, receives=Both, source=Source.TRAINER, task_status=task_status)
+        )
         async with await trio.open_unix_socket(str(path)) as bad, await trio.open_unix_socket(str(path)) as good:
             await bad.send_all(b"\xff" * 64)
             with trio.fail_after(5):
@@ -271,9 +276,11 @@ async def test_stale_sockets_are_replaced_living_ones_are_not(tmp_path: Path):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     async with trio.open_nursery() as nursery:
-        await nursery.start(lambda task_status: serve(path, echo, receives=Both, task_status=task_status))
+        await nursery.start(
+            lambda task_status: serve(path, echo, receives=Both, source=Source.TRAINER, task_status=task_status)
+        )
         with pytest.raises(UsageError, match="already serves"):
-            await serve(path, echo, receives=Both)
+            await serve(path, echo, receives=Both, source=Source.TRAINER)
         await trio.to_thread.run_sync(lambda: connect(path, Both).close())
         nursery.cancel_scope.cancel()
 
@@ -281,10 +288,10 @@ async def test_stale_sockets_are_replaced_living_ones_are_not(tmp_path: Path):
 async def test_paths_that_cannot_be_sockets(tmp_path: Path):
     long = tmp_path / ("x" * 120)
     with pytest.raises(UsageError, match="SWARM_HOME"):
-        await serve(long, echo, receives=Both)
+        await serve(long, echo, receives=Both, source=Source.TRAINER)
     with pytest.raises(UsageError, match="SWARM_HOME"):
         connect(long, Both)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="not a socket"):
-        await serve(tmp_path / "file", echo, receives=Both)
+        await serve(tmp_path / "file", echo, receives=Both, source=Source.TRAINER)
     assert (tmp_path / "file").read_text() == "mine"
