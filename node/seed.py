@@ -21,7 +21,7 @@ from codec.choice import arrival_mbit, choose_coder
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
-from node import kernels, keyfile, logs
+from node import kernels, keyfile, logs, memory
 from node.announce import announced, reached_at
 from node.audit import audit, close
 from node.config import SeedConfig
@@ -68,6 +68,7 @@ _WATCH_AGAIN_S: Final = 5.0
 async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """Run until cancelled. Raises `UsageError` for what the user can mend."""
     logs.configure()
+    memory.give_back_promptly()
     config = announced(config)
     config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = keyfile.load(config.key) if config.key is not None else _own_key(config)

@@ -1,6 +1,7 @@
 """The plugin's end of the Unix socket: frames of `u32 length, u8 descriptors`, a MessagePack body (see `node.local`).
 
-Both ends trust one another as processes of one user, and say so when they are not; each may die at any byte.
+Both ends trust one another as processes of one user, and say so when they are not; each may die at any byte. Whatever
+makes no sense raises `Closed`, and the plugin goes on as it does when its driver is gone.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ _MAX_BODY_BYTES = 32 << 20
 _MAX_FDS = 4
 _READ_BYTES = 1 << 18
 _SEND_WITHIN_S = 60.0
+_CONNECT_WITHIN_S = 5.0
 
 
 class Closed(Exception):
@@ -52,10 +54,12 @@ class Channel:
         """The next message and its descriptors, which are the caller's to close. Raises `Closed`."""
         while (found := self._next()) is None:
             try:
-                data, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _MAX_FDS)
+                data, fds, flags, _ = socket.recv_fds(self._sock, _READ_BYTES, _MAX_FDS)
             except OSError as error:
                 raise Closed("the driver is gone") from error
             self._fds.extend(fds)
+            if len(self._fds) > 2 * _MAX_FDS or flags & socket.MSG_CTRUNC:  # of one frame that is not whole, and a next
+                raise Closed("more descriptors came than messages announced")
             self._bytes += data
             if not data:
                 raise Closed("the driver is gone")
@@ -76,7 +80,12 @@ class Channel:
         fds = [self._fds.popleft() for _ in range(count)]
         for fd in fds:
             os.set_inheritable(fd, False)
-        return self._decoder.decode(body), fds
+        try:
+            return self._decoder.decode(body), fds
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+            for fd in fds:
+                os.close(fd)
+            raise Closed(f"a message makes no sense: {error}") from error
 
     def close(self) -> None:
         """Safe to call twice; a thread that waits in `recv` is woken."""
@@ -91,13 +100,15 @@ def connect(path: str, receives: Any) -> Channel:
     """A channel to the driver. Raises `Closed` when nobody answers, or somebody else's process does."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        sock.settimeout(_CONNECT_WITHIN_S)
         sock.connect(path)
+        sock.settimeout(None)
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
         if uid != os.getuid():
             raise Closed(f"{path} is served by user {uid}, and this is user {os.getuid()}: run both as one user.")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         sock.close()
-        raise Closed(f"nobody answers at {path} ({error.strerror})") from error
+        raise Closed(f"nobody answers at {path!r} ({error})") from error
     except Closed:
         sock.close()
         raise

@@ -120,24 +120,30 @@ class SwarmFront:
             body += event.get("body", b"")
             more = event.get("more_body", False)
         try:
-            socket = json.loads(body)["socket"]
-            assert isinstance(socket, str)
-        except (ValueError, KeyError, TypeError, AssertionError):
+            socket = json.loads(body[: _MAX_BODY_BYTES + 1])["socket"]
+            if not isinstance(socket, str):
+                raise TypeError(socket)
+        except (ValueError, KeyError, TypeError, RecursionError):
             await _answer(send, 400, 'send {"socket": "/path/of/the/driver"}')
             return
         if self._channel is not None:
             await _answer(send, 409, "another swarm-node is attached to this engine")
             return
+        greeted = False
         try:
             self._channel = connect(socket, FromDriver)
             client = scope["app"].state.engine_client
             loop = asyncio.get_running_loop()
             facts = await loop.run_in_executor(None, _facts, client.vllm_config, scope["app"].state, self._learned)
             await loop.run_in_executor(None, self._channel.send, facts)
+            greeted = True
         except Closed as error:
-            self._channel = None
             await _answer(send, 502, str(error))
             return
+        finally:
+            if not greeted and self._channel is not None:  # or nobody could attach ever again
+                self._channel.close()
+                self._channel = None
         converse = threading.Thread(
             target=self._converse, args=(self._channel, client, loop), name="swarm", daemon=True
         )
