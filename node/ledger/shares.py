@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 from node.ledger.rate import Rate
 from node.ledger.settings import Settings
@@ -41,16 +42,14 @@ def poured(amounts: Sequence[float], rooms: Sequence[float]) -> list[float]:
     """`amounts` as far as each has room for its own, and what is too much for some among the others in proportion."""
     if all(amount <= room for amount, room in zip(amounts, rooms, strict=True)):
         return list(amounts)
-    left, weight, times = sum(amounts), sum(amounts), 1.0
-    """What the nodes that are not full share, by these weights: each gets `times` its amount."""
-    for full_at, amount in sorted(
-        (room / amount, amount) for amount, room in zip(amounts, rooms, strict=True) if amount
-    ):
-        if weight <= 0 or full_at > (times := left / weight):
+    first_full = sorted((room / amount, amount, room) for amount, room in zip(amounts, rooms, strict=True) if amount)
+    weights = list(accumulate(amount for _, amount, _ in reversed(first_full)))[::-1]  # from each on: of those after it
+    left, times = sum(amounts), math.inf
+    for (full_at, _, room), weight in zip(first_full, weights, strict=True):
+        if full_at > left / weight:  # neither is this one full then, nor any after it: each gets so many times its own
+            times = left / weight
             break
-        left, weight = left - full_at * amount, weight - amount
-    else:
-        times = math.inf
+        left -= room
     return [min(amount * times, room) if amount else 0.0 for amount, room in zip(amounts, rooms, strict=True)]
 
 
