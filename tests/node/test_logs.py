@@ -72,3 +72,41 @@ def test_by_default_stdout_stays_free(capsys: pytest.CaptureFixture[str]) -> Non
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "joined" in captured.err
+
+
+def test_lines_of_one_name_are_few_and_the_rest_is_counted() -> None:
+    now = 100.0
+    limit = logs.LineLimit(rate=10.0, burst=20.0, clock=lambda: now)
+    assert sum(limit.due("flood") is not None for _ in range(1000)) == 20
+    assert limit.due("other") == 0, "another name is not held up"
+    now += 0.15
+    assert limit.due("flood") == 980
+    assert limit.due("flood") is None
+    now += 3600.0
+    assert limit.due("flood") == 1
+
+
+def test_names_that_a_peer_chose_write_no_more_than_all_may_together() -> None:
+    limit = logs.LineLimit(rate=10.0, burst=20.0, clock=lambda: 100.0)
+    assert sum(limit.due(f"peer {i}") is not None for i in range(10_000)) == 200
+    assert len(limit._names) <= logs.NAMES
+
+
+def test_nobody_can_fill_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    stream = io.StringIO()
+    limit = logs.LineLimit
+    monkeypatch.setattr(logs, "LineLimit", lambda: limit(clock=lambda: now))
+    logs.configure(stream=stream)
+    for i in range(20_000):
+        structlog.get_logger().warning("work_dropped", why="x" * 100_000)
+        logging.getLogger("node.ledger.service").warning("work message from %s dropped", i)
+    assert len(stream.getvalue()) < 3_000_000
+    assert len(stream.getvalue().splitlines()) == 1000
+    now += 1.0
+    structlog.get_logger().warning("work_dropped")
+    logging.getLogger("node.ledger.service").warning("another line")
+    last = stream.getvalue().splitlines()[-2:]
+    assert json.loads(last[0])["suppressed"] == 19_500
+    assert last[1] == "node.ledger.service: another line"

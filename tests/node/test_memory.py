@@ -1,11 +1,13 @@
 """What a container really has, acted out by the files that tell it; and where the replica goes then."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from codec.errors import UsageError
-from node.memory import disk_free_bytes, free_bytes, keep_on_disk
+from node.memory import disk_free_bytes, free_bytes, give_back_promptly, keep_on_disk
 
 GB = 10**9
 
@@ -98,3 +100,30 @@ def test_nowhere_to_keep_it_is_said_with_what_to_do() -> None:
 
 def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     assert disk_free_bytes(tmp_path / "a" / "b") > 0
+
+
+def test_large_blocks_go_back_to_the_system() -> None:
+    """In a process of its own: forty blocks, some freed in between, as bodies come and go."""
+    code = (
+        "import sys; from pathlib import Path; from node.memory import give_back_promptly\n"
+        "def rss(): return int(Path('/proc/self/statm').read_text().split()[1]) * 4096\n"
+        "assert give_back_promptly()\n"
+        "before = rss()\n"
+        "held = []\n"
+        "for i in range(40):\n"
+        "    held.append(bytearray(b'x' * (4 << 20)))\n"
+        "    held.append(bytearray(b'y' * 1000))\n"
+        "    if i % 2: del held[i // 2]\n"
+        "full = rss() - before\n"
+        "kept = [block for block in held if len(block) < 2000]\n"
+        "held.clear()\n"
+        "print(full, rss() - before)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    full, after = map(int, said.split())
+    assert full > 60 << 20
+    assert after < 8 << 20
+
+
+def test_a_libc_without_the_setting_is_no_matter() -> None:
+    assert give_back_promptly("libnothing.so.9") is False

@@ -1,0 +1,159 @@
+"""An engine's process that sends rubbish, what was not asked for, or dies at any byte: it is started again, the node
+lives, and nothing of it reaches the ledger."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from engine_kit import NodeReplica
+
+from node.engines.base import Prompt, SamplingParams
+from node.engines.host import EngineDeadlines, EngineFailed, EngineHost, EngineLost
+from swarm import guard
+from swarm.guard import Source
+
+SAMPLING = SamplingParams(max_tokens=4)
+
+ENGINE = """
+import os, struct, sys, time
+from pathlib import Path
+import msgspec
+from codec import Replica
+from node.engines.messages import *
+from node.local import connect, pack
+
+folder, how = Path(sys.argv[1]), sys.argv[2]
+channel = connect(folder / "engine.sock", FromNode)
+lives = folder / "lives"
+first = not lives.exists()
+lives.touch()
+if first and how == "silent":
+    time.sleep(60)
+if first and how == "no hello":
+    channel.send(Done(1, 0.0))
+    time.sleep(60)
+channel.send(Ready(os.getpid(), scores=True))
+if first and how == "hello twice":
+    channel.send(Ready(os.getpid()))
+    time.sleep(60)
+
+def completion(**other):
+    said = {"token_ids": (1, 2), "logprobs": (-1.0, -1.0), "finish_reason": "stop",
+            "spans": ({"version": (0, 0), "start": 0, "end": 2},)} | other
+    return said
+
+def answer(message, name, **fields):
+    body = msgspec.msgpack.encode({"type": name, "number": message.number} | fields)
+    channel._sock.setblocking(True)
+    channel._sock.sendall(struct.pack("<IB", len(body), 0) + body)
+
+WRONG = {
+    "too few": [],
+    "too long": [completion(token_ids=(1,) * 5, logprobs=(-1.0,) * 5,
+                            spans=({"version": (0, 0), "start": 0, "end": 5},))],
+    "no token ids": [completion(token_ids=(-1, 1 << 40))],
+    "another version": [completion(spans=({"version": (3, 7), "start": 0, "end": 2},))],
+    "no spans": [completion(spans=())],
+    "not a number": [completion(logprobs=(float("nan"), -1.0))],
+    "no utf-8": None,
+}
+while True:
+    message, fds = channel.recv(3600)
+    match message:
+        case Attach():
+            channel.send(Proof(message.number, message.root))
+        case Generate():
+            if not first or how not in (*WRONG, "counts", "many counts", "cut", "seconds", "out of turn"):
+                answer(message, "completions", completions=[completion() for _ in message.prompts], seconds=0.1)
+            elif how == "counts":
+                channel.send(Progress(message.number, (1, 2, 3)))
+            elif how == "many counts":
+                channel.send(Progress(message.number, (1 << 40,)))
+            elif how == "seconds":
+                answer(message, "completions", completions=[completion()], seconds=float("nan"))
+            elif how == "out of turn":
+                channel.send(Proof(message.number, bytes(32)))
+            elif how == "no utf-8":
+                body = msgspec.msgpack.encode({"type": "failed", "number": message.number, "why": "xxxx",
+                                               "usage": False, "poisoned": False})
+                body = body.replace(b"xxxx", b"\\xff\\xfe\\xff\\xfe")
+                channel._sock.setblocking(True)
+                channel._sock.sendall(struct.pack("<IB", len(body), 0) + body)
+            elif how == "cut":
+                channel._sock.setblocking(True)
+                channel._sock.sendall(pack(Done(message.number, 0.1))[:-3])
+                os._exit(3)
+            else:
+                answer(message, "completions", completions=WRONG[how], seconds=0.1)
+        case Score():
+            answer(message, "scores", logprobs=[-1.0], version=(0, 0))
+"""
+
+
+@contextlib.asynccontextmanager
+async def engine(folder: Path, how: str, **deadlines: float):
+    node = NodeReplica(folder)
+    host = EngineHost(
+        folder / "engine.sock", [sys.executable, "-c", ENGINE, str(folder), how], folder / "log", node.source,
+        EngineDeadlines(**deadlines),
+    )  # fmt: skip
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(host.run)
+            yield host
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent.parent))
+
+
+HOW = (
+    "too few", "too long", "no token ids", "another version", "no spans", "not a number", "no utf-8", "counts",
+    "many counts", "seconds", "out of turn", "cut",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_what_makes_no_sense_costs_the_engine_its_process(tmp_path: Path, how: str):
+    before = guard.bugs[Source.ENGINE]
+    async with engine(tmp_path, how) as host:
+        await host.wait_ready()
+        with pytest.raises(EngineLost):
+            await host.generate([Prompt((1,))], SAMPLING, lambda counts: None)
+        await host.wait_ready()
+        assert host.restarts == 1
+        completions, _ = await host.generate([Prompt((1,)), Prompt((2,))], SAMPLING)
+        assert [completion.token_ids for completion in completions] == [(1, 2), (1, 2)]
+    assert guard.bugs[Source.ENGINE] == before
+
+
+async def test_an_engine_that_greets_twice_is_started_again(tmp_path: Path):
+    async with engine(tmp_path, "hello twice") as host:
+        with trio.fail_after(30):
+            while not (tmp_path / "lives").exists() or not host.ready:  # noqa: ASYNC110 - another process
+                await trio.sleep(0.02)
+        await trio.sleep(0.1)
+        await host.wait_ready()
+
+
+async def test_scores_of_other_tokens_than_were_asked_for(tmp_path: Path):
+    async with engine(tmp_path, "scores") as host:
+        await host.wait_ready()
+        assert (await host.score((1,), (2,), SAMPLING))[0] == (-1.0,)
+        with pytest.raises(EngineLost):
+            await host.score((1,), (2, 3), SAMPLING)
+        await host.wait_ready()
+
+
+async def test_what_is_larger_than_a_frame_is_a_refusal_and_not_the_end(tmp_path: Path):
+    """Sixty-four prompts of the longest kind: they are tried one by one then."""
+    async with engine(tmp_path, "large") as host:
+        await host.wait_ready()
+        with pytest.raises(EngineFailed, match="more than a local message may have"):
+            await host.generate([Prompt((1 << 31,) * 65_536)] * 110, SAMPLING)
+        await host.generate([Prompt((1,))], SAMPLING)
+        assert host.restarts == 0
