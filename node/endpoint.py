@@ -24,6 +24,7 @@ from swarm.store import Store
 from swarm.transport.base import Unreachable
 from swarm.transport.libp2p import DialRules, Libp2pTransport
 from swarm.transport.parallel import DEFAULT_MBIT
+from swarm.transport.yamux import Limits as Yamux
 
 if TYPE_CHECKING:
     from swarm.shell.jobs import Jobs
@@ -90,7 +91,8 @@ class Endpoint:
         rules = DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
         transport = Libp2pTransport(
             key, listen, announce,
-            dial_rules=rules, via=via, relay_for=relay_for, admits=core.admits,
+            limits=Yamux().lean() if key.public == authority else None,
+            dial_rules=rules, via=via, relay_for=relay_for, admits=core.admits, knows=core.knows,
             up_mbit=DEFAULT_MBIT if up_mbit is None else up_mbit,
         )  # fmt: skip
         jobs = answers = None

@@ -189,7 +189,9 @@ class _Seat:
         at = Head(manifest.epoch, manifest.version, manifest.root)
         settings = Settings(check_share=config.check_share, check_tolerance=config.check_tolerance)
         ledger = book.restore(settings, at, start, random.Random(secrets.randbits(64)))
-        self.ledger = LedgerService(ledger, book, self._send_work, is_member=self._is_member)
+        self.ledger = LedgerService(
+            ledger, book, self._send_work, is_member=self._is_member, expel=self.endpoint.shell.expel
+        )
         self._superseded = trio.Event()
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:

@@ -30,6 +30,7 @@ from swarm.protocol.events import (
     Notify,
     Persist,
     Persisted,
+    PieceBad,
     PieceStored,
     Probe,
     Ready,
@@ -199,6 +200,10 @@ class Shell:
     async def apply(self, event: Event) -> None:
         """Give the core an event, and wait until its effects have been begun."""
         await self._loop.apply(event)
+
+    def expel(self, peer: bytes, why: str) -> None:
+        """What `peer` sends makes no sense to whoever it is for: its session ends, and it is refused for a while."""
+        self._nursery.start_soon(self.post, PieceBad(peer, why))
 
     async def carry_out(self, effects: list[Effect]) -> None:
         """Perform effects that a person asked for, and wait until what they are to make durable is."""

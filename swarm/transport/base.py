@@ -119,11 +119,6 @@ class Transport(ABC):
         Where only a circuit leads to the peer so far, what was found may take its place.
         """
 
-    def vouch(self, peer: PeerKey) -> None:
-        """The peer has said something valid (a ticket that holds, say): it may stay until it is admitted, for a minute.
-        Until then a stranger has seconds. Nothing where strangers are not told apart."""
-        return
-
     @abstractmethod
     def way(self, peer: PeerKey) -> Way | None:
         """How the peer is reached; None when it is not connected."""

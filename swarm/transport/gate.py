@@ -1,12 +1,12 @@
 """What a peer may do that is neither known nor admitted: prove a key, ask to join, and little else, not for long.
 
 A grant is shown on the control lane, so a connection is made first and judged later. A connection that a stranger made
-gets few streams, small windows, 32 KiB in all, a place among a limited number, and 3 s to say something valid (a
-ticket, a lease: `valid`); then a minute to be admitted. It takes part in no gossip and is given no further connections.
-So it is again once its lease is over. Connections that we make are ours to judge.
+gets few streams, small windows, 32 KiB in all, a place among a limited number, and 3 s to show a ticket or a lease that
+holds: from then on its peer is known. It takes part in no gossip and is given no further connections. So it is again
+once its lease is over, with a minute to come in anew. Connections that we make are ours to judge.
 
 Nobody is kept out because others are here: when the places are full, the address that occupies the most gives up its
-oldest connection, first one that has said nothing valid.
+oldest connection, first one whose peer never held a lease.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,15 +39,17 @@ class GateRules:
     streams: int = 6
     """On one connection: control, bulk, identify both ways, ping, and one to spare."""
     speak_s: float = 3.0
-    """From the handshake on, for something valid. A joiner says it at once, two round trips at most."""
+    """From the handshake on, to show a ticket or lease that holds. A joiner does so at once: two round trips."""
     stay_s: float = 60.0
+    """For a peer whose lease is over, to come in anew."""
 
 
 @dataclass(slots=True)
 class _Stay:
     host: str
     since_s: float
-    valid: bool = False
+    left: bool = False
+    """Its peer held a lease, which is over: it may come in again."""
 
 
 class Gate:
@@ -96,14 +98,13 @@ class Gate:
             crowded.append(self._worst(largest))
         for each in crowded:
             self.end(each)
-        valid = any(each.peer == connection.peer and stay.valid for each, stay in self._strange.items())
-        self._strange[connection] = _Stay(host, now_s, valid)
+        self._strange[connection] = _Stay(host, now_s)
         self._by_host.setdefault(host, {})[connection] = None
         return crowded
 
     def _worst(self, connections: Iterable[MuxedConnection]) -> MuxedConnection:
-        """The oldest that has said nothing valid, or if there is none, the oldest."""
-        return min(connections, key=lambda each: (self._strange[each].valid, self._strange[each].since_s))
+        """The oldest whose peer never held a lease, or if there is none, the oldest."""
+        return min(connections, key=lambda each: (self._strange[each].left, self._strange[each].since_s))
 
     def end(self, connection: MuxedConnection) -> None:
         """It is gone, or its peer is no stranger any more."""
@@ -113,12 +114,6 @@ class Gate:
             del same[connection]
             if not same:
                 del self._by_host[stay.host]
-
-    def valid(self, peer: PeerKey) -> None:
-        """It has said something valid (a ticket that holds, say): it has a minute to be admitted."""
-        for connection, stay in self._strange.items():
-            if connection.peer == peer:
-                stay.valid = True
 
     def may(self, connection: MuxedConnection, protocol: str) -> bool:
         """Whether its peer may open a stream of `protocol` on it."""
@@ -149,14 +144,14 @@ class Gate:
         crowded: list[MuxedConnection] = []
         for each in connections:
             if each not in self._strange:
-                crowded += self.begin(each, now_s)  # its minute begins, if its peer's lease is over
+                crowded += self.begin(each, now_s)  # if its peer's lease is over, its minute begins
                 if each in self._strange:
-                    self._strange[each].valid = True  # it was something valid
+                    self._strange[each].left = True
         return crowded + self.overdue(now_s)
 
     def _may_stay(self, connection: MuxedConnection, now_s: float) -> bool:
         stay = self._strange[connection]
-        limit_s = self._rules.stay_s if stay.valid else self._rules.speak_s
+        limit_s = self._rules.stay_s if stay.left else self._rules.speak_s
         return now_s - stay.since_s <= limit_s or self._carries(connection.peer)
 
     def _is_known(self, peer: PeerKey) -> bool:

@@ -276,9 +276,6 @@ class Libp2pTransport(Transport):
             await trio.sleep(_STRANGERS_S)
             self._part_with(self._gate.overdue(trio.current_time()), "it said nothing valid in time")
 
-    def vouch(self, peer: PeerKey) -> None:
-        self._gate.valid(peer)
-
     def let_open(self, peer: PeerKey, streams: int) -> None:
         """The peer may have so many streams open with us, if that is more than others may."""
         self.budgets.of(peer, self._limits, trio.current_time()).let_open(streams)

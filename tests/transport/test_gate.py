@@ -42,12 +42,10 @@ def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
     first, second, third = (fake(peer) for peer in (1, 2, 3))
     assert gate.begin(first, 0) == []
     assert gate.begin(second, 1) == []
-    gate.valid(first.peer)
-    assert gate.begin(third, 2) == [second]  # the first one has said something valid
-    assert not gate.may(second, WAYS_ID)  # while it is being closed
-    gate.valid(third.peer)
-    assert gate.begin(fake(4), 3) == [first]
-    gate.end(first)  # again is nothing
+    assert gate.begin(third, 2) == [first]
+    assert not gate.may(first, WAYS_ID)  # while it is being closed
+    assert gate.begin(fake(4), 3) == [second]
+    gate.end(second)  # again is nothing
     assert gate.begin(fake(5, dialed=True), 3) == []  # we dialed it: it does not count
 
 
@@ -59,8 +57,18 @@ def test_the_address_that_has_most_makes_room_for_others() -> None:
         assert gate.begin(each, now_s) == []
     assert gate.begin(fake(5, "new"), 5) == [many[0]]
     assert gate.begin(fake(6, "newer"), 6) == [many[1]]
-    gate.valid(few[0].peer)
-    assert gate.begin(fake(7, "newest"), 7) == [many[2]]  # all have one; the oldest is valid, and stays
+    assert gate.begin(fake(7, "newest"), 7) == few  # all have one; the oldest goes
+
+
+def test_who_held_a_lease_goes_after_those_who_never_did() -> None:
+    held = {fake(1).peer}
+    gate = Gate(held.__contains__, Limits(), GateRules(connections=2))
+    left, stranger = fake(1), fake(2)
+    gate.begin(left, 0)
+    held.clear()
+    gate.review([left], 1)
+    gate.begin(stranger, 2)
+    assert gate.begin(fake(3), 3) == [stranger]
 
 
 def test_a_newcomer_amid_a_crowd_has_its_time() -> None:
@@ -87,19 +95,19 @@ def test_a_host_with_many_ipv6_addresses_is_one_host() -> None:
     assert gate.begin(fake(3, "2001:db8::3"), 0) == [first]
 
 
-def test_three_seconds_to_say_something_valid_and_a_minute_to_be_admitted() -> None:
-    gate = Gate(NOBODY, Limits(), GateRules())
-    silent, valid = fake(1), fake(2)
-    for each in (silent, valid):
+def test_three_seconds_to_show_a_ticket_and_a_minute_for_who_held_a_lease() -> None:
+    held = {fake(2).peer}
+    gate = Gate(held.__contains__, Limits(), GateRules())
+    silent, left = fake(1), fake(2)
+    for each in (silent, left):
         assert gate.begin(each, 0) == []
-    gate.valid(valid.peer)
+    held.clear()
+    assert gate.review([silent, left], 1) == []
     assert gate.overdue(3) == []
     assert gate.overdue(3.1) == [silent]
     gate.end(silent)
-    another = fake(2)
-    assert gate.begin(another, 50) == []  # of a peer that has said it
-    assert gate.overdue(60) == []
-    assert gate.overdue(61) == [valid]
+    assert gate.overdue(61) == []
+    assert gate.overdue(61.1) == [left]
 
 
 def test_who_is_admitted_is_no_stranger_any_more() -> None:

@@ -165,21 +165,6 @@ async def test_a_stranger_that_stops_amid_the_handshake_is_closed_in_time(monkey
         await stream.aclose()
 
 
-async def test_what_is_vouched_for_may_stay() -> None:
-    async with a_node(set(), gate=GateRules(speak_s=0.6)) as (node, address):
-        streams = [await shakes_hands(await comes(address, number), credentials(number)) for number in (1, 2)]
-        while len(node.peers()) < 2:  # noqa: ASYNC110
-            await trio.sleep(0.01)
-        valid = node.peers()[1]
-        node.vouch(valid)
-        while len(node.peers()) > 1:  # noqa: ASYNC110
-            await trio.sleep(0.01)
-        await trio.sleep(0.7)
-        assert node.peers() == [valid]
-        for stream in streams:
-            await trio.aclose_forcefully(stream)
-
-
 async def test_members_stay_while_strangers_come_and_go() -> None:
     member = transport(1)
     rules = GateRules(connections=4, per_address=2)
