@@ -44,11 +44,11 @@ types: install ## pyright
 
 fuzz: install ## the property tests with many more examples, and a million mutated payloads and chunks
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'hypothesis and not vllm and not wan and not gpu and not foreign' $(PYTEST_FLAGS)
-	$(BIN)/python -m scenarios.fuzz_codec --n 1000000
+	$(BIN)/python -m scenarios.fuzz.codec --n 1000000
 
 fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (atheris, Linux), FUZZ_SECONDS=600
-	$(BIN)/python -m scenarios.fuzz_guided --seconds $(FUZZ_SECONDS)
-	$(BIN)/python -m scenarios.fuzz_yamux --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m scenarios.fuzz.guided --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m scenarios.fuzz.yamux --seconds $(FUZZ_SECONDS)
 
 adversary: install ## every attack of docs/attacks.md on real processes, in full: ADVERSARY_SECONDS=30 a flood
 	ADVERSARY_SECONDS=$(ADVERSARY_SECONDS) ADVERSARY_PASSES=7 $(BIN)/pytest -m adversary --no-skips $(PYTEST_FLAGS)

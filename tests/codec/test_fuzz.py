@@ -1,11 +1,11 @@
 """Mutated payloads and chunks: no crash, no hang, nothing outside the block, and never accepted as what it is not.
 
-A few thousand here; `python -m scenarios.fuzz_codec --n 1000000` goes on.
+A few thousand here; `python -m scenarios.fuzz.codec --n 1000000` goes on.
 """
 
 import pytest
 
-from scenarios.fuzz_codec import fuzz_chunks, fuzz_payloads
+from scenarios.fuzz.codec import fuzz_chunks, fuzz_payloads
 
 
 @pytest.mark.parametrize("coder", ["rice", "pco"])

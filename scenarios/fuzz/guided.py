@@ -1,6 +1,6 @@
 """Fuzzes every decoder of bytes from peers, guided by which lines they reach (atheris, libFuzzer).
 
-    python -m scenarios.fuzz_guided --seconds 60 [--seed 1] [--corpus DIR]
+    python -m scenarios.fuzz.guided --seconds 60 [--seed 1] [--corpus DIR]
 
 Layouts, chunk headers and manifests are decoded in Python, so their own lines guide. The coders' readers are compiled,
 where coverage cannot see; there a slow decoder in plain Python (`tests/codec/plain_decoder.py`) reads the same payload
@@ -19,11 +19,11 @@ from typing import Any, Final
 import numpy as np
 
 from codec.errors import PeerError, UsageError
-from scenarios.guided import fuzz
+from scenarios.fuzz.libfuzzer import fuzz
 
 __all__ = ["main"]
 
-_TESTS: Final = Path(__file__).parents[1] / "tests" / "codec"
+_TESTS: Final = Path(__file__).parents[2] / "tests" / "codec"
 _ELEMENTS: Final = 300
 _KINDS: Final = ("BF16", "F32", "F8_E4M3", "I8")
 

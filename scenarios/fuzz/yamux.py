@@ -1,6 +1,6 @@
 """Fuzzes what reads strangers' bytes in the transport, guided by which lines they reach (atheris, libFuzzer).
 
-    python -m scenarios.fuzz_yamux --seconds 60 [--seed 1] [--corpus DIR]
+    python -m scenarios.fuzz.yamux --seconds 60 [--seed 1] [--corpus DIR]
 
 The first byte chooses: yamux frames, multistream as the listener, or a whole yamux connection with a peer that sends
 the input. Frames must be the same however they are cut and hold no payload; a connection must hold no more than its
@@ -18,7 +18,7 @@ import trio
 import trio.testing
 
 from codec.errors import PeerError
-from scenarios.guided import fuzz
+from scenarios.fuzz.libfuzzer import fuzz
 
 __all__ = ["main", "one"]
 

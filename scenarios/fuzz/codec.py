@@ -1,6 +1,6 @@
 """Mutates payloads and chunks, and checks that nothing crashes, hangs, writes outside, or is accepted.
 
-    python -m scenarios.fuzz_codec --n 1000000 [--seed 0] [--json]
+    python -m scenarios.fuzz.codec --n 1000000 [--seed 0] [--json]
 
 Every dtype, blocks of one to a few thousand elements, changes from sparse to dense. Mutations: bits flipped, bytes set,
 cut, repeated, inserted, spliced from another payload, and plain garbage. A payload may decode to something else (the

@@ -1,0 +1,1 @@
+"""Fuzzers: bytes and messages that nobody honest would send, given to whatever reads them."""

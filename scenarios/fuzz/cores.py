@@ -1,0 +1,193 @@
+"""What the worlds of both cores share: sessions that answer effects as a shell would, and what hostile ones may cost."""
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from codec.errors import PeerError
+from scenarios.fuzz.fields import Kind
+from scenarios.fuzz.scene import Scene
+from scenarios.fuzz.tables import sizes_of
+from scenarios.fuzz.target import Broken, World
+from swarm.protocol import wire
+from swarm.protocol.events import (
+    Close,
+    Dial,
+    Effect,
+    Event,
+    Heard,
+    PeerDown,
+    PeerUp,
+    Persist,
+    Persisted,
+    Probe,
+    Probed,
+    Send,
+    SendBlob,
+    SendBlock,
+    SendDone,
+    SendHeader,
+    SendPiece,
+    Timer,
+)
+
+__all__ = ["CoreWorld"]
+
+MAX_EFFECTS: Final = 600
+"""That one event may have in a swarm of about ten: a plan that changes tells everyone, in each of eight stripes."""
+MAX_SENT_BYTES: Final = 1 << 20
+STEP_S: Final = 0.02
+"""Between two messages."""
+
+
+class CoreWorld(World, Scene):
+    """`core`: an `Authority` or a `Peer`. `honest`: those that nothing may be done to."""
+
+    core: Any
+
+    def __init__(self) -> None:
+        Scene.__init__(self)
+        self.now = 0.0
+        self.honest: set[bytes] = set()
+        self.up: set[bytes] = set()
+        """Those with a session."""
+        self.refused: dict[bytes, str] = {}
+        """By peer: the code of the last `Refused` that it got."""
+        self._next_tick = 0.0
+        self._queue: deque[Event] = deque()
+        self.most_effects = 0
+        self.most_bytes = 0
+        self.why = ""
+
+    # ------------------------------------------------------------ time and events
+
+    def pass_time(self, rng: random.Random) -> None:
+        """A step; ticks that are due."""
+        self.now += STEP_S
+        if self.now >= self._next_tick:
+            self._next_tick = self.now + self.core.state.tuning.tick_s
+            self.apply(Timer("tick"))
+
+    def apply(self, event: Event, sender: bytes = b"") -> list[Effect]:
+        """Give one event to the core, and answer its effects as a shell does. Effects of the event itself."""
+        first = self.core.apply(event, self.now)
+        self._bound(first, sender)
+        self._answer(first)
+        rounds = 0
+        while self._queue:
+            rounds += 1
+            if rounds > 20_000:
+                raise Broken("an event leads to others without an end")
+            self._answer(self.core.apply(self._queue.popleft(), self.now))
+        return first
+
+    def _bound(self, effects: list[Effect], sender: bytes) -> None:
+        self.most_effects = max(self.most_effects, len(effects))
+        if len(effects) > MAX_EFFECTS:
+            raise Broken(f"one event had {len(effects)} effects, the first a {type(effects[0]).__name__}")
+        if sender:
+            size = sum(len(msgspec.msgpack.encode(e.message)) for e in effects if isinstance(e, Send))
+            self.most_bytes = max(self.most_bytes, size)
+            if size > MAX_SENT_BYTES:
+                raise Broken(f"one message of a peer was answered with {size} bytes")
+
+    def _answer(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    wire.encode(message)  # nothing that others would have to refuse, and nothing that cannot be written
+                    self.sent(peer, message)
+                case Close(peer, why, _):
+                    self.closed(peer, why)
+                case Persist(token, _, _):
+                    self._queue.append(Persisted(token))
+                case Probe(peer, addrs):
+                    self._queue.append(Probed(peer, addrs[: len(peer) and peer[0] % 3]))
+                case Dial(peer, _):
+                    self._queue.append(PeerDown(peer, dial_failed=True, why="nobody"))
+                case SendHeader(peer, stripe, key, pull):
+                    self._queue.append(SendDone(peer, stripe, key, -1, pull))
+                case SendPiece(peer, stripe, key, index, pull):
+                    self._queue.append(SendDone(peer, stripe, key, index, pull))
+                case SendBlob(peer) | SendBlock(peer):
+                    self.gave(peer)
+                case _:
+                    self.other(effect)
+
+    def sent(self, peer: bytes, message: wire.Message) -> None:
+        """The core says something to a peer."""
+        if isinstance(message, wire.Refused):
+            if peer in self.honest:
+                raise Broken(f"an honest peer was refused: {message.why}")
+            self.refused[peer] = message.code
+
+    def closed(self, peer: bytes, why: str) -> None:
+        """The core ends a session."""
+        if peer in self.honest:
+            raise Broken(f"the session of an honest peer was closed: {why}")
+        self.why = why
+        if peer in self.up:
+            self.up.discard(peer)
+            self._queue.append(PeerDown(peer))
+
+    def gave(self, peer: bytes) -> None:
+        """A blob or block goes to a peer."""
+
+    def other(self, effect: Effect) -> None:
+        """Any other effect."""
+
+    def queue(self, event: Event) -> None:
+        """To be applied after what is being answered."""
+        self._queue.append(event)
+
+    # ------------------------------------------------------------ sessions
+
+    def connect(self, peer: bytes, *, address: str = "/ip4/198.51.100.7/tcp/999") -> None:
+        """Have a session with it."""
+        if peer not in self.up:
+            self.up.add(peer)
+            self.apply(PeerUp(peer, False, address))
+
+    def drop(self, peer: bytes) -> None:
+        """Its session breaks."""
+        if peer in self.up:
+            self.up.discard(peer)
+            self.apply(PeerDown(peer))
+
+    def hear(self, peer: bytes, message: wire.Message) -> list[Effect]:
+        """It says something; nothing if it has no session (any more)."""
+        return self.apply(Heard(peer, message), peer) if peer in self.up else []
+
+    def give(self, kind: Kind, data: bytes) -> str:
+        try:
+            message = wire.decode(data)
+        except PeerError as error:
+            return f"not decoded: {error}"
+        sender = self.me.public
+        if sender not in self.up:
+            return "no session"
+        self.why = ""
+        effects = self.hear(sender, message)
+        if self.why:
+            return f"closed: {self.why}"
+        kinds = sorted({e.message.__class__.__name__ if isinstance(e, Send) else type(e).__name__ for e in effects})
+        return "taken" if not kinds else " ".join(kinds)
+
+    def sealed_heartbeat(self) -> bytes:
+        return self.core.state.leases.sealed
+
+    def sealed_roster(self) -> bytes:
+        return self.core.state.rosters.whole() if self.core.state.roster is not None else b""
+
+    def sealed_change(self) -> bytes:
+        return self.core.state.rosters.proof
+
+    def sealed_manifest(self) -> bytes:
+        return self.core.state.sealed_manifest
+
+    def sizes(self) -> dict[str, int]:
+        found = sizes_of(self.core, "core")
+        return found | {"effects of one event": self.most_effects, "KiB said to one": self.most_bytes >> 10}

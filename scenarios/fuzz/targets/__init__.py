@@ -1,0 +1,21 @@
+"""The targets, by name. Each is imported when it is asked for: some need what others do not."""
+
+import importlib
+from typing import Final
+
+from scenarios.fuzz.target import Target
+
+__all__ = ["TARGETS", "target_of"]
+
+TARGETS: Final = {
+    "decoders": ("decoders", "Decoders"),
+    "authority": ("authority", "AuthorityTarget"),
+}
+
+
+def target_of(name: str) -> Target:
+    """The target of this name. `SystemExit` when there is none."""
+    if name not in TARGETS:
+        raise SystemExit(f"There is no target {name!r}; there are {', '.join(TARGETS)}.")
+    module, cls = TARGETS[name]
+    return getattr(importlib.import_module(f"scenarios.fuzz.targets.{module}"), cls)()

@@ -1,0 +1,194 @@
+"""Whatever turns bytes of a peer into values: nothing but `PeerError` may come out, and it must be quick."""
+
+import random
+from struct import Struct
+from typing import Any, ClassVar, Final
+
+from codec import Layout, open_header
+from codec import chunk as chunks
+from codec import layout as layouts
+from codec.errors import PeerError
+from codec.manifest import open_manifest
+from node.ledger import messages as work
+from scenarios.fuzz import messages
+from scenarios.fuzz.binary import fields_of_values, write
+from scenarios.fuzz.fields import Kind, names_of
+from scenarios.fuzz.messages import document_kinds, message_kinds
+from scenarios.fuzz.scene import AUTHORITY, LAYOUT, Scene
+from scenarios.fuzz.target import FOREVER, Target, World
+from scenarios.fuzz.work import work_kinds
+from swarm.protocol import wire
+from swarm.protocol.documents import open_capability, open_grant, open_heartbeat, open_report
+from swarm.protocol.roster import advance, open_change, open_whole
+
+__all__ = ["Decoders", "open_all"]
+
+_HEAD: Final = Struct("<BBIQIIIQQI")
+_WIDTHS: Final = (8, 8, 32, 64, 32, 32, 32, 64, 64, 32)
+_HEAD_NAMES: Final = ["kind", "stripe", "epoch", "version", "attempt", "seq", "number", "offset", "total", "length"]
+
+
+def _head(values: list[Any]) -> bytes:
+    """The head of a bulk frame; each number in as many bits as there are for it."""
+    numbers = [value if isinstance(value, int) else 0 for value in values]
+    if len(numbers) != len(_WIDTHS):
+        return bytes(7)
+    return _HEAD.pack(*(n & ((1 << width) - 1) for n, width in zip(numbers, _WIDTHS, strict=True)))
+
+
+def head_kind() -> Kind:
+    """The fixed head of a frame."""
+    values = [3, 255, 0, 3, 0, 0, 1, 0, 100, 100]
+    return Kind(
+        "frame", fields_of_values("Frame", values, _HEAD_NAMES), lambda w: list(values), lambda w, b: b, _head
+    )
+
+
+_HEADER_NAMES: Final = ["magic", "swarm", "epoch", "version", "attempt", "seq", "parent", "layout", "piece bytes",
+                        "blocks", "block", "length", "hash", "block 2", "length 2", "hash 2", "piece 1", "piece 2",
+                        "piece 3"]  # fmt: skip
+
+
+def _header_values(scene: Any) -> list[Any]:
+    digest = bytes(32)
+    return [b"SWC1", AUTHORITY.public, 0, 4, 0, 0, digest, LAYOUT.hash, 14, 2, 0, 60_000, digest, 0, 60_001, digest,
+            digest, digest, digest]  # fmt: skip
+
+
+def header_kind() -> Kind:
+    """A chunk's header, under the authority's signature."""
+    return Kind(
+        "chunk header",
+        fields_of_values("ChunkHeader", _header_values(None), _HEADER_NAMES),
+        _header_values,
+        lambda scene, body: AUTHORITY.seal(chunks._DOMAIN, body),
+        write,
+        by_authority=True,
+    )
+
+
+_LAYOUT_NAMES: Final = ["magic", "tensors", "name", "dtype", "dimensions", "size", "size 2", "aliases", "name 2",
+                        "dtype 2", "dimensions 2", "size 3", "aliases 2", "alias", "files", "file", "bytes",
+                        "hash"]  # fmt: skip
+
+
+def _layout_values(scene: Any) -> list[Any]:
+    return [layouts._MAGIC, 2, "a.weight", "BF16", 2, 2048, 1024, 0, "b.bias", "F32", 1, 7, 1, "tied.bias",
+            1, "config.json", 100, bytes(32)]  # fmt: skip
+
+
+def layout_kind() -> Kind:
+    """A layout, as a blob brings it."""
+    return Kind(
+        "layout",
+        fields_of_values("Layout", _layout_values(None), _LAYOUT_NAMES),
+        _layout_values,
+        lambda scene, body: body,
+        write,
+    )
+
+
+def open_all(message: wire.Message, scene: Scene) -> None:
+    """Every document in a message, opened as a peer would."""
+    swarm = scene.swarm
+    match message:
+        case wire.Join():
+            open_capability(message.capability, swarm)
+        case wire.Hello():
+            open_grant(message.grant, swarm)
+        case wire.Welcome():
+            open_grant(message.grant, swarm)
+            open_heartbeat(message.heartbeat, swarm)
+            open_whole(message.roster, swarm)
+            open_manifest(message.manifest, swarm)
+        case wire.Reports():
+            for sealed in message.reports[:4]:
+                open_report(sealed, swarm)
+        case wire.Bye():
+            open_report(message.release, swarm)
+        case wire.HeartbeatNews():
+            open_heartbeat(message.heartbeat, swarm)
+        case wire.RosterNews():
+            open_whole(message.roster, swarm)
+        case wire.RosterStep():
+            open_change(message.change, swarm)
+            advance(scene.plan(), message.change, swarm)
+        case wire.ManifestNews():
+            open_manifest(message.manifest, swarm)
+
+
+class _World(World, Scene):
+    def __init__(self) -> None:
+        Scene.__init__(self)
+        self._number = 0
+        self.count = self._count
+
+    def _count(self) -> int:
+        self._number += 1
+        return self._number
+
+    def give(self, kind: Kind, data: bytes) -> str:
+        try:
+            if kind.name == "frame":
+                wire.unpack_frame_head(data)
+            elif kind.name == "chunk header":
+                open_header(data, AUTHORITY.public)
+            elif kind.name == "layout":
+                _look_at(Layout.from_bytes(data))
+            elif kind.name.startswith("Work/"):
+                message = work.decode(data)
+                if isinstance(message, work.SignedRollout):
+                    rollout = work.open_rollout(self.me.public, message.sealed)
+                    work.unpack_tokens(rollout.token_ids)
+                    work.unpack_floats(rollout.logprobs)
+            else:
+                open_all(wire.decode(data), self)
+        except PeerError as error:
+            return str(error)
+        return "accepted"
+
+
+def _look_at(layout: Layout) -> None:
+    """What is asked of one as soon as it is there."""
+    assert layout.n_blocks >= 0
+    assert layout.nbytes >= 0
+    assert layout.to_bytes()
+    if layout.n_blocks:
+        layout.block(0)
+        layout.block(layout.n_blocks - 1)
+
+
+class Decoders(Target):
+    """See the module."""
+
+    name: ClassVar[str] = "decoders"
+    about: ClassVar[str] = "every message, document, header, layout and work body"
+    episode: ClassVar[int] = FOREVER
+
+    def __init__(self) -> None:
+        self.kinds = [*message_kinds(), *document_kinds(), *work_kinds(), head_kind(), header_kind(), layout_kind()]
+
+    def world(self, rng: random.Random) -> World:
+        return _World()
+
+    def types(self) -> dict[str, Any]:
+        from swarm.protocol import documents, roster
+
+        found: dict[str, Any] = {cls.__name__: cls for cls in messages.MESSAGES}
+        found |= {f"Work/{cls.__name__}": cls for cls in work_messages()}
+        carriers = {"Report": "Reports", "Grant": "Hello", "Heartbeat": "HeartbeatNews", "Capability": "Join"}
+        found |= {f"{carriers[cls.__name__]}/{cls.__name__}": cls for cls in documents._DOMAINS}
+        found |= {"RosterStep/Change": roster.Change, "RosterNews/Roster": roster.Roster, "Work/Rollout": work.Rollout}
+        return found
+
+
+def work_messages() -> tuple[type, ...]:
+    """Every tag of `node.ledger.messages`."""
+    from scenarios.fuzz.work import MESSAGES
+
+    return MESSAGES
+
+
+def all_names(target: Target) -> set[str]:
+    """The fields that the types of the target's messages have."""
+    return {name for cls in target.types().values() for name in names_of(cls)}

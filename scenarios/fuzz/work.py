@@ -1,0 +1,92 @@
+"""The kinds of `Work` body: what nodes and the ledger say to one another, rollouts signed by whoever speaks."""
+
+from collections.abc import Callable
+from typing import Any, Final, get_args
+
+import msgspec
+
+from codec.sign import Key
+from node.engines.base import SamplingParams
+from node.ledger import messages as work
+from node.ledger.messages import Commits, Reason, Rollout, VersionSpan, WorkMessage
+from scenarios.fuzz.fields import Kind, fields_of, plain
+from scenarios.fuzz.scene import root_of
+from scenarios.fuzz.values import Mutation
+
+__all__ = ["MESSAGES", "SAMPLING", "sample_rollout", "work_kinds"]
+
+MESSAGES: Final[tuple[type[WorkMessage], ...]] = get_args(work._ALL)
+SAMPLING: Final = SamplingParams(max_tokens=4, stop_tokens=(2,), seed=9)
+_GROUP: Final = bytes(16)
+_PROMPT: Final = work.pack_tokens((5, 6, 7))
+_ROOT: Final = root_of(0, 3)
+
+
+def sample_rollout() -> Rollout:
+    """Of no lease."""
+    tokens, logprobs = work.pack_tokens((8, 9, 2)), work.pack_floats((-0.5,) * 3)
+    return Rollout(1, 1, 0, bytes(32), tokens, logprobs, "stop", (VersionSpan(0, 3, _ROOT, 3),))
+
+
+SAMPLES: Final[dict[type, WorkMessage]] = {
+    work.WorkRequest: work.WorkRequest(1, 8, 0, 3, _ROOT, 100.0, (1,)),
+    work.WorkLease: work.WorkLease(1, 1, _GROUP, (0, 1), _PROMPT, SAMPLING, 60.0, 0, 3, 1),
+    work.Renew: work.Renew(1, 1, 10),
+    work.Renewed: work.Renewed(1, 60.0),
+    work.SignedRollout: work.SignedRollout(bytes(200)),
+    work.Verdict: work.Verdict(1, 0, Reason.MALFORMED),
+    work.GiveBack: work.GiveBack((1,)),
+    work.Withdraw: work.Withdraw((1,)),
+    work.Unfit: work.Unfit(1, Reason.TOO_OLD),
+    work.Cannot: work.Cannot(1, 1, "no"),
+    work.Ask: work.Ask(1, _PROMPT, _PROMPT, SAMPLING, 0, 3, 0, 3),
+    work.Answer: work.Answer(1, 0, 3, work.pack_floats((-0.5,) * 3)),
+    work.Timesheet: work.Timesheet(1.0, 1.0, 1.0, 1.0, (Commits(0, 3, 1.0, 1.0, 1.0, 1.0),)),
+}
+
+_FLOATS: Final = tuple(
+    Mutation(f"log-probabilities {name}", lambda old, rng, v=value: work.pack_floats((v,) * max(1, len(old) // 4)))
+    for name, value in (("nan", float("nan")), ("inf", float("inf")), ("-inf", float("-inf")), ("1", 1.0),
+                        ("-1e30", -1e30), ("-0", -0.0))
+)  # fmt: skip
+
+
+def _more(kind: Kind) -> Kind:
+    """Packed numbers are bytes to the type: what stands in them is mutated too."""
+    fields = tuple(
+        msgspec_field_with(field, _FLOATS) if field.name.endswith(".logprobs") else field for field in kind.fields
+    )
+    return Kind(kind.name, fields, kind.make, kind.enclose, kind.encode, kind.by_authority)
+
+
+def msgspec_field_with(field: Any, more: tuple[Mutation, ...]) -> Any:
+    """The field, with more to try."""
+    return type(field)(field.name, field.path, field.mutations + more)
+
+
+def work_kinds(
+    make: Callable[[Any, type], WorkMessage] = lambda world, cls: SAMPLES[cls],
+    rollout: Callable[[Any], tuple[Key, Rollout]] = lambda world: (world.me, sample_rollout()),
+    carry: Callable[[Any, bytes], bytes] = lambda world, body: body,
+) -> list[Kind]:
+    """Every tag, and a rollout in its message. `make(world, cls)`: a valid one. `rollout(world)`: and who signs it.
+    `carry`: into what the target is given. `KeyError`: a message was added and has no sample here."""
+    kinds = [
+        Kind(
+            f"Work/{cls.__name__}",
+            fields_of(cls, plain(SAMPLES[cls])),
+            lambda world, cls=cls: plain(make(world, cls)),
+            lambda world, body: carry(world, bytes((work.PROTOCOL,)) + body),
+        )
+        for cls in MESSAGES
+    ]
+
+    def signed(world: Any, body: bytes) -> bytes:
+        sealed = rollout(world)[0].seal(work.ROLLOUT_DOMAIN, body)
+        message = msgspec.msgpack.encode(work.SignedRollout(sealed))
+        return carry(world, bytes((work.PROTOCOL,)) + message)
+
+    kinds.append(
+        Kind("Work/Rollout", fields_of(Rollout, plain(sample_rollout())), lambda w: plain(rollout(w)[1]), signed)
+    )
+    return [_more(kind) for kind in kinds]
