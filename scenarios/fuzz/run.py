@@ -333,7 +333,7 @@ def _measure(target: Target, world: World, result: Result) -> None:
 def _escaped(target: Target, seed: int, number: int, error: Exception, player: _Player) -> Escape:
     _, case = _Chooser(deck_of(target.kinds), seed, target.episode).case(number)
     labels = [triple.label for triple in case.triples]
-    escape = Escape(target.name, seed, number, labels, _named(error), player.data, traceback.format_exc(limit=-12, chain=False))
+    escape = Escape(target.name, seed, number, labels, _named(error), player.data, traceback.format_exc(limit=-6, chain=False))
     return _smaller(target, escape) or escape
 
 
@@ -366,7 +366,7 @@ def _alone(target: Target, seed: int, number: int, only: int | None) -> tuple[st
         world.give(case.triples[0].kind, data)
         world.check()
     except Exception as error:  # the escape that is looked for
-        return _named(error), data, traceback.format_exc(limit=-12, chain=False)
+        return _named(error), data, traceback.format_exc(limit=-6, chain=False)
     finally:
         world.close()
     return None

@@ -10,6 +10,8 @@ __all__ = ["TARGETS", "target_of"]
 TARGETS: Final = {
     "decoders": ("decoders", "Decoders"),
     "authority": ("authority", "AuthorityTarget"),
+    "peer": ("peer", "PeerTarget"),
+    "peer-authority": ("peer", "PeerAuthority"),
 }
 
 
