@@ -11,6 +11,7 @@ TARGETS: Final = {
     "decoders": ("decoders", "Decoders"),
     "authority": ("authority", "AuthorityTarget"),
     "peer": ("peer", "PeerTarget"),
+    "ledger": ("ledger", "LedgerTarget"),
     "peer-authority": ("peer", "PeerAuthority"),
 }
 

@@ -1,0 +1,236 @@
+"""The ledger service among honest nodes and hostile ones, with a real book (in memory).
+
+A rollout counts only of the node that holds the lease of its sample; no honest node is quarantined, or refused for what
+only a liar does.
+"""
+
+import random
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from msgspec.structs import replace
+
+from codec.sign import Key
+from node.ledger import messages as work
+from node.ledger.book import Book
+from node.ledger.messages import Reason, Rollout, VersionSpan, WorkMessage
+from node.ledger.rules import Ledger
+from node.ledger.service import LedgerService
+from node.ledger.settings import Settings
+from node.ledger.state import Head
+from scenarios.fuzz.fields import Kind
+from scenarios.fuzz.scene import key_of, root_of
+from scenarios.fuzz.tables import sizes_of
+from scenarios.fuzz.target import Broken, Target, World
+from scenarios.fuzz.work import MESSAGES, SAMPLES, SAMPLING, sample_rollout, work_kinds
+
+__all__ = ["LedgerTarget"]
+
+HONEST: Final = 2
+HOSTILE: Final = 3
+STEP_S: Final = 0.02
+WRITE_EVERY: Final = 8
+"""Cases between two turns of the writing task: it takes all that came meanwhile."""
+SEAL_EVERY: Final = 300
+MOST_OUT: Final = 64
+"""Messages that one body may lead to."""
+_NO_SHAME: Final = {None, Reason.TOO_OLD, Reason.WITHDRAWN, Reason.EXPIRED, Reason.UNKNOWN_LEASE, Reason.GIVEN_BACK,
+                    Reason.DUPLICATE, Reason.LATE, Reason.NOT_A_MEMBER}  # fmt: skip
+"""Verdicts that an honest node may get."""
+
+
+async def _nobody(peer: bytes, body: bytes) -> None:
+    raise AssertionError
+
+
+class _World(World):
+    def __init__(self, rng: random.Random) -> None:
+        self.now, self.cases, self.version, self.groups_done = 100.0, 0, 3, 0
+        self.rng = random.Random(rng.random())
+        self.book = Book(Path(":memory:"))
+        ledger = self.book.restore(Settings(), Head(0, 0, root_of(0, 0)), self.now, random.Random(rng.random()))
+        self.ledger: Ledger = ledger
+        self.service = LedgerService(ledger, self.book, _nobody, is_member=lambda node: True, clock=lambda: self.now)
+        for version in range(1, 4):
+            self.service.sealed(Head(0, version, root_of(0, version)))
+        self.keys = {key.public: key for key in map(key_of, (f"node {i}" for i in range(HONEST + HOSTILE)))}
+        names = list(self.keys)
+        self.honest, self.hostile = set(names[:HONEST]), names[HONEST:]
+        self.me: Key = self.keys[self.hostile[0]]
+        self.given: dict[int, tuple[bytes, work.WorkLease]] = {}
+        """By lease: who was given it."""
+        self.todo: list[tuple[bytes, work.WorkLease]] = []
+        self.serials = 0
+        self.session = self.service.open("s", 4, SAMPLING, 1)
+        self.offered = 0
+        for node in names:
+            self.service.member_up(node)
+            self._ask(node)
+        self._write()
+
+    # ------------------------------------------------------------ the service's task, and the trainer
+
+    def _write(self) -> None:
+        """One turn of `LedgerService.run`, without its waiting."""
+        service = self.service
+        service._turn()
+        facts, out = self.ledger.take_facts(), service._out
+        service._out = []
+        ready = {session: service._fetch(session) for session in service._sessions.values()}
+        if facts:
+            self.book.write(facts)
+        service._take_offers()
+        for node, message in out:
+            self._told(node, work.decode(work.encode(message)))
+        service._tell_sessions(ready)
+        while self.session.groups:
+            self._take(self.session.groups.popleft())
+        while self.offered < self.session.allowed:
+            self.offered += 1
+            service.offer(self.session, self.offered.to_bytes(16, "little"), work.pack_tokens((5, 6, self.offered)))
+        for group in list(self.session.impossible):
+            del self.session.impossible[group]
+
+    def _take(self, group: Any) -> None:
+        self.groups_done += 1
+        for sample, done in group.done.items():
+            node, lease = self.given.get(done.lease, (b"", None))
+            if lease is None or node != done.node or sample not in lease.samples:
+                raise Broken(f"a rollout counts that is under no lease of its node: {done.lease}")
+            work.open_rollout(done.node, done.sealed)
+        self.service.taken(group.id)
+
+    def _told(self, node: bytes, message: WorkMessage) -> None:
+        match message:
+            case work.WorkLease(lease=lease):
+                self.given[lease] = node, message
+                self.todo.append((node, message))
+            case work.Verdict(refused=refused) if node in self.honest and refused not in _NO_SHAME:
+                raise Broken(f"the rollout of an honest node was refused: {refused}")
+            case work.Unfit(reason=reason) if node in self.honest and reason is not Reason.TOO_OLD:
+                raise Broken(f"an honest node gets no work: {reason}")
+
+    def _ask(self, node: bytes) -> None:
+        self.serials += 1
+        holding = tuple(lease for lease, (holder, _) in self.given.items() if holder == node)[-64:]
+        request = work.WorkRequest(self.serials, 8, 0, self.version, root_of(0, self.version), 100.0, holding)
+        self.service.hear(node, work.encode(request))
+
+    def rollout_of(self, lease: work.WorkLease, sample: int) -> Rollout:
+        """As an honest node makes it."""
+        tokens = work.pack_tokens((self.rng.getrandbits(20) + 3, self.rng.getrandbits(20) + 3, 2))
+        digest = work.work_hash(lease.group, sample, lease.prompt, lease.sampling)
+        span = VersionSpan(0, self.version, root_of(0, self.version), 3)
+        return Rollout(lease.lease, lease.token, sample, digest, tokens, work.pack_floats((-0.5,) * 3), "stop", (span,))
+
+    def _work(self) -> None:
+        """Honest nodes do what they were leased."""
+        todo, self.todo = self.todo, []
+        for node, lease in todo:
+            if node in self.honest:
+                for sample in lease.samples:
+                    sealed = work.seal_rollout(self.keys[node], self.rollout_of(lease, sample))
+                    self.service.hear(node, work.encode(work.SignedRollout(sealed)))
+            elif self.rng.randrange(3) == 0:
+                self.todo.append((node, lease))
+
+    # ------------------------------------------------------------ a case
+
+    def turn(self, rng: random.Random) -> None:
+        self.cases += 1
+        self.now += STEP_S
+        if self.cases % WRITE_EVERY == 0:
+            self._work()
+            self._write()
+        if self.cases % 100 == 0:
+            for node in (*self.honest, *self.hostile):
+                self._ask(node)
+            while len(self.given) > 4096:
+                del self.given[next(iter(self.given))]
+        if self.cases % SEAL_EVERY == 0:
+            self.version += 1
+            self.service.sealed(Head(0, self.version, root_of(0, self.version)))
+        if rng.randrange(500) == 0:
+            self.service.member_lost(rng.choice(self.hostile))
+        if rng.randrange(300) == 0:
+            for node in self.hostile:
+                self.service.release(node, "")  # else it could say nothing more that is looked at
+        self.me = self.keys[rng.choice(self.hostile)]
+
+    def lease(self) -> work.WorkLease:
+        """One of the speaker's, the newest; or of somebody else."""
+        mine = [each for node, each in reversed(self.given.values()) if node == self.me.public]
+        found = mine or [each for _, each in self.given.values()]
+        return found[0] if found else SAMPLES[work.WorkLease]  # type: ignore[return-value]
+
+    def make(self, cls: type) -> WorkMessage:
+        """A valid message of the speaker's."""
+        sample, lease = SAMPLES[cls], self.lease()
+        self.serials += 1
+        match sample:
+            case work.WorkRequest():
+                root = root_of(0, self.version)
+                return replace(sample, serial=self.serials, version=self.version, root=root, holding=(lease.lease,))
+            case work.Renew() | work.Cannot():
+                return replace(sample, lease=lease.lease, token=lease.token)
+            case work.GiveBack():
+                return replace(sample, leases=(lease.lease,))
+            case work.Answer():
+                check = next(iter(self.ledger.court.checks.open), 1)
+                return replace(sample, check=check, version=self.version)
+            case work.SignedRollout():
+                return work.SignedRollout(work.seal_rollout(self.me, self.signed()[1]))
+        return sample
+
+    def signed(self) -> tuple[Key, Rollout]:
+        """A rollout of the speaker's, and its key."""
+        lease = self.lease()
+        return self.me, self.rollout_of(lease, lease.samples[0]) if lease.samples else sample_rollout()
+
+    def give(self, kind: Kind, data: bytes) -> str:
+        service, before = self.service, len(self.service._out)
+        self.service.hear(self.me.public, data)
+        new = service._out[before:]
+        if len(new) > MOST_OUT:
+            raise Broken(f"one body led to {len(new)} messages")
+        return " ".join(sorted({type(m).__name__ + f" {getattr(m, 'refused', '')}" for _, m in new})) or "nothing"
+
+    def check(self) -> None:
+        for node in self.honest:
+            found = self.ledger.nodes.get(node)
+            if found is None or found.conduct.sentence is not None:
+                raise Broken("an honest node is in quarantine")
+        if self.cases > 2000 and self.groups_done == 0:
+            raise Broken("no group was ever done")
+        for group in self.ledger.groups.values():
+            if sorted([*group.free, *group.leased, *group.done]) != list(range(group.n)):
+                raise Broken("a sample is in no place, or in two")
+        self.service.state()
+
+    def sizes(self) -> dict[str, int]:
+        return sizes_of(self.service, "service")
+
+    def close(self) -> None:
+        self.book.close()
+
+
+class LedgerTarget(Target):
+    """See the module."""
+
+    name: ClassVar[str] = "ledger"
+    about: ClassVar[str] = "the ledger service, among honest and hostile nodes"
+    episode: ClassVar[int] = 5000
+    most_entries: ClassVar[int] = 70_000
+    """`Settings.remembered` verdicts."""
+
+    def __init__(self) -> None:
+        self.kinds = work_kinds(
+            lambda world, cls: world.make(cls) if isinstance(world, _World) else SAMPLES[cls],
+            lambda world: world.signed() if isinstance(world, _World) else (world.me, sample_rollout()),
+        )
+
+    def world(self, rng: random.Random) -> World:
+        return _World(rng)
+
+    def types(self) -> dict[str, Any]:
+        return {f"Work/{cls.__name__}": cls for cls in MESSAGES} | {"Work/Rollout": Rollout}
