@@ -20,6 +20,9 @@ class Broken(AssertionError):
 class World(ABC):
     """One run of what is fuzzed, from its start: a core with its sessions, say, or nothing at all."""
 
+    off_loop_s: float = 0.0
+    """Processor time of the last message that another thread would have spent."""
+
     def turn(self, rng: random.Random) -> None:  # noqa: B027 - most have nothing to do
         """Before each case: let time pass, let honest peers speak, choose who speaks now."""
 

@@ -12,6 +12,8 @@ TARGETS: Final = {
     "authority": ("authority", "AuthorityTarget"),
     "peer": ("peer", "PeerTarget"),
     "ledger": ("ledger", "LedgerTarget"),
+    "gateway": ("gateway", "GatewayTarget"),
+    "trainer": ("trainer", "TrainerTarget"),
     "peer-authority": ("peer", "PeerAuthority"),
 }
 

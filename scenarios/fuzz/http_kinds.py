@@ -1,0 +1,183 @@
+"""HTTP requests as kinds: a head of lines, and JSON bodies of the gateway's own types."""
+
+from typing import Any, Final
+
+import msgspec
+
+from node.gateway.wanted import Chat, Completion, Generate, _Body
+from scenarios.fuzz.fields import Field, Kind, fields_of
+from scenarios.fuzz.values import Mutation
+
+__all__ = ["BODIES", "KEY", "body_kinds", "head_kind"]
+
+KEY: Final = "sesame"
+
+_BODY: Final[dict[str, Any]] = {
+    "model": "policy", "max_tokens": 4, "temperature": 1.0, "top_p": 0.9, "n": 1, "seed": 7, "stop": ["x"],
+    "stop_token_ids": [3], "ignore_eos": False, "stream": False, "stream_options": {"include_usage": True},
+    "user": "u", "prompt_cache_key": "k", "session_id": "s", "best_of": 1, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}, "top_k": 0, "min_p": 0.0, "min_tokens": 0,
+    "response_format": {"type": "text"},
+}  # fmt: skip
+BODIES: Final[dict[type, tuple[str, dict[str, Any]]]] = {
+    Completion: ("/v1/completions", _BODY | {"prompt": ["abc"], "logprobs": 1, "echo": False, "suffix": ""}),
+    Chat: (
+        "/v1/chat/completions",
+        _BODY
+        | {
+            "messages": [{"role": "user", "content": "abc"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}],
+            "max_completion_tokens": 4, "logprobs": True, "top_logprobs": 0, "tools": [{"a": 1}],
+            "chat_template_kwargs": {"k": 1},
+        },
+    ),
+    Generate: (
+        "/inference/v1/generate",
+        {"token_ids": [1, 2, 3], "sampling_params": dict(_BODY), "model": "policy", "features": {}, "content_parts": []},
+    ),
+}  # fmt: skip
+assert set(_BODY) == {field.encode_name for field in msgspec.structs.fields(_Body)}
+
+_DEEP_JSON: Final = msgspec.Raw(b"[" * 5000 + b"]" * 5000)
+_JSON_ONLY: Final = (
+    Mutation("a lone surrogate, escaped", lambda old, rng: msgspec.Raw(b'"\\ud800"')),
+    Mutation("half an escape", lambda old, rng: msgspec.Raw(b'"\\u12"')),
+    Mutation("1e999", lambda old, rng: msgspec.Raw(b"1e999")),
+    Mutation("-1e999", lambda old, rng: msgspec.Raw(b"-1e999")),
+    Mutation("a number of 400 digits", lambda old, rng: msgspec.Raw(b"1" * 400)),
+    Mutation("a number of 5000 digits", lambda old, rng: msgspec.Raw(b"1" * 5000)),
+    Mutation("NaN", lambda old, rng: msgspec.Raw(b"NaN")),
+    Mutation("no text", lambda old, rng: msgspec.Raw(b'"\xff\xfe"')),
+    Mutation("nested deep", lambda old, rng: _DEEP_JSON),
+    Mutation("maps nested deep", lambda old, rng: msgspec.Raw(b'{"a":' * 5000 + b"1" + b"}" * 5000)),
+    Mutation("a long text", lambda old, rng: "a " * 2000),
+    Mutation("a long list", lambda old, rng: [1] * 5000),
+    Mutation("many texts", lambda old, rng: ["abc"] * 256),
+    Mutation("a text with nothing in it", lambda old, rng: "\0\n\ufeff"),
+    Mutation("a template", lambda old, rng: "{{ 1/0 }}{% for %}"),
+)
+
+
+def _json_fields(kind: type, sample: Any, name: str) -> tuple[Field, ...]:
+    """Without the mutations that only MessagePack can write, with those that only JSON can."""
+    return tuple(
+        Field(field.name, field.path, (*(m for m in field.mutations if _json_can(m, field, sample)), *_JSON_ONLY))
+        for field in fields_of(kind, sample, name)
+    )
+
+
+def _json_can(mutation: Mutation, field: Field, sample: Any) -> bool:
+    import copy
+    import random
+
+    at = copy.deepcopy(sample)
+    for step in field.path:
+        at = at[step]
+    try:
+        value = mutation.change(at, random.Random(0))
+    except (TypeError, ValueError):
+        return False
+    return b"\xc1" != (body := _written(value)) and len(body) < 1 << 21
+
+
+def _written(value: Any) -> bytes:
+    if isinstance(value, msgspec.Raw):
+        return b"\xc1"
+    if isinstance(value, list | dict) and any(
+        isinstance(each, msgspec.Raw) for each in (value.values() if isinstance(value, dict) else value)
+    ):
+        return b"\xc1"
+    return to_json(value)
+
+
+def to_json(value: Any) -> bytes:
+    """As JSON; b"\\xc1" when it cannot be."""
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return b"\xc1"
+
+
+def _copied(sample: Any) -> Any:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(sample))
+
+
+def _post(path: str, body: bytes) -> bytes:
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def body_kinds() -> list[Kind]:
+    """Every body that the gateway takes."""
+    return [
+        Kind(
+            f"POST {path}",
+            _json_fields(cls, sample, cls.__name__),
+            lambda world, sample=sample: _copied(sample),
+            lambda world, body, path=path: _post(path, body),
+            to_json,
+        )
+        for cls, (path, sample) in BODIES.items()
+    ]
+
+
+# ---------------------------------------------------------------- heads
+
+_PARTS: Final = (b"POST", b"/v1/completions", b"HTTP/1.1", b"Host: x", b"Authorization: Bearer sesame",
+                 b"Content-Type: application/json", b"Content-Length: 31", b'{"prompt":"abc","max_tokens":4}')  # fmt: skip
+_NAMES: Final = ("method", "target", "version", "host", "key", "type", "length", "body")
+_ANY: Final = tuple(
+    Mutation(name, lambda old, rng, value=value: value)
+    for name, value in {
+        "empty": b"", "a space": b" ", "a zero": b"\0", "a line end": b"\r\n", "only a line feed": b"\n",
+        "two line ends": b"\r\n\r\n", "folded": b"X: a\r\n b", "no text": b"\xff\xfe", "long": b"a" * 40_000,
+        "very long": b"a" * 200_000, "a colon": b":", "no name": b": x", "no value": b"X:", "many": b"X: y\r\n" * 500,
+        "percent": b"/%00%ff/..%2f", "up": b"/v1/../../etc/passwd", "an absolute target": b"http://evil/v1/models",
+        "a star": b"*", "a question": b"/v1/models?x=" + b"y" * 1000, "models": b"/v1/models", "a model": b"/v1/models/\xc3",
+        "health": b"/health", "generate": b"/inference/v1/generate", "chat": b"/v1/chat/completions",
+        "GET": b"GET", "HEAD": b"HEAD", "CONNECT": b"CONNECT", "OPTIONS": b"OPTIONS", "TRACE": b"TRACE",
+        "old": b"HTTP/1.0", "older": b"HTTP/0.9", "newer": b"HTTP/2.0", "no version": b"HTTP/x",
+        "chunked": b"Transfer-Encoding: chunked", "zipped": b"Transfer-Encoding: gzip", "an upgrade": b"Upgrade: h2c",
+        "expect": b"Expect: 100-continue", "close": b"Connection: close", "keep": b"Connection: keep-alive",
+        "origin": b"Origin: http://x", "a session": b"X-Session-Id: " + b"s" * 5000, "session bytes": b"X-Session-Id: \xff",
+        "another key": b"Authorization: Bearer \xff\xfe", "a key with a zero": b"Authorization: Bearer \xe2\x98\x83",
+        "basic": b"Authorization: Basic eDp5", "length 0": b"Content-Length: 0", "length -1": b"Content-Length: -1",
+        "length 30": b"Content-Length: 30", "length 32": b"Content-Length: 32", "a huge length": b"Content-Length: " + b"9" * 30,
+        "a very huge length": b"Content-Length: " + b"9" * 5000,
+        "8 MiB": b"Content-Length: 8388608", "over 8 MiB": b"Content-Length: 8388609", "a hex length": b"Content-Length: 0x1f",
+        "a sign": b"Content-Length: +31", "two lengths": b"Content-Length: 31\r\nContent-Length: 31",
+        "other lengths": b"Content-Length: 31\r\nContent-Length: 30", "chunks": b"1f\r\n" + _PARTS[-1] + b"\r\n0\r\n\r\n",
+        "a huge chunk": b"ffffffffffffffff\r\n", "a second request": _PARTS[-1] + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+        "text": b"Content-Type: text/plain", "a type with more": b"Content-Type: application/json; charset=\xff",
+    }.items()
+)  # fmt: skip
+_ALL: Final = (
+    *_ANY,
+    Mutation("twice", lambda old, rng: old + old),
+    Mutation("cut", lambda old, rng: old[: rng.randrange(len(old) + 1)] if isinstance(old, bytes) else b""),
+    Mutation("a byte of it", lambda old, rng: old[:1] + bytes([rng.randrange(256)]) + old[1:]),
+)
+_WHOLE: Final = (
+    Mutation("one left out", lambda old, rng: (i := rng.randrange(len(old))) is not None and old[:i] + old[i + 1 :]),
+    Mutation("reversed", lambda old, rng: old[::-1]),
+    Mutation("twice", lambda old, rng: old + old),
+    Mutation("nothing", lambda old, rng: []),
+)
+
+
+def _head(parts: list[Any]) -> bytes:
+    """Lines, with nothing put right."""
+    found = [part if isinstance(part, bytes) else b"" for part in parts]
+    line, headers, body = found[:3], found[3:-1], found[-1:]
+    return b" ".join(line) + b"\r\n" + b"".join(each + b"\r\n" for each in headers) + b"\r\n" + b"".join(body)
+
+
+def head_kind() -> Kind:
+    """A request, line by line."""
+    fields = (
+        Field("head", (), _WHOLE),
+        *(Field(f"head.{name}", (i,), _ALL) for i, name in enumerate(_NAMES)),
+    )
+    return Kind("request", fields, lambda world: list(_PARTS), lambda world, data: data, _head)

@@ -1,0 +1,159 @@
+"""The gateway: bytes of a connection in, through HTTP, JSON and the tokenizer, with a swarm that answers at once.
+
+Whatever comes is answered or hung up on; an answer of 500 is a bug of ours.
+"""
+
+import json
+import os
+import random
+import time
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final
+
+import trio
+import trio.testing
+
+import node.gateway.app as app_module
+from node.gateway.app import App
+from node.gateway.http import Limits, _Server
+from node.gateway.text import Text
+from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens
+from node.ledger.pool import check_offer
+from node.ledger.state import Done, Group
+from scenarios.fuzz.fields import Kind
+from scenarios.fuzz.http_kinds import BODIES, KEY, body_kinds, head_kind
+from scenarios.fuzz.target import FOREVER, Broken, Target, World
+
+__all__ = ["GatewayTarget"]
+
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz :\n"
+_TEMPLATE: Final = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+_MAX_ANSWER: Final = 4 << 20
+
+
+def _files() -> dict[str, bytes]:
+    """What a base checkpoint has beside its weights: one token a letter."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {letter: i for i, letter in enumerate(_LETTERS)}
+    vocabulary |= {"<end>": len(_LETTERS), "<unk>": len(_LETTERS) + 1}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<end>", "<unk>"])
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps({"eos_token": "<end>", "chat_template": _TEMPLATE}).encode(),
+        "config.json": json.dumps({"max_position_embeddings": 128}).encode(),
+    }
+
+
+class _Counter:
+    """Answers at once: the end, and nothing before it."""
+
+    def check(self, samples: int) -> None:
+        return
+
+    async def ask(self, prompt: tuple[int, ...], n: int, sampling: Any, affinity: bytes = b"") -> Group:
+        await trio.lowlevel.checkpoint()
+        packed = pack_tokens(prompt)
+        check_offer(packed, n, sampling)
+        group = Group(os.urandom(16), "s", 0, packed, n, sampling)
+        tokens = pack_tokens((1, 2, len(_LETTERS)))
+        spans = (VersionSpan(0, 1, bytes(32), 3),)
+        for sample in range(n):
+            rollout = Rollout(1, 1, sample, bytes(32), tokens, pack_floats((-0.5,) * 3), "stop", spans)
+            group.done[sample] = Done(bytes(32), 1, 1, (0, 1), rollout, b"")
+        return group
+
+
+class _Script:
+    """A connection that says what it was given, in a few parts, and then hangs up."""
+
+    def __init__(self, data: bytes, parts: int) -> None:
+        size = -(-len(data) // parts) or 1
+        self._parts = [data[i : i + size] for i in range(0, len(data), size)]
+        self.said = bytearray()
+
+    async def receive_some(self, most: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self._parts.pop(0) if self._parts else b""
+
+    async def send_all(self, data: bytes) -> None:
+        self.said += data
+
+    async def send_eof(self) -> None:
+        return
+
+    async def aclose(self) -> None:
+        return
+
+
+class _Patient(_Script):
+    """One that waits for its answer before it hangs up."""
+
+    async def receive_some(self, most: int | None = None) -> bytes:
+        if self._parts:
+            return await super().receive_some(most)
+        await trio.sleep(3600)
+        return b""
+
+
+class _World(World):
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._text = Text(_files())
+        self._own = app_module.trio
+        self._threads: Any = None
+        proxy = SimpleNamespace(**{name: getattr(trio, name) for name in dir(trio) if not name.startswith("_")})
+        proxy.to_thread = SimpleNamespace(run_sync=self._here)
+        app_module.trio = proxy  # type: ignore[assignment]
+
+    async def _here(self, function: Any, *arguments: Any, **_: Any) -> Any:
+        """In the place of a worker thread."""
+        await trio.lowlevel.checkpoint()
+        began = time.thread_time()
+        try:
+            return function(*arguments)
+        finally:
+            self.off_loop_s += time.thread_time() - began
+
+    def turn(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def give(self, kind: Kind, data: bytes) -> str:
+        patient = self._rng.randrange(4) > 0
+        stream = (_Patient if patient else _Script)(data, self._rng.choice((1, 1, 2, 7)))
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(self._converse, stream, clock=clock)
+        said = bytes(stream.said)
+        if len(said) > _MAX_ANSWER:
+            raise Broken(f"an answer of {len(said)} bytes")
+        status = said[9:12].decode("ascii", "replace")
+        if status == "500":
+            raise Broken(f"the gateway answered 500 to {data[:300]!r}")
+        return f"{status or 'hung up'} {said.partition(b'message')[2][:60]!r}"
+
+    async def _converse(self, stream: Any) -> None:
+        app = App("policy", self._text, _Counter(), lambda: (0, 1), key=KEY)  # type: ignore[arg-type]
+        await _Server(app, Limits()).converse(stream)
+
+    def close(self) -> None:
+        app_module.trio = self._own
+
+
+class GatewayTarget(Target):
+    """See the module."""
+
+    name: ClassVar[str] = "gateway"
+    about: ClassVar[str] = "HTTP requests: heads, line by line, and every field of the JSON bodies"
+    episode: ClassVar[int] = FOREVER
+
+    def __init__(self) -> None:
+        self.kinds = [*body_kinds(), head_kind()]
+
+    def world(self, rng: random.Random) -> World:
+        return _World(rng)
+
+    def types(self) -> dict[str, Any]:
+        return {f"POST {path}": cls for cls, (path, _) in BODIES.items()}

@@ -1,0 +1,191 @@
+"""The trainer's socket at the seed: conversations with the real desk, crews, publisher and ledger.
+
+A trainer is not hostile, but it may be of another release, or broken: it is told so, and the seed goes on.
+"""
+
+import random
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, ClassVar, Final, get_args
+
+import msgspec
+import trio
+import trio.testing
+
+import node.gateway
+from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec
+from codec.errors import PeerError, UsageError
+from node.desk import Desk
+from node.ledger.book import Book
+from node.ledger.service import LedgerService
+from node.ledger.settings import Settings
+from node.ledger.state import Head
+from node.local import ChannelClosed
+from node.publisher import Attempt
+from node.trainers.messages import FromTrainer, PutOut, WentOut
+from scenarios.fuzz.fields import Kind
+from scenarios.fuzz.local import ScriptedChannel, frame, local_kinds
+from scenarios.fuzz.scene import AUTHORITY
+from scenarios.fuzz.tables import sizes_of
+from scenarios.fuzz.target import Target, World
+
+__all__ = ["TrainerTarget"]
+
+_LAYOUT: Final = Layout((TensorSpec("a", "BF16", (8,)), TensorSpec("b", "F32", (4,))))
+
+
+class _Seed:
+    """What the desk asks of a seed; nothing is published."""
+
+    def __init__(self) -> None:
+        self.replica = Replica.create(_LAYOUT)
+        self.replica.rehash()
+        self.key: Key = AUTHORITY
+        self.head = (0, 3)
+        self.tries = 0
+
+    def coder(self) -> int:
+        return 0
+
+    async def find(self, root: bytes | None, version: int | None) -> Any:
+        raise UsageError("This swarm has no such version.")
+
+    async def open_attempt(self, back_to: Any = None) -> Attempt:
+        self.tries += 1
+        return Attempt(0, 4, self.tries, self.replica.root, 0, 1)
+
+    async def rewind(self, to: Any) -> AsyncGenerator[Any, None]:
+        raise UsageError("Not enough of it is kept.")
+        yield []
+
+    async def add_chunk(self, chunk: Chunk) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def seal(self, manifest: Manifest) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self.replica.root
+
+    async def abandon(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    async def put_out(self, asked: PutOut) -> WentOut:
+        return WentOut(False, [])
+
+
+class _NoGateway:
+    """In the place of the gateway, which would listen wherever it is told to."""
+
+    def __init__(self, *_: Any) -> None:
+        return
+
+    async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started("http://127.0.0.1:1/v1")
+        await trio.sleep_forever()
+
+
+async def _nobody(peer: bytes, body: bytes) -> None:
+    return
+
+
+_AFTER: Final = {
+    "PublishBegin": ("Attach",),
+    "PublishBlocks": ("Attach", "PublishBegin"),
+    "PublishEnd": ("Attach", "PublishBegin"),
+    "GoBack": ("Attach",),
+    "Offer": ("OpenRollouts",),
+    "Taken": ("OpenRollouts", "Offer"),
+    "Accuse": ("OpenRollouts", "Offer"),
+    "Stale": ("OpenRollouts", "Offer"),
+}
+"""What has to be said before."""
+
+
+class _World(World):
+    def __init__(self, rng: random.Random, kinds: dict[str, Kind]) -> None:
+        self._kinds = kinds
+        self.seed = _Seed()
+        self.now = 0.0
+        self.book = Book(Path(":memory:"))
+        ledger = self.book.restore(Settings(), Head(0, 3, bytes(32)), 0.0)
+        self.service = LedgerService(ledger, self.book, _nobody, clock=lambda: self.now)
+        self.desk = Desk(self.seed, lambda: (0, 3), self.service)  # type: ignore[arg-type]
+        self._gateway = node.gateway.Gateway
+        node.gateway.Gateway = _NoGateway  # type: ignore[assignment, misc]
+
+    def fitting(self, cls: type, value: Any) -> Any:
+        """As the seed would take it."""
+        match cls.__name__:
+            case "Attach":
+                return value | {"protocol": 2, "rank": 0, "world": 1}
+            case "PublishBegin":
+                return value | {"again": None}
+            case "PublishEnd":
+                blocks = [[0, _LAYOUT.n_blocks]]
+                return value | {"blocks": blocks, "root": self.seed.replica.root, "changed": 0}
+            case "PublishBlocks":
+                return value | {"deltas": [[0, 2, bytes(32), bytes(16)]]}
+            case "OpenRollouts":
+                return value | {"keep": False, "n": 4}
+        return value
+
+    def give(self, kind: Kind, data: bytes) -> str:
+        self.now += 1.0
+        before = [self._kinds[name] for name in _AFTER.get(kind.name, ())]
+        bodies = [msgspec.msgpack.encode(each.make(self)) for each in before]
+        frames = [frame(body) for body in (*bodies, data)]
+        frames.append(frame(msgspec.msgpack.encode(self._kinds["AskState"].make(self))))
+        channel = ScriptedChannel(FromTrainer, frames)
+        try:
+            trio.run(self._converse, channel, clock=trio.testing.MockClock(autojump_threshold=0))
+        except* (ChannelClosed, PeerError) as errors:
+            return str(errors.exceptions[0])
+        finally:
+            channel.close()
+        return " ".join(type(message).__name__ for message in channel.sent[-2:]) or "nothing"
+
+    async def _converse(self, channel: Any) -> None:
+        with trio.move_on_after(600):
+            await self.desk._converse(channel)
+        self._write()
+
+    def _write(self) -> None:
+        """A turn of the ledger's own task."""
+        self.service._turn()
+        if facts := self.service._ledger.take_facts():
+            self.book.write(facts)
+        self.service._out = []
+        self.service._take_offers()
+        self.service._tell_sessions({})
+
+    def check(self) -> None:
+        assert not self.service._sessions, "a session outlived its trainer"
+        self.service.state()
+
+    def sizes(self) -> dict[str, int]:
+        return sizes_of(self.desk, "desk")
+
+    def close(self) -> None:
+        node.gateway.Gateway = self._gateway  # type: ignore[misc]
+        self.book.close()
+
+
+class TrainerTarget(Target):
+    """See the module."""
+
+    name: ClassVar[str] = "trainer"
+    about: ClassVar[str] = "the trainer's socket at the seed: whole conversations"
+    episode: ClassVar[int] = 3000
+
+    def __init__(self) -> None:
+        self.kinds = local_kinds(FromTrainer)
+
+    def world(self, rng: random.Random) -> World:
+        return _World(rng, {kind.name: kind for kind in self.kinds})
+
+    def types(self) -> dict[str, Any]:
+        return {cls.__name__: cls for cls in get_args(FromTrainer)}
+
+
