@@ -140,8 +140,8 @@ class _World(World):
         channel = ScriptedChannel(FromTrainer, frames)
         try:
             trio.run(self._converse, channel, clock=trio.testing.MockClock(autojump_threshold=0))
-        except* (ChannelClosed, PeerError) as errors:
-            return str(errors.exceptions[0])
+        except (ChannelClosed, PeerError) as error:  # as `serve` takes them
+            return str(error)
         finally:
             channel.close()
         return " ".join(type(message).__name__ for message in channel.sent[-2:]) or "nothing"
