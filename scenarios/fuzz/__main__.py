@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 
 def _say(result: Result) -> None:
-    print(f"  {result.target}: {result.cases:,} cases, {result.rate:,.0f}/s", file=sys.stderr, flush=True)
+    print(f"  {result.target}: {result.cases:,} cases, {result.rate:,.0f} a CPU second", file=sys.stderr, flush=True)
 
 
 def main() -> int:

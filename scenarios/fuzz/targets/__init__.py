@@ -14,6 +14,8 @@ TARGETS: Final = {
     "ledger": ("ledger", "LedgerTarget"),
     "gateway": ("gateway", "GatewayTarget"),
     "trainer": ("trainer", "TrainerTarget"),
+    "engine": ("engine", "EngineTarget"),
+    "vllm": ("vllm", "VllmTarget"),
     "peer-authority": ("peer", "PeerAuthority"),
 }
 

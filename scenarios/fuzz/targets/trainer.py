@@ -177,6 +177,8 @@ class TrainerTarget(Target):
 
     name: ClassVar[str] = "trainer"
     about: ClassVar[str] = "the trainer's socket at the seed: whole conversations"
+    slow_s: ClassVar[float] = 0.5
+    """Messages of this machine's own user may have 32 MiB."""
     episode: ClassVar[int] = 3000
 
     def __init__(self) -> None:

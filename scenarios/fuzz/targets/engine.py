@@ -1,0 +1,138 @@
+"""The engine's socket at the node: what `EngineHost` makes of an engine that says anything, while the node asks it for
+completions, scores, proofs and commits."""
+
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ClassVar, Final, get_args
+
+import msgspec
+import trio
+import trio.testing
+
+from codec.errors import PeerError, SwarmError
+from node.engines.base import Prompt
+from node.engines.host import EngineHost, ReplicaRef
+from node.engines.messages import FromEngine
+from node.ledger.messages import pack_floats, pack_tokens
+from node.local import ChannelClosed
+from scenarios.fuzz.fields import Kind
+from scenarios.fuzz.local import ScriptedChannel, frame, local_kinds
+from scenarios.fuzz.samples import sample_of
+from scenarios.fuzz.scene import LAYOUT
+from scenarios.fuzz.target import FOREVER, Target, World
+from scenarios.fuzz.work import SAMPLING
+
+__all__ = ["EngineTarget"]
+
+_ROOT: Final = bytes(32)
+_ASKED: Final = {"Completions": 2, "Progress": 2, "Scores": 3, "Done": 5, "Proof": 6, "Failed": 2, "Ready": 0}
+"""The number of the request that each answers: 1 is the attachment; then `_World._ask` asks in this order."""
+
+
+class _World(World):
+    def fitting(self, cls: type, value: Any) -> Any:
+        """An answer to what the node asks."""
+        if cls.__name__ == "Completions":
+            completion = {
+                "token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop",
+                "spans": [{"version": [0, 3], "start": 0, "end": 1}],
+            }  # fmt: skip
+            return value | {"number": 2, "completions": [completion]}
+        return value | {"number": _ASKED[cls.__name__]} if "number" in value else value
+
+    def give(self, kind: Kind, data: bytes) -> str:
+        ready = {**sample_of(_OF["Ready"]), "carries": True, "scores": True, "joins": True}
+        proof = {**sample_of(_OF["Proof"]), "number": 1, "root": _ROOT}
+        said = [frame(msgspec.msgpack.encode(each)) for each in (ready, proof)]
+        if kind.name == "Ready":
+            said[0] = frame(data)
+        elif kind.name == "Proof" and self.turned % 2:
+            said[1] = frame(data)
+        else:
+            said.append(frame(data))
+        channel = ScriptedChannel(FromEngine, said)
+        self.outcome: list[str] = []
+        try:
+            trio.run(self._live, channel, clock=trio.testing.MockClock(autojump_threshold=0))
+        finally:
+            channel.close()
+        return " ".join(sorted(self.outcome))
+
+    turned = 0
+
+    def turn(self, rng: random.Random) -> None:
+        self.turned += 1
+
+    async def _live(self, channel: Any) -> None:
+        async def source() -> ReplicaRef:
+            return ReplicaRef(LAYOUT, 0, Path("/"), (0, 3), _ROOT)
+
+        host = EngineHost(Path("/dev/null"), ["true"], Path("/dev/null"), source)
+        with trio.move_on_after(7200):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._ask, host, nursery.cancel_scope)
+                try:
+                    await host._converse(channel)
+                except (ChannelClosed, PeerError) as error:  # as `serve` takes them
+                    self.outcome.append(str(error))
+                nursery.cancel_scope.cancel()
+
+    async def _ask(self, host: EngineHost, scope: trio.CancelScope) -> None:
+        await host.wait_ready()
+        calls: list[tuple[str, Callable[[], Awaitable[Any]]]] = [
+            ("generate", lambda: host.generate([Prompt((1, 2))], SAMPLING, lambda counts: None)),
+            ("score", lambda: host.score((1, 2), (3,), SAMPLING)),
+            ("stage", lambda: host.stage(0, (0, 4))),
+            ("commit", lambda: host.commit((0, 4), _ROOT)),
+            ("prove", host.prove),
+        ]
+        async with trio.open_nursery() as nursery:
+            for name, call in calls:
+                nursery.start_soon(self._one, name, call)
+
+    async def _one(self, name: str, call: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            found = await call()
+        except SwarmError as error:
+            self.outcome.append(f"{name}: {type(error).__name__}")
+            return
+        self.outcome.append(f"{name}: done")
+        if name == "generate":
+            for completion in found[0]:  # as a rollout is made of it
+                pack_tokens(completion.token_ids)
+                pack_floats(completion.logprobs)
+        elif name == "score":
+            pack_floats(found[0])
+
+
+_OF: Final = {cls.__name__: cls for cls in get_args(FromEngine)}
+
+
+class EngineTarget(Target):
+    """See the module."""
+
+    name: ClassVar[str] = "engine"
+    about: ClassVar[str] = "the engine's socket at a node"
+    slow_s: ClassVar[float] = 0.5
+    """Messages of this machine's own user may have 32 MiB."""
+    episode: ClassVar[int] = FOREVER
+
+    def __init__(self) -> None:
+        completions = {**_sample("Completions"), "completions": [_completion()]}
+        self.kinds = local_kinds(FromEngine, {_OF["Completions"]: completions})
+
+    def world(self, rng: random.Random) -> World:
+        return _World()
+
+    def types(self) -> dict[str, Any]:
+        return dict(_OF)
+
+
+def _sample(name: str) -> dict[str, Any]:
+    return sample_of(_OF[name])
+
+
+def _completion() -> dict[str, Any]:
+    spans = [{"version": [0, 3], "start": 0, "end": 1}]
+    return {"token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop", "spans": spans}

@@ -1,0 +1,176 @@
+"""The vLLM plugin's channel and front, and the driver's end of it, without a vLLM: a stub stands in its place.
+
+Each message goes through the real frames of both ends. What the driver says is handled by the front; what the plugin
+says is taken by a driver's link.
+"""
+
+import asyncio
+import importlib
+import logging
+import random
+import sys
+import types
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, ClassVar, Final, get_args
+
+from codec.errors import PeerError
+from node.engines.vllm import links
+from node.engines.vllm.plugin.swarm_vllm.messages import FromDriver, FromPlugin
+from node.local import Frames
+from scenarios.fuzz.fields import Kind
+from scenarios.fuzz.local import frame, local_kinds
+from scenarios.fuzz.target import FOREVER, Target, World
+
+__all__ = ["VllmTarget"]
+
+_PLUGIN: Final = Path(links.__file__).parent / "plugin"
+
+
+def _stub(name: str, **members: Any) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__dict__.update(members)
+    return module
+
+
+class _Any:
+    """Takes any arguments."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.update(kwargs)
+
+    DELTA = FINAL_ONLY = None
+
+
+def _loaded() -> tuple[Any, Any]:
+    """(the plugin's channel module, its front), loaded beside stubs of what they import from vLLM."""
+    stubs = {
+        "vllm": _stub("vllm", SamplingParams=_Any, __version__="0"),
+        "vllm.distributed": _stub("vllm.distributed"),
+        "vllm.distributed.weight_transfer": _stub("vllm.distributed.weight_transfer"),
+        "vllm.distributed.weight_transfer.base": _stub("b", WeightTransferInitRequest=_Any),
+        "vllm.sampling_params": _stub("vllm.sampling_params", RequestOutputKind=_Any, SamplingParams=_Any),
+        "swarm_vllm.scores": _stub("swarm_vllm.scores", scoring=lambda message: message, read=lambda logprobs, ids: ids),
+    }
+    before = {name: sys.modules.get(name) for name in stubs}
+    sys.modules.update(stubs)
+    sys.path.insert(0, str(_PLUGIN))
+    try:
+        return importlib.import_module("swarm_vllm.channel"), importlib.import_module("swarm_vllm.front")
+    finally:
+        sys.path.remove(str(_PLUGIN))
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+class _Client:
+    """In the place of vLLM's engine client."""
+
+    def __init__(self) -> None:
+        self.engine_core = self
+
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        return
+
+    async def call_utility_async(self, name: str, *arguments: Any) -> dict[str, Any]:
+        return {"error": "", "touched": False, "pause_s": 0.0, "loaded_s": 0.0}
+
+    async def generate(self, prompt: Any, sampling: Any, name: str) -> Any:
+        class Logprob:
+            logprob, rank = -0.5, 0
+
+        span = _Any(version="0.3", start=0, end=1)
+        output = _Any(
+            token_ids=[5], logprobs=[{5: Logprob}], finish_reason="stop", weight_versions=[span],
+        )  # fmt: skip
+        yield _Any(outputs=[output], prompt_logprobs=None)
+
+
+class _World(World):
+    def __init__(self) -> None:
+        channel, front = _loaded()
+        self._channel, self._closed = channel, channel.Closed
+        self._front = front.SwarmFront(None)
+        self._loop = asyncio.new_event_loop()
+        self._answers: list[Any] = []
+
+    def give(self, kind: Kind, data: bytes) -> str:
+        driver = kind.name.startswith("driver/")
+        plugin_end = self._channel.Channel(_NoSocket(), self._union(driver))
+        plugin_end._bytes += frame(data)
+        try:
+            plugin_end._next()
+        except self._closed as error:
+            return f"closed: {error}"
+        frames = Frames(FromDriver if driver else FromPlugin)
+        frames.feed(frame(data), (), 0)
+        try:
+            found = frames.next()
+        except PeerError as error:
+            return str(error)
+        assert found is not None
+        return self._drive(found[0]) if driver else self._take(found[0])
+
+    def _union(self, driver: bool) -> Any:
+        messages = sys.modules.get("swarm_vllm.messages")
+        assert messages is not None
+        return messages.FromDriver if driver else messages.FromPlugin
+
+    def _drive(self, message: Any) -> str:
+        """The front answers, whatever was asked."""
+        messages = sys.modules["swarm_vllm.messages"]
+        theirs = getattr(messages, type(message).__name__)(*(getattr(message, f) for f in message.__struct_fields__))
+        said: list[Any] = []
+
+        class Sink:
+            def send(self, answer: Any) -> None:
+                said.append(answer)
+
+        self._front._closed = None
+        self._loop.run_until_complete(self._front._answer_driver(Sink(), _Client(), theirs))
+        assert said, "the driver waits for an answer"
+        return " ".join(type(each).__name__ for each in said[-2:])
+
+    def _take(self, message: Any) -> str:
+        """A driver's link takes it, which waits for the answer to its first question."""
+        link = links.Link.__new__(links.Link)
+        link._asked, link._told = {1: Future()}, {1: lambda told: None}
+        if type(message).__name__ in ("Front", "Rank", "Loader"):
+            return "a greeting"
+        link._take(message)
+        return "an answer" if not link._asked else "not asked for"
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+class _NoSocket:
+    """Nothing comes but what is put into the channel."""
+
+
+class VllmTarget(Target):
+    """See the module."""
+
+    name: ClassVar[str] = "vllm"
+    about: ClassVar[str] = "the vLLM plugin's channel and front, and the driver's end"
+    slow_s: ClassVar[float] = 0.5
+    """Messages of this machine's own user may have 32 MiB."""
+    episode: ClassVar[int] = FOREVER
+
+    def __init__(self) -> None:
+        logging.getLogger("swarm_vllm.front").setLevel(logging.CRITICAL)
+        self.kinds = [
+            Kind(f"{side}/{kind.name}", kind.fields, kind.make, kind.enclose, kind.encode)
+            for side, union in (("driver", FromDriver), ("plugin", FromPlugin))
+            for kind in local_kinds(union)
+        ]
+
+    def world(self, rng: random.Random) -> World:
+        return _World()
+
+    def types(self) -> dict[str, Any]:
+        found = {f"driver/{cls.__name__}": cls for cls in get_args(FromDriver)}
+        return found | {f"plugin/{cls.__name__}": cls for cls in get_args(FromPlugin)}
