@@ -7,6 +7,8 @@ DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 ADVERSARY_SECONDS ?= 30
+FUZZ_CASES ?= 1000000
+FUZZ_SEED ?= 1
 export VENV
 
 .DEFAULT_GOAL := help
@@ -42,9 +44,10 @@ lint: install ## ruff: rules and format
 types: install ## pyright
 	$(BIN)/pyright codec swarm node
 
-fuzz: install ## the property tests with many more examples, and a million mutated payloads and chunks
+fuzz: install ## a million hostile messages for each reader, mutated payloads and chunks, and the property tests: hours
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'hypothesis and not vllm and not wan and not gpu and not foreign' $(PYTEST_FLAGS)
 	$(BIN)/python -m scenarios.fuzz.codec --n 1000000
+	$(BIN)/python -m scenarios.fuzz all --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)
 
 fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (atheris, Linux), FUZZ_SECONDS=600
 	$(BIN)/python -m scenarios.fuzz.guided --seconds $(FUZZ_SECONDS)

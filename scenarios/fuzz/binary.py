@@ -110,5 +110,8 @@ def fields_of_values(name: str, values: list[Any], names: list[str]) -> tuple[Fi
     of = {int: _OF_INT, bytes: _OF_BYTES, str: _OF_TEXT}
     return (
         Field(name, (), _OF_WHOLE),
-        *(Field(f"{name}.{each}", (i,), of[type(value)]) for i, (each, value) in enumerate(zip(names, values))),
+        *(
+            Field(f"{name}.{each}", (i,), of[type(value)])
+            for i, (each, value) in enumerate(zip(names, values, strict=True))
+        ),
     )

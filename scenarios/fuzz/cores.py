@@ -1,4 +1,4 @@
-"""What the worlds of both cores share: sessions that answer effects as a shell would, and what hostile ones may cost."""
+"""What the worlds of both cores share: sessions that answer effects as a shell would, and what messages may cost."""
 
 import random
 from collections import deque

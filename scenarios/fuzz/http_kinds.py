@@ -13,28 +13,58 @@ __all__ = ["BODIES", "KEY", "body_kinds", "head_kind"]
 KEY: Final = "sesame"
 
 _BODY: Final[dict[str, Any]] = {
-    "model": "policy", "max_tokens": 4, "temperature": 1.0, "top_p": 0.9, "n": 1, "seed": 7, "stop": ["x"],
-    "stop_token_ids": [3], "ignore_eos": False, "stream": False, "stream_options": {"include_usage": True},
-    "user": "u", "prompt_cache_key": "k", "session_id": "s", "best_of": 1, "presence_penalty": 0.0,
-    "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}, "top_k": 0, "min_p": 0.0, "min_tokens": 0,
+    "model": "policy",
+    "max_tokens": 4,
+    "temperature": 1.0,
+    "top_p": 0.9,
+    "n": 1,
+    "seed": 7,
+    "stop": ["x"],
+    "stop_token_ids": [3],
+    "ignore_eos": False,
+    "stream": False,
+    "stream_options": {"include_usage": True},
+    "user": "u",
+    "prompt_cache_key": "k",
+    "session_id": "s",
+    "best_of": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "top_k": 0,
+    "min_p": 0.0,
+    "min_tokens": 0,
     "response_format": {"type": "text"},
-}  # fmt: skip
+}
 BODIES: Final[dict[type, tuple[str, dict[str, Any]]]] = {
     Completion: ("/v1/completions", _BODY | {"prompt": ["abc"], "logprobs": 1, "echo": False, "suffix": ""}),
     Chat: (
         "/v1/chat/completions",
         _BODY
         | {
-            "messages": [{"role": "user", "content": "abc"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}],
-            "max_completion_tokens": 4, "logprobs": True, "top_logprobs": 0, "tools": [{"a": 1}],
+            "messages": [
+                {"role": "user", "content": "abc"},
+                {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            ],
+            "max_completion_tokens": 4,
+            "logprobs": True,
+            "top_logprobs": 0,
+            "tools": [{"a": 1}],
             "chat_template_kwargs": {"k": 1},
         },
     ),
     Generate: (
         "/inference/v1/generate",
-        {"token_ids": [1, 2, 3], "sampling_params": dict(_BODY), "model": "policy", "features": {}, "content_parts": []},
+        {
+            "token_ids": [1, 2, 3],
+            "sampling_params": dict(_BODY),
+            "model": "policy",
+            "features": {},
+            "content_parts": [],
+        },
     ),
-}  # fmt: skip
+}
 assert set(_BODY) == {field.encode_name for field in msgspec.structs.fields(_Body)}
 
 _DEEP_JSON: Final = msgspec.Raw(b"[" * 5000 + b"]" * 5000)
@@ -76,7 +106,7 @@ def _json_can(mutation: Mutation, field: Field, sample: Any) -> bool:
         value = mutation.change(at, random.Random(0))
     except (TypeError, ValueError):
         return False
-    return b"\xc1" != (body := _written(value)) and len(body) < 1 << 21
+    return (body := _written(value)) != b"\xc1" and len(body) < 1 << 21
 
 
 def _written(value: Any) -> bytes:
@@ -110,49 +140,116 @@ def _post(path: str, body: bytes) -> bytes:
 
 
 def body_kinds() -> list[Kind]:
-    """Every body that the gateway takes."""
-    return [
-        Kind(
-            f"POST {path}",
-            _json_fields(cls, sample, cls.__name__),
-            lambda world, sample=sample: _copied(sample),
-            lambda world, body, path=path: _post(path, body),
-            to_json,
-        )
-        for cls, (path, sample) in BODIES.items()
-    ]
+    """Every body that the gateway takes; and of each one with what no engine here could do, for the fields in that."""
+    found: list[Kind] = []
+    for cls, (path, sample) in BODIES.items():
+        found.append(_body_kind(f"POST {path}", cls, path, sample))
+        known = {field.name for field in found[-1].fields}
+        more = _body_kind(f"POST {path}, more", cls, path, _with_more(sample))
+        fields = tuple(field for field in more.fields if field.name not in known)
+        found.append(Kind(more.name, fields, more.make, more.enclose, more.encode))
+    return found
+
+
+def _with_more(sample: Any) -> Any:
+    found = _copied(sample)
+    (found.get("sampling_params") or found)["logit_bias"] = {"5": 1}
+    for name, value in (("prompt", [[1, 2, 3]]), ("features", {"a": 1}), ("content_parts", [1])):
+        if name in found:
+            found[name] = value
+    return found
+
+
+def _body_kind(name: str, cls: type, path: str, sample: Any) -> Kind:
+    return Kind(
+        name,
+        _json_fields(cls, sample, cls.__name__),
+        lambda world: _copied(sample),
+        lambda world, body: _post(path, body),
+        to_json,
+    )
 
 
 # ---------------------------------------------------------------- heads
 
-_PARTS: Final = (b"POST", b"/v1/completions", b"HTTP/1.1", b"Host: x", b"Authorization: Bearer sesame",
-                 b"Content-Type: application/json", b"Content-Length: 31", b'{"prompt":"abc","max_tokens":4}')  # fmt: skip
+_PARTS: Final = (
+    b"POST",
+    b"/v1/completions",
+    b"HTTP/1.1",
+    b"Host: x",
+    b"Authorization: Bearer sesame",
+    b"Content-Type: application/json",
+    b"Content-Length: 31",
+    b'{"prompt":"abc","max_tokens":4}',
+)
 _NAMES: Final = ("method", "target", "version", "host", "key", "type", "length", "body")
 _ANY: Final = tuple(
     Mutation(name, lambda old, rng, value=value: value)
     for name, value in {
-        "empty": b"", "a space": b" ", "a zero": b"\0", "a line end": b"\r\n", "only a line feed": b"\n",
-        "two line ends": b"\r\n\r\n", "folded": b"X: a\r\n b", "no text": b"\xff\xfe", "long": b"a" * 40_000,
-        "very long": b"a" * 200_000, "a colon": b":", "no name": b": x", "no value": b"X:", "many": b"X: y\r\n" * 500,
-        "percent": b"/%00%ff/..%2f", "up": b"/v1/../../etc/passwd", "an absolute target": b"http://evil/v1/models",
-        "a star": b"*", "a question": b"/v1/models?x=" + b"y" * 1000, "models": b"/v1/models", "a model": b"/v1/models/\xc3",
-        "health": b"/health", "generate": b"/inference/v1/generate", "chat": b"/v1/chat/completions",
-        "GET": b"GET", "HEAD": b"HEAD", "CONNECT": b"CONNECT", "OPTIONS": b"OPTIONS", "TRACE": b"TRACE",
-        "old": b"HTTP/1.0", "older": b"HTTP/0.9", "newer": b"HTTP/2.0", "no version": b"HTTP/x",
-        "chunked": b"Transfer-Encoding: chunked", "zipped": b"Transfer-Encoding: gzip", "an upgrade": b"Upgrade: h2c",
-        "expect": b"Expect: 100-continue", "close": b"Connection: close", "keep": b"Connection: keep-alive",
-        "origin": b"Origin: http://x", "a session": b"X-Session-Id: " + b"s" * 5000, "session bytes": b"X-Session-Id: \xff",
-        "another key": b"Authorization: Bearer \xff\xfe", "a key with a zero": b"Authorization: Bearer \xe2\x98\x83",
-        "basic": b"Authorization: Basic eDp5", "length 0": b"Content-Length: 0", "length -1": b"Content-Length: -1",
-        "length 30": b"Content-Length: 30", "length 32": b"Content-Length: 32", "a huge length": b"Content-Length: " + b"9" * 30,
+        "empty": b"",
+        "a space": b" ",
+        "a zero": b"\0",
+        "a line end": b"\r\n",
+        "only a line feed": b"\n",
+        "two line ends": b"\r\n\r\n",
+        "folded": b"X: a\r\n b",
+        "no text": b"\xff\xfe",
+        "long": b"a" * 40_000,
+        "very long": b"a" * 200_000,
+        "a colon": b":",
+        "no name": b": x",
+        "no value": b"X:",
+        "many": b"X: y\r\n" * 500,
+        "percent": b"/%00%ff/..%2f",
+        "up": b"/v1/../../etc/passwd",
+        "an absolute target": b"http://evil/v1/models",
+        "a star": b"*",
+        "a question": b"/v1/models?x=" + b"y" * 1000,
+        "models": b"/v1/models",
+        "a model": b"/v1/models/\xc3",
+        "health": b"/health",
+        "generate": b"/inference/v1/generate",
+        "chat": b"/v1/chat/completions",
+        "GET": b"GET",
+        "HEAD": b"HEAD",
+        "CONNECT": b"CONNECT",
+        "OPTIONS": b"OPTIONS",
+        "TRACE": b"TRACE",
+        "old": b"HTTP/1.0",
+        "older": b"HTTP/0.9",
+        "newer": b"HTTP/2.0",
+        "no version": b"HTTP/x",
+        "chunked": b"Transfer-Encoding: chunked",
+        "zipped": b"Transfer-Encoding: gzip",
+        "an upgrade": b"Upgrade: h2c",
+        "expect": b"Expect: 100-continue",
+        "close": b"Connection: close",
+        "keep": b"Connection: keep-alive",
+        "origin": b"Origin: http://x",
+        "a session": b"X-Session-Id: " + b"s" * 5000,
+        "session bytes": b"X-Session-Id: \xff",
+        "another key": b"Authorization: Bearer \xff\xfe",
+        "a key with a zero": b"Authorization: Bearer \xe2\x98\x83",
+        "basic": b"Authorization: Basic eDp5",
+        "length 0": b"Content-Length: 0",
+        "length -1": b"Content-Length: -1",
+        "length 30": b"Content-Length: 30",
+        "length 32": b"Content-Length: 32",
+        "a huge length": b"Content-Length: " + b"9" * 30,
         "a very huge length": b"Content-Length: " + b"9" * 5000,
-        "8 MiB": b"Content-Length: 8388608", "over 8 MiB": b"Content-Length: 8388609", "a hex length": b"Content-Length: 0x1f",
-        "a sign": b"Content-Length: +31", "two lengths": b"Content-Length: 31\r\nContent-Length: 31",
-        "other lengths": b"Content-Length: 31\r\nContent-Length: 30", "chunks": b"1f\r\n" + _PARTS[-1] + b"\r\n0\r\n\r\n",
-        "a huge chunk": b"ffffffffffffffff\r\n", "a second request": _PARTS[-1] + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
-        "text": b"Content-Type: text/plain", "a type with more": b"Content-Type: application/json; charset=\xff",
+        "8 MiB": b"Content-Length: 8388608",
+        "over 8 MiB": b"Content-Length: 8388609",
+        "a hex length": b"Content-Length: 0x1f",
+        "a sign": b"Content-Length: +31",
+        "two lengths": b"Content-Length: 31\r\nContent-Length: 31",
+        "other lengths": b"Content-Length: 31\r\nContent-Length: 30",
+        "chunks": b"1f\r\n" + _PARTS[-1] + b"\r\n0\r\n\r\n",
+        "a huge chunk": b"ffffffffffffffff\r\n",
+        "a second request": _PARTS[-1] + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+        "text": b"Content-Type: text/plain",
+        "a type with more": b"Content-Type: application/json; charset=\xff",
     }.items()
-)  # fmt: skip
+)
 _ALL: Final = (
     *_ANY,
     Mutation("twice", lambda old, rng: old + old),

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -177,10 +178,8 @@ def _built(world: World, case: _Case, only: int | None = None) -> bytes:
         if place is None:
             last = mutation
             continue
-        try:
+        with suppress(TypeError, ValueError, IndexError, KeyError, AttributeError):  # the first left no such place
             tree = place.put(tree, mutation, case.rng)
-        except (TypeError, IndexError, KeyError, AttributeError):
-            pass  # the first mutation left no such place
     try:
         body = kind.encode(tree)
     except (TypeError, OverflowError, ValueError, RecursionError):  # two mutations that no encoder can write
@@ -340,7 +339,9 @@ def _measure(target: Target, world: World, result: Result) -> None:
 def _escaped(target: Target, seed: int, number: int, error: Exception, player: _Player) -> Escape:
     _, case = _Chooser(deck_of(target.kinds), seed, target.episode).case(number)
     labels = [triple.label for triple in case.triples]
-    escape = Escape(target.name, seed, number, labels, _named(error), player.data, traceback.format_exc(limit=-6, chain=False))
+    escape = Escape(
+        target.name, seed, number, labels, _named(error), player.data, traceback.format_exc(limit=-6, chain=False)
+    )
     return _smaller(target, escape) or escape
 
 
@@ -356,9 +357,7 @@ def _smaller(target: Target, escape: Escape) -> Escape | None:
         found = _alone(target, escape.seed, escape.number, only)
         if found is not None and found[0].split(":")[0] == escape.error.split(":")[0]:
             error, data, trace = found
-            return Escape(
-                escape.target, escape.seed, escape.number, labels, error, data, trace, alone=True, only=only
-            )
+            return Escape(escape.target, escape.seed, escape.number, labels, error, data, trace, alone=True, only=only)
     return None
 
 

@@ -99,9 +99,7 @@ class Scene:
         old = self.plan()
         altered = (self.member(self.slot, self.me),)
         moves = tuple(((self.slot, -1),) for _ in range(old.stripes))
-        return Change(
-            self.swarm, old.boot, old.serial + 1, old.stamp, old.authority, (0,), altered, moves, old.digest
-        )
+        return Change(self.swarm, old.boot, old.serial + 1, old.stamp, old.authority, (0,), altered, moves, old.digest)
 
     def whole(self, body: bytes, roster: Roster | None = None) -> bytes:
         """A whole roster of these bytes, with a change that proves it."""

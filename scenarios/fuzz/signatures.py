@@ -14,7 +14,7 @@ from blake3 import blake3
 from codec import sign
 from codec.errors import PeerError
 
-__all__ = ["CHECK_S", "checked", "cheap"]
+__all__ = ["CHECK_S", "cheap", "checked"]
 
 CHECK_S: Final = 1e-4
 """Processor time of one Ed25519 verification."""

@@ -169,7 +169,7 @@ def _lists(info: Any) -> Iterator[Mutation]:
     most = getattr(info, "max_length", None)
     for length in (most, most + 1) if most is not None else (1000,):
         if length <= 1 << 17:
-            yield Mutation(f"{length} times", lambda old, rng, n=length: ((old or [0])[:1] * n))
+            yield Mutation(f"{length} times", lambda old, rng, n=length: (old or [0])[:1] * n)
     yield Mutation("a thousand times", lambda old, rng: (old or [0])[:1] * 1000)
 
 

@@ -13,6 +13,8 @@ TARGETS: Final = {
     "peer": ("peer", "PeerTarget"),
     "ledger": ("ledger", "LedgerTarget"),
     "gateway": ("gateway", "GatewayTarget"),
+    "transport": ("transport", "TransportTarget"),
+    "bulk": ("bulk", "BulkTarget"),
     "trainer": ("trainer", "TrainerTarget"),
     "engine": ("engine", "EngineTarget"),
     "vllm": ("vllm", "VllmTarget"),

@@ -1,7 +1,7 @@
 """The authority's core among honest members, hostile members and strangers.
 
-Hostile ones send whatever they can sign. The honest keep their leases, slots and sessions, and nothing but what the core
-handles itself may be raised.
+Hostile ones send whatever they can sign. The honest keep their leases, slots and sessions, and nothing may be raised
+but what the core handles itself.
 """
 
 import random

@@ -39,9 +39,7 @@ def _head(values: list[Any]) -> bytes:
 def head_kind() -> Kind:
     """The fixed head of a frame."""
     values = [3, 255, 0, 3, 0, 0, 1, 0, 100, 100]
-    return Kind(
-        "frame", fields_of_values("Frame", values, _HEAD_NAMES), lambda w: list(values), lambda w, b: b, _head
-    )
+    return Kind("frame", fields_of_values("Frame", values, _HEAD_NAMES), lambda w: list(values), lambda w, b: b, _head)
 
 
 _HEADER_NAMES: Final = ["magic", "swarm", "epoch", "version", "attempt", "seq", "parent", "layout", "piece bytes",

@@ -1,4 +1,4 @@
-"""A member's core among an honest authority and honest neighbours, with a hostile parent, child and stranger of its tree.
+"""A member's core with an honest authority and honest neighbours, and with a hostile parent, child and neighbour.
 
 What the hostile cannot do: end the session of anybody honest, take our lease, keep us from versions that the honest
 have. `PeerAuthority` is the other way round: the authority itself is hostile, and signs what it likes; then all that is
@@ -38,7 +38,7 @@ from swarm.protocol.lease import Standing
 from swarm.protocol.peer import Peer
 from swarm.protocol.roster import Change, Member, Roster, difference, seal_change, whole
 from swarm.protocol.tuning import Tuning
-from swarm.protocol.wire import Hello, HeartbeatNews, ManifestNews, Pong, RosterNews, RosterStep, Welcome
+from swarm.protocol.wire import HeartbeatNews, Hello, ManifestNews, Pong, RosterNews, RosterStep, Welcome
 
 __all__ = ["PeerAuthority", "PeerTarget"]
 
@@ -359,5 +359,3 @@ class PeerAuthority(PeerTarget):
     def types(self) -> dict[str, Any]:
         found = {"HeartbeatNews/Heartbeat": Heartbeat, "RosterStep/Change": Change, "RosterNews/Roster": Roster}
         return super().types() | found | {"Welcome/Grant": Grant}
-
-

@@ -189,5 +189,3 @@ class TrainerTarget(Target):
 
     def types(self) -> dict[str, Any]:
         return {cls.__name__: cls for cls in get_args(FromTrainer)}
-
-

@@ -50,7 +50,9 @@ def _loaded() -> tuple[Any, Any]:
         "vllm.distributed.weight_transfer": _stub("vllm.distributed.weight_transfer"),
         "vllm.distributed.weight_transfer.base": _stub("b", WeightTransferInitRequest=_Any),
         "vllm.sampling_params": _stub("vllm.sampling_params", RequestOutputKind=_Any, SamplingParams=_Any),
-        "swarm_vllm.scores": _stub("swarm_vllm.scores", scoring=lambda message: message, read=lambda logprobs, ids: ids),
+        "swarm_vllm.scores": _stub(
+            "swarm_vllm.scores", scoring=lambda message: message, read=lambda logprobs, ids: ids
+        ),
     }
     before = {name: sys.modules.get(name) for name in stubs}
     sys.modules.update(stubs)
