@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -272,8 +272,22 @@ def fuzz(
 ) -> Result:
     """Give `target` so many cases, or as many as there is time for. Ends at the first escape, or after so many that
     came from different lines. `signatures`: real ones."""
-    with cheap(not signatures):
+    with cheap(not signatures), _strict():
         return _fuzz(target, cases, seed, seconds, start, most_escapes, not signatures, say)
+
+
+@contextmanager
+def _strict() -> Iterator[None]:
+    """Guards raise what they would survive: that is what is looked for."""
+    before = os.environ.get("SWARM_STRICT")
+    os.environ["SWARM_STRICT"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SWARM_STRICT"]
+        else:
+            os.environ["SWARM_STRICT"] = before
 
 
 def _fuzz(
@@ -383,7 +397,7 @@ def replay(target: Target, rest: str) -> Escape | None:
     seed, number, *how = rest.split(":")
     if how and how[0] == "alone":
         only = int(how[1]) if len(how) > 1 else None
-        with cheap():
+        with cheap(), _strict():
             found = _alone(target, int(seed), int(number), only)
         if found is None:
             return None
