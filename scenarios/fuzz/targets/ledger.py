@@ -32,8 +32,8 @@ STEP_S: Final = 0.02
 WRITE_EVERY: Final = 8
 """Cases between two turns of the writing task: it takes all that came meanwhile."""
 SEAL_EVERY: Final = 300
-MOST_OUT: Final = 64
-"""Messages that one body may lead to."""
+MOST_OUT: Final = work.MAX_CAPACITY + 64
+"""Messages that one body may lead to: a node that asks for as much as it may is given leases one by one."""
 _NO_SHAME: Final = {None, Reason.TOO_OLD, Reason.WITHDRAWN, Reason.EXPIRED, Reason.UNKNOWN_LEASE, Reason.GIVEN_BACK,
                     Reason.DUPLICATE, Reason.LATE, Reason.NOT_A_MEMBER}  # fmt: skip
 """Verdicts that an honest node may get."""
