@@ -135,7 +135,7 @@ class _World(World):
 
     async def _converse(self, stream: Any) -> None:
         app = App("policy", self._text, _Counter(), lambda: (0, 1), key=KEY)  # type: ignore[arg-type]
-        await _Server(app, Limits()).converse(stream)
+        await _Server(app, Limits(), app.check).converse(stream)
 
     def close(self) -> None:
         app_module.trio = self._own

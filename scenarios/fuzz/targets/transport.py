@@ -16,7 +16,8 @@ from scenarios.fuzz.certificates import certificate_kind
 from scenarios.fuzz.fields import Kind, fields_of, plain
 from scenarios.fuzz.scene import key_of
 from scenarios.fuzz.target import FOREVER, Target, World
-from swarm.transport import circuit, multistream, punch, tls
+from swarm.transport import circuit, multistream, punch
+from swarm.transport.certificate import verified_key
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.tcp import TOKEN_BYTES, host_and_port_of
 
@@ -175,7 +176,7 @@ class _World(World):
     def _read(self, name: str, data: bytes, script: Any) -> Any:
         match name:
             case "certificate":
-                return tls.TlsTransport._check(data)
+                return verified_key(data)
             case "meeting":
                 found = _run(punch._receive(script))
                 for address in found.addrs:
