@@ -21,7 +21,7 @@ def test_what_is_sent_is_held_back_only_where_somebody_said_so(
 ) -> None:
     taken: list[Limits] = []
     monkeypatch.setattr("node.endpoint.Shell", lambda *_, limits, **__: taken.append(limits))
-    key, core = Key(bytes(32)), SimpleNamespace(admits=lambda _: True)
+    key, core = Key(bytes(32)), SimpleNamespace(admits=lambda _: True, knows=lambda _: True)
     store: Any = SimpleNamespace(records=SimpleNamespace(seals=list))
     face: Any = SimpleNamespace()
     Endpoint.build(
