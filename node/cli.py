@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError, Parameter
 from codec.errors import SwarmError, UsageError
 from node.commands import authority, door, member, watch, weights, work
 from node.commands.report import SEE
+from node.hidden import hide
 from node.sources import sources
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ for flag in ("--help", "--version"):
 
 def main() -> None:
     """The console script."""
+    hide()  # before anything is done: until then other users of this machine can read what was typed
     sys.exit(run(sys.argv[1:]))
 
 
@@ -83,7 +85,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code. Never raises for what can be foreseen, never shows a traceback unasked."""
     words = list(arguments)
     debug = "--debug" in words or bool(os.environ.get("SWARM_DEBUG"))
-    words = [word for word in words if word != "--debug"]
+    # A lone dash is no option to anybody but the parser.
+    words = ["--ticket-file=-" if word == "-" else word for word in words if word != "--debug"]
     try:
         result = app(words, exit_on_error=False)
         sys.stdout.flush()

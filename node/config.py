@@ -235,6 +235,8 @@ class MemberConfig(PeerConfig):
     up_gb_day: float | None = None
     """Send at most so many GB a day (UTC), whatever for. When they are used up this machine passes nothing on until the
     next day; it still gets each version. Without it there is no limit."""
+    ticket_file: Path | None = None
+    """File that holds the ticket, so that it stands in no list of processes."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -359,7 +361,10 @@ class GatewayConfig:
     model_name: str = "policy"
     """What clients call the model."""
     api_key: str = ""
-    """What clients must give as their API key; without it, nothing."""
+    """What clients must give as their API key; without it, nothing. SWARM_API_KEY and --api-key-file do not show it to
+    other users of this machine."""
+    api_key_file: Path | None = None
+    """File that holds that key; it goes before SWARM_API_KEY."""
     max_lag: int = 1
     """How many versions older than the newest a token may be when it is answered with; 0: none."""
     in_flight: int = 1024
@@ -375,9 +380,9 @@ class GatewayConfig:
             raise UsageError("--max-lag: 0 to 1024")
         if not 1 <= len(self.model_name) <= 256:
             raise UsageError("--model-name: 1 to 256 characters")
-        if not self.api_key and not _is_loopback(self.host):
+        if not self.api_key and self.api_key_file is None and not _is_loopback(self.host):
             raise UsageError(
-                f"Whoever reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key), "
+                f"Whoever reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key-file), "
                 "or listen on 127.0.0.1 only."
             )
 

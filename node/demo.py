@@ -130,10 +130,12 @@ class _Demo:
 
     # ------------------------------------------------------------ processes
 
-    def _spawn(self, name: str, arguments: list[str], *, pipes: bool = False, threads: int = 1) -> _Proc:
+    def _spawn(
+        self, name: str, arguments: list[str], *, pipes: bool = False, threads: int = 1, **variables: str
+    ) -> _Proc:
         home = self.folder / name
         log = self.folder / f"{name}.log"
-        env = os.environ | {"SWARM_LOG": "info", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        env = os.environ | {"SWARM_LOG": "info", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"} | variables
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
@@ -203,8 +205,9 @@ class _Demo:
             vllm += ["--vllm-python", str(self.config.vllm_python)]
         proc = self._spawn(
             name,
-            ["node.cli", "join", self.ticket, "--engine", self.config.engine, "--home", str(self.folder / name),
+            ["node.cli", "join", "--engine", self.config.engine, "--home", str(self.folder / name),
              "--listen", "127.0.0.1:0", "--name", name, "--threads", "1", *vllm],
+            SWARM_TICKET=self.ticket,
         )  # fmt: skip
         self.nodes.append(proc)
         return proc

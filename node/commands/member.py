@@ -35,17 +35,19 @@ def check_vllm(python: Path | None) -> None:
     installed(python or Path(sys.executable))
 
 
-async def join(ticket: str, /, *, config: Annotated[JoinConfig, Parameter(name="*")] = JoinConfig()) -> None:
+async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(name="*")] = JoinConfig()) -> None:
     """Come into a swarm, hold its policy, generate rollouts; until interrupted.
 
     Parameters
     ----------
     ticket
-        What swarm-node invite printed.
+        What swarm-node invite printed; - reads it from standard input. It goes before SWARM_TICKET, and so does
+        --ticket-file; give one of the two.
     """
+    from node.given import ticket_text
     from node.ticket import Ticket
 
-    parsed = Ticket.parse(ticket)
+    parsed = Ticket.parse(ticket_text(ticket, config.ticket_file))
     check_engine(config.engine)
     if config.engine == "vllm" and not config.engine_url:
         check_vllm(config.vllm_python)
@@ -57,7 +59,7 @@ async def join(ticket: str, /, *, config: Annotated[JoinConfig, Parameter(name="
     await until_signalled(partial(run, parsed, config))
 
 
-async def relay(ticket: str, /, *, config: Annotated[RelayConfig, Parameter(name="*")] = RelayConfig()) -> None:
+async def relay(ticket: str = "", /, *, config: Annotated[RelayConfig, Parameter(name="*")] = RelayConfig()) -> None:
     """Come into a swarm and pass chunks on: no model, no GPU, no torch; until interrupted.
 
     On a machine that the world can dial it also leads to those that it cannot: start them with --via and this machine's
@@ -66,11 +68,13 @@ async def relay(ticket: str, /, *, config: Annotated[RelayConfig, Parameter(name
     Parameters
     ----------
     ticket
-        What swarm-node invite printed.
+        What swarm-node invite printed; - reads it from standard input. It goes before SWARM_TICKET, and so does
+        --ticket-file; give one of the two.
     """
+    from node.given import ticket_text
     from node.ticket import Ticket
 
-    parsed = Ticket.parse(ticket)
+    parsed = Ticket.parse(ticket_text(ticket, config.ticket_file))
     from node.lifetime import until_signalled
     from node.logs import configure
     from node.relay import run
@@ -85,6 +89,8 @@ def register(app: App) -> None:
         join,
         LEND,
         "swarm-node join swarm1...",
+        "swarm-node join -                                       (asks for the ticket, or reads it from a pipe)",
+        "swarm-node join --ticket-file /run/secrets/ticket",
         "swarm-node join swarm1... --model ~/Qwen3-8B --up-mbit 200",
         "swarm-node join swarm1... --engine vllm --vllm-python ~/vllm/bin/python --engines 4 --tp 2",
         "swarm-node join swarm1... --engine-url http://127.0.0.1:8000",
@@ -96,5 +102,6 @@ def register(app: App) -> None:
         relay,
         LEND,
         "swarm-node relay swarm1... --up-mbit 900 --up-gb-day 1000",
+        "swarm-node relay - < ticket.txt",
         "swarm-node relay swarm1... --announce 203.0.113.9:4001     (then: seed --via 203.0.113.9:4001)",
     )

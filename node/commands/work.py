@@ -28,15 +28,15 @@ def gateway(
     to the node that has room and is fastest, stays with it for a session (X-Session-Id), is done again elsewhere if
     that node dies, and is answered once.
     """
+    from node.given import api_key
     from node.local import ChannelTimeout
     from node.trainers.errors import SwarmDown
     from node.trainers.messages import GatewayOpened, OpenGateway
     from node.trainers.seedlink import expect, speaking
 
+    key = api_key(config.api_key, config.api_key_file)
     with speaking("a gateway ran"), seed_of(config.home) as channel:
-        asked = OpenGateway(
-            config.host, config.port, config.model_name, config.api_key, config.max_lag, config.in_flight
-        )
+        asked = OpenGateway(config.host, config.port, config.model_name, key, config.max_lag, config.in_flight)
         channel.send(asked)
         opened, _ = expect(channel, GatewayOpened)
         if as_json:
@@ -152,7 +152,8 @@ def register(app: App) -> None:
         TRAIN,
         "swarm-node gateway",
         "swarm-node gateway --at 127.0.0.1:9000 --model-name Qwen3-8B",
-        "SWARM_API_KEY=... swarm-node gateway --at 0.0.0.0:8000 --in-flight 4096",
+        "swarm-node gateway --at 0.0.0.0:8000 --api-key-file ~/secrets/gateway --in-flight 4096",
+        "SWARM_API_KEY=... swarm-node gateway --at 0.0.0.0:8000",
     )
     offer(
         app,
