@@ -11,6 +11,7 @@ import msgspec
 
 from codec.errors import UsageError
 from node.config import MAX_ADDRESSES, Preset
+from swarm.store.private import FILE_MODE
 
 __all__ = ["Contact", "dialable", "only_near"]
 
@@ -28,7 +29,9 @@ class Contact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def write(self, home: Path) -> None:
         """Put it in `home`, whole or not at all."""
         fresh = home / f"{_NAME}.new"
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        fresh.unlink(missing_ok=True)  # an older one may have been open to others
+        with open(fresh, "xb", opener=lambda path, flags: os.open(path, flags, FILE_MODE)) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
         os.replace(fresh, home / _NAME)
 
     @classmethod

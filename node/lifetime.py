@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 import trio
 
-__all__ = ["Interrupted", "until_signalled"]
+__all__ = ["Interrupted", "owner_only", "until_signalled"]
 
 T = TypeVar("T")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -23,6 +23,12 @@ class Interrupted(Exception):
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name, 128 + number)
+
+
+def owner_only() -> None:
+    """From here on whatever this process and its children make is for their owner alone: the home of a swarm holds
+    keys, weights and prompts, and may have been made with wide permissions by whoever mounted it."""
+    os.umask(0o077)
 
 
 async def until_signalled(work: Callable[[], Awaitable[T]]) -> T:

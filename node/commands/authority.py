@@ -48,10 +48,11 @@ async def seed(*, config: Annotated[SeedConfig | None, Parameter(name="*")] = No
     It holds the key, admits nodes by their tickets, and deals each version that is published to it. Where nobody can
     dial this machine, name a relay that they can (--via): its tickets then lead through that one.
     """
-    from node.lifetime import until_signalled
+    from node.lifetime import owner_only, until_signalled
     from node.logs import configure
     from node.seed import run
 
+    owner_only()
     configure()
     await until_signalled(partial(run, config or SeedConfig()))
 

@@ -52,9 +52,10 @@ async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(n
     if config.engine == "vllm" and not config.engine_url:
         check_vllm(config.vllm_python)
     from node.join import run
-    from node.lifetime import until_signalled
+    from node.lifetime import owner_only, until_signalled
     from node.logs import configure
 
+    owner_only()
     configure()
     await until_signalled(partial(run, parsed, config))
 
@@ -75,10 +76,11 @@ async def relay(ticket: str = "", /, *, config: Annotated[RelayConfig, Parameter
     from node.ticket import Ticket
 
     parsed = Ticket.parse(ticket_text(ticket, config.ticket_file))
-    from node.lifetime import until_signalled
+    from node.lifetime import owner_only, until_signalled
     from node.logs import configure
     from node.relay import run
 
+    owner_only()
     configure()
     await until_signalled(partial(run, parsed, config))
 

@@ -50,6 +50,7 @@ from node.ledger.messages import Rollout
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 from node.ledger.state import Done, Group, Head, Lease
+from swarm.store.private import make_private
 
 __all__ = ["Book"]
 
@@ -99,6 +100,10 @@ class Book:
         """Open or create `path`. Raises `UsageError` when it is damaged, of a later format, or cannot be written."""
         self._path = path
         self._lock = threading.Lock()
+        try:
+            make_private(path)
+        except OSError as error:
+            raise UsageError(f"Cannot open the ledger {path}: {error.strerror}. Choose a home that you own.") from error
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("pragma journal_mode = wal")

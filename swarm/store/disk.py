@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from codec.errors import UsageError
+from swarm.store.private import FILE_MODE
 
 __all__ = ["PAGE_BYTES", "TEMPORARY", "Disk", "DiskFull"]
 
@@ -55,7 +56,7 @@ class Disk:
         temporary = path.with_name(path.name + TEMPORARY)
         with self.errors(path):
             self.before("write", path)
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb", opener=_private) as file:
                 file.write(data)
                 file.flush()
                 self.before("sync", path)
@@ -178,6 +179,11 @@ class Disk:
                     f"Cannot write {path}: {error.strerror}. Point SWARM_HOME at a folder you own."
                 ) from error
             raise
+
+
+def _private(path: str, flags: int) -> int:
+    """For `open`: what it makes is its owner's alone."""
+    return os.open(path, flags, FILE_MODE)
 
 
 def _write_all(descriptor: int, view: memoryview, offset: int) -> int:

@@ -15,6 +15,7 @@ from codec import Manifest
 from codec.errors import UsageError
 from swarm.protocol.events import VersionId
 from swarm.store.disk import Disk, DiskFull
+from swarm.store.private import make_private
 
 __all__ = ["Records", "Seal", "TwoSeals"]
 
@@ -53,10 +54,12 @@ class Records:
     """One database file. Safe to use from several threads; each call is one transaction."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        """Raises `UsageError` when the file is no database of ours."""
+        """Raises `UsageError` when the file is no database of ours, or cannot be written."""
         self._path = path
         self._disk = disk
         self._lock = threading.Lock()
+        with disk.errors(path):
+            make_private(path)
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
         try:
             self._db.execute("pragma journal_mode=wal")
