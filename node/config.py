@@ -45,6 +45,8 @@ DEFAULT_MBIT: Final = 100.0
 MAX_MBIT: Final = 1e7
 MAX_ADDRESSES: Final = 4
 """As many as a ticket has room for; a machine has one or two that the world can dial."""
+MAX_NODES_EVER: Final = 10_000
+"""The seed keeps 32 bytes of each, and writes all of a ticket's anew when another comes."""
 MAX_RELAYS: Final = 3
 """Each costs a connection, and a place in the ticket."""
 _EXAMPLE: Final = "203.0.113.7:4001"
@@ -330,7 +332,9 @@ class InviteConfig:
     expires: str = "24h"
     """How long it can be used to come in (nodes that are in may stay): 30m, 24h, 7d."""
     nodes: int = 10
-    """How many machines may use it."""
+    """How many machines may be in by it at a time; the place of one that left or was lost is free again."""
+    nodes_ever: int = 0
+    """How many different machines may come in by it ever. 0: no limit."""
     quota_gb: float = 0.0
     """How many GB they may fetch in all while catching up; whoever fetches more is put out. 0: no limit."""
 
@@ -342,6 +346,8 @@ class InviteConfig:
             raise UsageError(f"--announce: at most {MAX_ADDRESSES} addresses")
         if not 1 <= self.nodes <= 1_000_000:
             raise UsageError("--nodes: 1 to 1000000")
+        if not 0 <= self.nodes_ever <= MAX_NODES_EVER:
+            raise UsageError(f"--nodes-ever: 0 to {MAX_NODES_EVER}; 0 for no limit")
         if not 0 <= self.quota_gb <= 1e9:
             raise UsageError("--quota-gb: 0 or more")
 

@@ -161,6 +161,8 @@ class Member:
         self.committed_next = trio.Event()
         """Set when the replica becomes another version; then another one stands here."""
         self.news = ""
+        self._refused = ""
+        """Why the seed does not let us in for now; empty: it has not said so."""
         self._quiet_until = 0.0
 
     def employ(self, workplace: "Workplace") -> None:
@@ -189,6 +191,8 @@ class Member:
         with trio.move_on_after(self.config.wait_for_seed_s):
             await self._joined.wait()
         if not self._joined.is_set():
+            if self._refused:
+                self.stop(Unreachable(f"The swarm does not let this machine in yet: {self._refused}"))
             why = self.news or f"nothing answers at {', '.join(self.ticket.addrs)}"
             self.stop(Unreachable(
                 f"The swarm's seed cannot be reached: {why}. Is it running, and is that port open to this machine? "
@@ -247,6 +251,8 @@ class Member:
                 self._quiet_until = trio.current_time() + _LOG_EVERY_S
             case "refused" if info["code"] in ("ticket", "capability"):
                 self.stop(UsageError(info["why"]))
+            case "refused" if info["code"] == "later":
+                self.news = self._refused = info["why"]
             case "failed":
                 self.stop(SwarmError(
                     f"This machine cannot hold the swarm's model: {info['detail']}. "

@@ -167,7 +167,7 @@ class _Seat:
         wall = time.time() - start  # one reading: authority time must not jump when somebody sets the clock
         grants = [record for record in store.records.all("grant/").values() if record]
         tickets = list(store.records.all("ticket/").values())
-        bars = [record for record in store.records.all("bar/").values() if record]
+        bars = [record for kind in ("bar/", "kick/") for record in store.records.all(kind).values() if record]
         assert model.layout is not None
         self.core = Authority(
             key, (), tuning, random.Random(secrets.randbits(64)),

@@ -74,7 +74,8 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
             "Give its key file with --key, or its folder with --home."
         )
     expires = time.time() + config.expires_s
-    capability = Capability(key.public, os.urandom(16), expires, config.nodes, round(config.quota_gb * 1e9))
+    quota_bytes = round(config.quota_gb * 1e9)
+    capability = Capability(key.public, os.urandom(16), expires, config.nodes, quota_bytes, config.nodes_ever)
     addrs = config.announce or contact.addrs
     ticket = Ticket(key.public, addrs, seal(capability, key), contact.preset)
     if as_json:
@@ -82,7 +83,8 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
         return
     print(ticket)
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
-    print(f"For {config.nodes} machines, until {until}: swarm-node join TICKET", file=sys.stderr)
+    ever = f" ({config.nodes_ever} different ones)" * bool(config.nodes_ever)
+    print(f"For {config.nodes} machines at a time{ever}, until {until}: swarm-node join TICKET", file=sys.stderr)
     if only_near(addrs):
         print(
             f"It leads to {', '.join(addrs)}, which only machines nearby can reach. For others, start the seed with "
@@ -143,7 +145,8 @@ def register(app: App) -> None:
         "swarm-node seed --base ~/models/Qwen3-8B --egress-copies 1.1",
         "swarm-node seed --raw-mb 512",
     )
-    offer(app, invite, TRAIN, "swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json")
+    offer(app, invite, TRAIN, "swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json",
+          "swarm-node invite --nodes 1 --nodes-ever 1                (for one machine, and no other ever)")  # fmt: skip
     offer(
         app,
         publish,

@@ -143,9 +143,10 @@ def _show(swarm: dict[str, Any], *, as_json: bool) -> None:
     for ticket in tickets:
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(ticket["expires"])) if ticket["expires"] else "?"
         quota = f" of {ticket['quota_bytes'] / 1e9:g}" if ticket["quota_bytes"] else ""
+        limit = f" of {ticket['nodes_ever']}" if ticket["nodes_ever"] else ""
         state = "revoked" if ticket["revoked"] else f"until {until}"
         print(
-            f"{ticket['id']}  {state}, {len(ticket['peers'])} of {ticket['nodes'] or '?'} machines, "
+            f"{ticket['id']}  {state}, {ticket['here']} of {ticket['nodes'] or '?'} now, {ticket['ever']}{limit} ever, "
             f"{ticket['fetched_bytes'] / 1e9:.3g}{quota} GB fetched"
         )
         for peer in ticket["peers"]:

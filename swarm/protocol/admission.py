@@ -45,8 +45,6 @@ class Admission:
         """Grants on their way to the disk: token -> peer."""
         self._welcoming: list[bytes] = []
         """Peers whose grant is durable: they are welcomed with the next plan."""
-        self._barred: dict[bytes, float] = {}
-        """Who was kicked, and until when it is refused (local time)."""
         self._fetched = Fetched()
 
     def restore(self, grants: list[bytes], tickets: list[bytes], bars: list[bytes], now: float) -> None:
@@ -89,14 +87,12 @@ class Admission:
         self._state.emit(Persist(token, f"grant/{lease.grant.slot}", record_of(lease.sealed, enrolment)))
 
     def _admit(self, message: Join, peer: bytes, now: float) -> Lease | Refused:
-        if self._barred.get(peer, 0.0) > now:
-            return Refused("ticket", BARRED)
         try:
             capability = open_capability(message.capability, self._state.swarm)
         except PeerError:
             return Refused("capability", "This ticket is not one of this swarm: ask its trainer for one.")
         lease = self._book.admit(capability, peer, self._time(now))
-        return Refused("ticket", lease) if isinstance(lease, str) else lease
+        return lease if isinstance(lease, Lease) else Refused(lease.code, lease.why)
 
     def _persist_ticket(self, id_: bytes) -> None:
         self._state.emit(Persist(f"ticket/{id_.hex()}", f"ticket/{id_.hex()}", self._book.tickets.record(id_)))
@@ -171,12 +167,16 @@ class Admission:
         self._state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
 
     def kick(self, peer: bytes, now: float) -> bool:
-        """End its lease now: it gets nothing more, and may not come in again for a while. False when it has none."""
+        """End its lease now: it gets nothing more, and may not come in again for a while, which is durable. False when
+        it has none."""
         slot = self._book.slot_of.get(peer)
         if slot is None:
             return False
-        self._barred = {other: until for other, until in self._barred.items() if until > now}
-        self._barred[peer] = now + BAN_S
+        tickets, time = self._book.tickets, self._time(now)
+        tickets.kick(peer, AuthorityTime(time + BAN_S))
+        for other in (*tickets.forgive(time), peer):
+            name = f"kick/{other.hex()}"
+            self._state.emit(Persist(name, name, tickets.kick_record(other)))
         self._put_out(slot, peer, BARRED, now)
         return True
 
@@ -205,7 +205,8 @@ class Admission:
         self._state.emit(Persist(name, name, self._book.tickets.bar_record(peer)))
         slot = self._book.slot_of.get(peer)
         if undo:
-            self._barred.pop(peer, None)
+            name = f"kick/{peer.hex()}"
+            self._state.emit(Persist(name, name, b""))
         elif slot is not None:
             self._put_out(slot, peer, BARRED, now)
         return changed

@@ -115,10 +115,10 @@ class Authority:
         now: float = 0.0,
     ) -> None:
         """`clock` turns local time into authority time. `head`: sealed manifest of the newest sealed version. `grants`,
-        `tickets`, `bars`: what `Persist` left under `grant/...`, `ticket/...` and `bar/...` in an earlier boot, less
-        what is empty; those leases stood still meanwhile. `boot`: how often this key has started, made durable before
-        this is built. `egress`: what may be sent (without it: all that is asked for), and `sizes`, what a request would
-        cost. `region`: where the trainer stands, in the words of its members.
+        `tickets`, `bars`: what `Persist` left under `grant/...`, `ticket/...`, `bar/...` and `kick/...` in an earlier
+        boot, less what is empty; those leases stood still meanwhile. `boot`: how often this key has started, made
+        durable before this is built. `egress`: what may be sent (without it: all that is asked for), and `sizes`, what
+        a request would cost. `region`: where the trainer stands, in the words of its members.
         """
         self.state = State.new(key, key.public, tuning, rng)
         self.egress = self.state.exchange.purse = egress or Egress()

@@ -69,9 +69,11 @@ class Capability(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     expires: Time
     """Authority time."""
     nodes: U32
-    """How many different peers may use it. Each is bound at its first use."""
+    """How many peers may have a lease by it at a time."""
     quota_bytes: U63
     """How much they may fetch in all while catching up; 0: no limit."""
+    nodes_ever: U32 = 0
+    """How many different peers may use it ever; 0: no limit. Not in tickets of the first releases."""
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

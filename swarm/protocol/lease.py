@@ -22,7 +22,7 @@ from swarm.protocol.documents import (
     open_heartbeat,
     seal,
 )
-from swarm.protocol.tickets import Tickets
+from swarm.protocol.tickets import TICKET, Refusal, Tickets
 from swarm.protocol.tuning import Tuning
 
 __all__ = ["Lease", "LeaseBook", "Leases", "Standing"]
@@ -100,8 +100,8 @@ class LeaseBook:
         self.leases: dict[int, Lease] = {}
         self.slot_of: dict[bytes, int] = {}
 
-    def admit(self, capability: Capability, peer: bytes, now: AuthorityTime) -> Lease | str:
-        """A grant for `peer`, or one sentence why not. A peer that still has a lease gets a new serial for its slot."""
+    def admit(self, capability: Capability, peer: bytes, now: AuthorityTime) -> Lease | Refusal:
+        """A grant for `peer`, or why not. A peer that still has a lease gets a new serial for its slot."""
         refusal = self.tickets.refusal(capability, peer, now)
         if refusal is not None:
             return refusal
@@ -109,7 +109,8 @@ class LeaseBook:
         if slot is None:
             slot = next((s for s in range(MAX_SLOTS) if s not in self.leases), None)
         if slot is None:
-            return f"The swarm is full ({MAX_SLOTS} nodes)."
+            return Refusal(TICKET, f"The swarm is full ({MAX_SLOTS} nodes).")
+        self.release(slot)  # of an older grant, perhaps by another ticket
         self.tickets.bind(capability.id, peer)
         grant = Grant(self._swarm, peer, slot, self.next_serial, now, capability.id)
         self.next_serial += 1
@@ -127,7 +128,7 @@ class LeaseBook:
             self.release(self.slot_of.get(grant.peer, grant.slot))
             self.leases[grant.slot] = Lease(grant, sealed, now)
             self.slot_of[grant.peer] = grant.slot
-            self.tickets.bind(grant.capability, grant.peer)
+            self.tickets.resume(grant.capability, grant.peer)
             self.next_serial = max(self.next_serial, grant.serial + 1)
 
     def beat(self, sealed_heartbeat: bytes, now: AuthorityTime) -> None:
@@ -167,6 +168,7 @@ class LeaseBook:
         lease = self.leases.pop(slot, None)
         if lease is not None:
             self.slot_of.pop(lease.grant.peer, None)
+            self.tickets.left(lease.grant.capability, lease.grant.peer)
 
     def expire(self, now: AuthorityTime) -> list[tuple[int, bytes]]:
         """Free the slots past hard expiry; which they were, and whose."""

@@ -115,7 +115,7 @@ def test_a_kick_ends_lease_and_session() -> None:
     effects = core.kick(key_of(0).public, 5.0)
     assert [refused.code for refused in sends(effects, Refused, to=0)] == ["ticket"]
     assert [c.peer for c in only(effects, Close)] == [key_of(0).public]
-    assert [p.name for p in only(effects, Persist)] == ["grant/0"]
+    assert [p.name for p in only(effects, Persist)] == [f"kick/{key_of(0).public.hex()}", "grant/0"]
     assert core.state.leases.heartbeat is not None
     assert core.state.leases.heartbeat.live == b"\x02"
     assert core.kick(key_of(0).public, 5.1) == []

@@ -22,6 +22,7 @@ from swarm.protocol.documents import (
     seal,
 )
 from swarm.protocol.lease import Lease, LeaseBook, Leases, Standing
+from swarm.protocol.tickets import Refusal
 
 ALICE, BOB = key_of("alice"), key_of("bob")
 SOFT, HARD = TUNING.soft_ttl_s, TUNING.hard_ttl_s
@@ -148,19 +149,31 @@ def test_two_peers_get_two_slots() -> None:
 
 def test_ticket_expired() -> None:
     refusal = new_book().admit(capability(expires=1005.0), ALICE.public, at(5))
-    assert isinstance(refusal, str)
-    assert "expired" in refusal
+    assert isinstance(refusal, Refusal)
+    assert "expired" in refusal.why
     assert isinstance(new_book().admit(capability(expires=1005.0), ALICE.public, at(4.9)), Lease)
 
 
-def test_ticket_used_up_even_when_its_user_has_left() -> None:
+def test_a_place_returns_with_its_lease() -> None:
     book = new_book()
     ticket = capability(nodes=1)
     lease = admitted(book, ALICE.public, ticket=ticket)
+    assert "All 1 places" in str(book.admit(ticket, BOB.public, at(1)))
+    assert isinstance(book.admit(capability(nodes=1, name=1), BOB.public, at(1)), Lease), "by another ticket"
     book.release(lease.grant.slot)
-    assert "taken" in str(book.admit(ticket, BOB.public, at(1)))
-    assert isinstance(book.admit(ticket, ALICE.public, at(1)), Lease)
-    assert isinstance(book.admit(capability(nodes=1, name=1), BOB.public, at(1)), Lease)
+    assert isinstance(book.admit(ticket, BOB.public, at(2)), Lease)
+    assert "All 1 places" in str(book.admit(ticket, ALICE.public, at(3)))
+    book.expire(at(HARD + 4))
+    assert isinstance(book.admit(ticket, ALICE.public, at(HARD + 5)), Lease)
+
+
+def test_who_comes_by_another_ticket_gives_back_its_place_in_the_first() -> None:
+    book = new_book()
+    first = admitted(book, ALICE.public, ticket=capability(nodes=1))
+    second = admitted(book, ALICE.public, 1, ticket=capability(nodes=1, name=1))
+    assert second.grant.slot == first.grant.slot
+    assert isinstance(book.admit(capability(nodes=1), BOB.public, at(2)), Lease)
+    assert len(book.leases) == 2
 
 
 def test_a_freed_slot_is_given_away_and_the_old_holder_cannot_renew_it() -> None:
@@ -200,7 +213,7 @@ def test_restored_tickets_remember_who_used_them() -> None:
     lease = admitted(book, ALICE.public, ticket=capability(nodes=1))
     restored = new_book()
     restored.restore([lease.sealed], at(0))
-    assert isinstance(restored.admit(capability(nodes=1), BOB.public, at(0)), str)
+    assert isinstance(restored.admit(capability(nodes=1), BOB.public, at(0)), Refusal)
 
 
 def test_restored_twice_the_later_grant_of_a_slot_counts() -> None:

@@ -1,5 +1,7 @@
 """Tickets over a life of the authority and the next: who is bound, what is revoked, what the disk remembers."""
 
+import dataclasses
+
 import msgspec
 import pytest
 from authority_kit import an_authority, clock, comes, join, renewal
@@ -9,9 +11,9 @@ from protocol_kit import AUTHORITY, TUNING, capability, join_message, key_of, on
 
 from codec.errors import PeerError
 from swarm.protocol.authority import Authority
-from swarm.protocol.documents import AuthorityTime, seal
+from swarm.protocol.documents import AuthorityTime, open_capability, seal
 from swarm.protocol.events import Close, Effect, Persist, Timer
-from swarm.protocol.tickets import BARRED, REVOKED, Tickets
+from swarm.protocol.tickets import BARRED, LATER, REMEMBERED, REVOKED, TURNS_MORE, Ticket, Tickets
 from swarm.protocol.wire import Bye, Hello, Refused, Welcome
 
 ALICE, BOB = key_of("alice").public, key_of("bob").public
@@ -29,8 +31,10 @@ def again(disk: dict[str, bytes], boot: int = 2) -> Authority:
     def under(prefix: str) -> list[bytes]:
         return [record for name, record in sorted(disk.items()) if name.startswith(prefix) and record]
 
+    bars = under("bar/") + under("kick/")
+
     core = an_authority(boot=boot)
-    core.admission.restore(under("grant/"), under("ticket/"), under("bar/"), 0.0)
+    core.admission.restore(under("grant/"), under("ticket/"), bars, 0.0)
     core.apply(Timer("tick"), TUNING.tick_s + 0.01)
     return core
 
@@ -43,16 +47,115 @@ def answer(core: Authority, slot: int, ticket: bytes, now: float) -> str | None:
     return refused[0].why if refused else None
 
 
-def test_a_peer_is_bound_at_its_first_use_and_who_left_keeps_its_place_over_a_restart() -> None:
+def test_a_place_is_free_again_once_its_lease_is_over_and_a_restart_counts_the_same() -> None:
     ticket, disk = seal(capability(nodes=2), AUTHORITY), {}
     core = an_authority()
     kept(join(core, 0, 1.0, join_message(ticket)), disk)
     kept(join(core, 1, 2.0, join_message(ticket)), disk)
-    kept(say(core, 1, Bye(renewal(core, 1, 1, leaving=True)), 3.0), disk)
-    assert "places of this ticket are taken" in str(answer(core, 2, ticket, 4.0))
-    second = again(disk)
-    assert "places of this ticket are taken" in str(answer(second, 3, ticket, 5.0))
-    assert answer(second, 1, ticket, 6.0) is None, "whoever was bound comes back"
+    assert "All 2 places" in str(answer(core, 2, ticket, 3.0))
+    assert "All 2 places" in str(answer(again(disk), 2, ticket, 3.0))
+    kept(say(core, 1, Bye(renewal(core, 1, 1, leaving=True)), 4.0), disk)
+    assert answer(core, 2, ticket, 5.0) is None
+    assert "All 2 places" in str(answer(core, 1, ticket, 6.0)), "who left has no place kept for it"
+    assert answer(again(disk), 1, ticket, 5.0) is None
+
+
+@pytest.mark.parametrize("ends", ["leaves", "expires", "kicked", "barred"])
+def test_however_a_lease_ends_its_place_returns(ends: str) -> None:
+    ticket, core, now = seal(capability(nodes=1), AUTHORITY), an_authority(), 5.0
+    join(core, 0, 1.0, join_message(ticket))
+    peer = key_of(0).public
+    match ends:
+        case "leaves":
+            say(core, 0, Bye(renewal(core, 0, 1, leaving=True)), now)
+        case "expires":
+            now = TUNING.hard_ttl_s + 5.0
+            core.apply(Timer("tick"), now)
+        case "kicked":
+            core.kick(peer, now)
+        case "barred":
+            core.bar(peer, now)
+    assert answer(core, 1, ticket, now + 1.0) is None
+
+
+def test_how_many_machines_ever_is_bounded_if_asked_for_over_restarts_and_whoever_was_one_comes_back() -> None:
+    ticket, disk = seal(replace(capability(nodes=2), nodes_ever=3), AUTHORITY), {}
+    core = an_authority()
+    for slot in range(3):
+        assert sends(kept(join(core, slot, 1.0 + 10 * slot, join_message(ticket)), disk), Refused) == []
+        kept(say(core, slot, Bye(renewal(core, core.book.slot_of[key_of(slot).public], 1, key=key_of(slot),
+                                         leaving=True)), 6.0 + 10 * slot), disk)  # fmt: skip
+    for now, each in ((40.0, core), (5.0, again(disk))):
+        assert "3 different machines" in str(answer(each, 3, ticket, now))
+        assert answer(each, 1, ticket, now + 1.0) is None
+
+
+def test_taking_turns_is_bounded_and_told_as_what_time_mends() -> None:
+    """Two keys that come and go on a ticket for one machine: a few times, then once in a while."""
+    ticket = capability(nodes=1)
+    tickets, came, codes = Tickets(), 0, set()
+    for tenth in range(36_000):
+        peer = ALICE if tenth % 2 else BOB
+        refusal = tickets.refusal(ticket, peer, AuthorityTime(NOW + tenth / 10))
+        if refusal is None:
+            tickets.bind(ticket.id, peer)
+            tickets.left(ticket.id, peer)
+            came += 1
+        else:
+            codes.add(refusal.code)
+    assert codes == {LATER}
+    assert came <= (1 + TURNS_MORE) * 61
+
+
+def test_a_refusal_that_time_mends_does_not_end_the_members_patience() -> None:
+    core = an_authority()
+    ticket = capability(nodes=1)
+    for turn in range(1 + TURNS_MORE):
+        assert answer(core, turn, seal(ticket, AUTHORITY), 1.0 + turn) is None
+        core.kick(key_of(turn).public, 1.5 + turn)
+    (refused,) = sends(join(core, 9, 8.0, join_message(seal(ticket, AUTHORITY))), Refused, to=9)
+    assert refused.code == LATER
+    assert answer(core, 9, seal(ticket, AUTHORITY), 30.0) is None
+
+
+def test_a_ticket_without_a_limit_remembers_the_last_few_hundred() -> None:
+    tickets, ticket = Tickets(), capability(nodes=10)
+    for number in range(3 * REMEMBERED):
+        tickets.bind(ticket.id, number.to_bytes(32, "big"))
+        tickets.left(ticket.id, number.to_bytes(32, "big"))
+    record = tickets.record(ticket.id)
+    assert len(record) < 40 * REMEMBERED
+    other = Tickets()
+    other.restore([record])
+    (found,) = other
+    assert (len(found.peers), found.ever) == (REMEMBERED, 3 * REMEMBERED)
+    assert (3 * REMEMBERED - 1).to_bytes(32, "big") in found.peers
+    tickets.bind(ticket.id, (1).to_bytes(32, "big"))
+    assert tickets.users(ticket.id)[0] == (1).to_bytes(32, "big"), "the latest stay"
+
+
+def test_a_kick_outlives_a_restart_and_ends_by_itself() -> None:
+    disk: dict[str, bytes] = {}
+    core = with_members(an_authority(), 2)
+    kept(core.kick(key_of(0).public, 5.0), disk)
+    ticket = seal(capability(), AUTHORITY)
+    assert answer(again(disk), 0, ticket, 100.0) == BARRED
+    core = again(disk, 3)
+    assert answer(core, 0, ticket, 606.0) is None
+    kept(join(core, 1, 610.0), disk)
+    kept(core.kick(key_of(1).public, 620.0), disk)
+    assert [name for name, record in disk.items() if name.startswith("kick/") and record] == [
+        f"kick/{key_of(1).public.hex()}"
+    ], "what is over is forgotten"
+
+
+def test_a_kick_is_taken_back_with_undo() -> None:
+    disk: dict[str, bytes] = {}
+    core = with_members(an_authority(), 2)
+    kept(core.kick(key_of(0).public, 5.0), disk)
+    kept(core.bar(key_of(0).public, 6.0, undo=True), disk)
+    for each, now in ((core, 7.0), (again(disk), 7.0)):
+        assert answer(each, 0, seal(capability(), AUTHORITY), now) is None
 
 
 def test_a_ticket_in_other_hands_is_no_use_once_its_place_is_taken() -> None:
@@ -123,8 +226,19 @@ def test_a_record_of_the_first_release_is_read() -> None:
     tickets = Tickets()
     ticket = capability(nodes=1)
     tickets.restore([msgspec.msgpack.encode((ticket.id, False, (ALICE,)))])
+    assert tickets.users(ticket.id) == [ALICE]
+    tickets.resume(ticket.id, ALICE)
     assert tickets.refusal(ticket, ALICE, NOW) is None
     assert "All 1 places" in str(tickets.refusal(ticket, BOB, NOW))
+    tickets.left(ticket.id, ALICE)
+    assert tickets.refusal(replace(ticket, nodes_ever=1), ALICE, NOW) is None
+    assert "1 different machines" in str(tickets.refusal(replace(ticket, nodes_ever=1), BOB, NOW))
+
+
+def test_a_capability_of_the_first_releases_is_opened() -> None:
+    ticket = capability(nodes=7)
+    old = msgspec.msgpack.encode((ticket.swarm, ticket.id, ticket.expires, ticket.nodes, ticket.quota_bytes))
+    assert open_capability(AUTHORITY.seal(b"swarm-node capability 1", old), AUTHORITY.public) == ticket
 
 
 @pytest.mark.parametrize(
@@ -136,17 +250,22 @@ def test_a_record_that_is_none_of_ours_is_noticed(records: list[bytes], bars: li
         Tickets().restore(records, bars)
 
 
+def replace_turns(ticket: Ticket) -> Ticket:
+    return dataclasses.replace(ticket, turns=None)
+
+
 def test_quota_and_use_come_back_as_they_were() -> None:
     ticket = replace(capability(nodes=3), quota_bytes=1000)
     tickets = Tickets()
     assert tickets.refusal(ticket, ALICE, NOW) is None
-    assert tickets.bind(ticket.id, ALICE)
-    assert not tickets.bind(ticket.id, ALICE)
+    for _ in range(2):
+        tickets.bind(ticket.id, ALICE)
+    tickets.left(ticket.id, ALICE)
     assert not tickets.fetched(ticket.id, 9), "less than a hundredth"
     assert tickets.fetched(ticket.id, 600)
     other = Tickets()
     other.restore([tickets.record(ticket.id)])
-    assert list(other) == list(tickets)
+    assert [replace_turns(each) for each in other] == [replace_turns(each) for each in tickets]
     assert not other.fetched(ticket.id, 5)
     assert other.fetched(ticket.id, 500)
     assert "used up" in str(other.refusal(ticket, ALICE, NOW))
