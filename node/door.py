@@ -5,10 +5,11 @@ from typing import Any
 
 from node.trainers.messages import PutOut, WentOut
 from swarm.protocol.authority import Authority
+from swarm.protocol.tickets import Tickets
 from swarm.shell import Shell
 from swarm.transport.identity import peer_id
 
-__all__ = ["Door"]
+__all__ = ["Door", "listed"]
 
 
 class Door:
@@ -35,22 +36,26 @@ class Door:
 
     def state(self) -> dict[str, Any]:
         """Plain values for `status`: `tickets` that were used or revoked, `barred` peers."""
-        tickets = self._core.book.tickets
-        return {
-            "tickets": [
-                {
-                    "id": ticket.id.hex(),
-                    "expires": ticket.expires,
-                    "nodes": ticket.nodes,
-                    "nodes_ever": ticket.nodes_ever,
-                    "here": len(ticket.here),
-                    "ever": ticket.ever,
-                    "peers": [peer_id(peer) for peer in sorted(ticket.peers)],
-                    "quota_bytes": ticket.quota_bytes,
-                    "fetched_bytes": ticket.fetched_bytes,
-                    "revoked": ticket.revoked,
-                }
-                for ticket in tickets
-            ],
-            "barred": [peer_id(peer) for peer in tickets.barred],
-        }
+        return listed(self._core.book.tickets)
+
+
+def listed(tickets: Tickets) -> dict[str, Any]:
+    """Plain values: `tickets` that were used or revoked, `barred` peers."""
+    return {
+        "tickets": [
+            {
+                "id": ticket.id.hex(),
+                "expires": ticket.expires,
+                "nodes": ticket.nodes,
+                "nodes_ever": ticket.nodes_ever,
+                "here": len(ticket.here),
+                "ever": ticket.ever,
+                "peers": [peer_id(peer) for peer in sorted(ticket.peers)],
+                "quota_bytes": ticket.quota_bytes,
+                "fetched_bytes": ticket.fetched_bytes,
+                "revoked": ticket.revoked,
+            }
+            for ticket in tickets
+        ],
+        "barred": [peer_id(peer) for peer in tickets.barred],
+    }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swarm.shell.jobs import Jobs
     from swarm.shell.model import Model
 
-__all__ = ["Endpoint", "open_store"]
+__all__ = ["Endpoint", "open_store", "store_folder"]
 
 _TOPIC: Final = "/swarm-node/{}/manifests/1"
 _GOSSIP_AFTER_S: Final = (1.0, 2.0)
@@ -40,10 +40,15 @@ _LEAVE_S: Final = 2.0
 """Spot machines are told little before they are taken away; a goodbye that takes longer is not worth it."""
 
 
+def store_folder(home: Path, authority: bytes) -> Path:
+    """Where this home keeps what it has of that swarm."""
+    return home / f"swarm-{authority.hex()[:16]}"
+
+
 def open_store(home: Path, authority: bytes) -> Store:
     """What this home keeps of that swarm. Raises `UsageError` when another process uses it."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Store(home / f"swarm-{authority.hex()[:16]}", authority)
+    return Store(store_folder(home, authority), authority)
 
 
 @dataclass

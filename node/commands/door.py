@@ -1,4 +1,7 @@
-"""Commands that show somebody out: kick, revoke. Both speak to the seed that runs on this machine."""
+"""Commands that show somebody out: kick, revoke.
+
+Both speak to the seed of this machine. Where none runs they write into its home what it will read at its next start.
+"""
 
 import time
 from pathlib import Path
@@ -12,6 +15,7 @@ from node.commands.report import TRAIN, AsJson, offer, print_json
 from node.config import default_home
 
 if TYPE_CHECKING:
+    from node.local import Channel
     from node.trainers.messages import PutOut, WentOut
 
 __all__ = ["register"]
@@ -22,7 +26,7 @@ _TICKET = "swarm1"
 def kick(node: str, /, *, home: Path | None = None, as_json: AsJson = False) -> None:
     """End a node's lease now. It gets nothing more, and may not come in again for ten minutes.
 
-    To keep it out for good, revoke it.
+    To keep it out for good, revoke it. The seed need not run: it does so at its next start.
 
     Parameters
     ----------
@@ -50,7 +54,7 @@ def revoke(
     """Take back a ticket, or one machine's right to come in, for good: over restarts of the seed too.
 
     Whoever came in by the ticket is put out at once and nobody comes in by it any more; a machine comes in by no
-    ticket. Without either: show the tickets that were used, and by whom.
+    ticket. Without either: show the tickets that were used, and by whom. The seed need not run.
 
     Parameters
     ----------
@@ -86,7 +90,12 @@ def _standing(home: Path) -> dict[str, Any]:
     from node.trainers.messages import AskState, State
     from node.trainers.seedlink import expect, speaking
 
-    with speaking("it was asked who is there"), seed_of(home) as channel:
+    channel = _seed(home)
+    if channel is None:
+        from node import offline
+
+        return offline.standing(home)
+    with speaking("it was asked who is there"), channel:
         channel.send(AskState())
         return expect(channel, State)[0].info["swarm"]
 
@@ -95,9 +104,26 @@ def _ask(home: Path, word: "PutOut") -> "WentOut":
     from node.trainers.messages import WentOut
     from node.trainers.seedlink import expect, speaking
 
-    with speaking("it was asked to put somebody out"), seed_of(home) as channel:
+    channel = _seed(home)
+    if channel is None:
+        from node import offline
+
+        return offline.put_out(home, word)
+    with speaking("it was asked to put somebody out"), channel:
         channel.send(word)
         return expect(channel, WentOut)[0]
+
+
+def _seed(home: Path) -> "Channel | None":
+    """A connection to the seed of `home`; None where no seed runs but one has."""
+    from swarm.transport.base import Unreachable
+
+    try:
+        return seed_of(home)
+    except Unreachable:
+        if not (home / "contact.json").exists():
+            raise
+        return None
 
 
 def _ticket_named(text: str, swarm: dict[str, Any]) -> bytes | None:

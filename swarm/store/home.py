@@ -19,7 +19,8 @@ repairs it.
 import fcntl
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from swarm.store.disk import Disk
 from swarm.store.partial import Partial
 from swarm.store.records import Records, Seal
 
-__all__ = ["Recovery", "Store"]
+__all__ = ["Recovery", "Store", "records_of"]
 
 _FOLDERS = ("chunks", "hashes", "files", "anchors")
 Hashes = NDArray[np.uint8]
@@ -231,6 +232,27 @@ class Store:
 
     def _hashes(self, root: bytes) -> Path:
         return self.folder / "hashes" / root.hex()
+
+
+@contextmanager
+def records_of(folder: Path) -> Iterator[Records]:
+    """The records of a home that no process uses: its lock is held meanwhile, and chunks are not looked at.
+
+    Raises `UsageError` when a process uses the folder, or it is not there.
+    """
+    disk = Disk()
+    if not folder.is_dir():
+        raise UsageError(f"{folder.parent} holds nothing of this seed's swarm. Name the seed's folder with --home.")
+    with disk.errors(folder / "lock"):
+        lock = _take_lock(folder / "lock")
+    try:
+        records = Records(folder / "swarm.sqlite", disk)
+        try:
+            yield records
+        finally:
+            records.close()
+    finally:
+        os.close(lock)
 
 
 def _take_lock(path: Path) -> int:

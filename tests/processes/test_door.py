@@ -71,7 +71,13 @@ def test_sigterm_frees_the_slot_and_kick_and_revoke_end_leases_at_once(swarm: Sw
     (shown,) = [ticket for ticket in swarm.json("seed", "revoke")["tickets"] if ticket["revoked"]]
     assert set(shown["peers"]) == set(went["put_out"])
     assert swarm.signal("seed", signal.SIGKILL) == -9
+    # The same words while no seed runs: the first ticket is taken back, and the next seed knows.
+    assert {t["id"]: t["revoked"] for t in swarm.json("seed", "revoke")["tickets"]}[shown["id"]]
+    assert swarm.json("seed", "revoke", ours["ticket"]) == {"changed": True, "put_out": []}
     swarm.seed(tmp_path / "base", "--preset", "wan", *swarm_at(theirs["addrs"]))
+    check(swarm.command("spot", "join", ours["ticket"], "--engine", "none"), 2, "has been revoked")
+    # The kick's ten minutes are not over, whatever ticket the machine has.
+    check(swarm.command("box", "join", swarm.ticket(), "--engine", "none"), 2, "put this machine out")
     check(swarm.command("lent", "join", theirs["ticket"], "--engine", "none"), 2, "has been revoked")
     assert [t["revoked"] for t in swarm.json("seed", "revoke")["tickets"] if t["id"] == shown["id"]] == [True]
 
