@@ -6,6 +6,7 @@ swarm <-- Work messages <-- rollouts <--- engine
 
 import random
 import secrets
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ from node.memory import disk_free_bytes, free_bytes, keep_on_disk
 from node.status import query
 from node.status.reached import reached, relayed, tell
 from node.ticket import Ticket
+from swarm.protocol.boots import latest_boot
 from swarm.protocol.events import Damaged, VersionId
 from swarm.protocol.peer import Peer
 from swarm.protocol.reach import circuit
@@ -144,6 +146,7 @@ class Member:
         self.core = Peer(
             key, ticket.authority, ticket.addrs, join, tuning,
             random.Random(secrets.randbits(64)), held=held, layout_hash=layout_hash,
+            latest_boot=lambda now: latest_boot(time.time()),
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, ticket.authority, store, self,
@@ -251,6 +254,11 @@ class Member:
                 self._quiet_until = trio.current_time() + _LOG_EVERY_S
             case "refused" if info["code"] in ("ticket", "capability"):
                 self.stop(UsageError(info["why"]))
+            case "clocks_apart":
+                self.news = (
+                    "This machine's clock and the seed's are a month apart or more: set them. What the seed says is "
+                    "passed over meanwhile."
+                )
             case "refused" if info["code"] == "later":
                 self.news = self._refused = info["why"]
             case "failed":

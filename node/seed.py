@@ -40,6 +40,7 @@ from node.track import Track
 from node.trainers.messages import PutOut, WentOut
 from node.trainers.seedlink import SOCKET_NAME
 from swarm.protocol.authority import Authority
+from swarm.protocol.boots import latest_boot, next_boot
 from swarm.protocol.egress import Egress
 from swarm.protocol.events import VersionId
 from swarm.protocol.lease import Standing
@@ -54,10 +55,6 @@ from swarm.transport.identity import peer_id
 __all__ = ["run"]
 
 _log = structlog.get_logger(__name__)
-_BOOTS_BEGAN: Final = 1_577_836_800
-"""2020-01-01. Boots are numbered by the second since, so that of two homes with one key (a copy, a backup, a machine
-set up anew) the one that was started last counts."""
-
 _USUAL_DENSITY: Final = 0.01
 """Of what an RL step changes, until one has told."""
 
@@ -78,7 +75,7 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
         store.anchors.keep = 2  # so that there is always a way back, of eight versions or more
         model = Model(store, base=base)
         head = await in_thread(_open_truth, store, model, checkpoint, key)
-        boot = max(int(store.records.get("boot") or 0) + 1, int(time.time()) - _BOOTS_BEGAN)
+        boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])
         book = Book(config.home / "ledger.sqlite")
         try:
@@ -173,6 +170,7 @@ class _Seat:
             key, (), tuning, random.Random(secrets.randbits(64)),
             boot=boot, clock=lambda local: wall + local, head=head, grants=grants,
             tickets=tickets, bars=bars, region=config.region, now=start,
+            latest_boot=lambda now: latest_boot(time.time()),
             egress=Egress(config.egress_copies, model_bytes(model.layout)), sizes=partial(cost_of, model.layout),
         )  # fmt: skip
         self.endpoint = Endpoint.build(
@@ -294,6 +292,7 @@ class _Seat:
                 self.ledger.member_lost(info["peer"])
                 self.track.gone(info["peer"])
             case "superseded":
+                self._store.records.put([("boot", str(info["boot"]).encode())])  # our next one is to count again
                 self._superseded.set()
         _log.info(what, **info)
 

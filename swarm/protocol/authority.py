@@ -14,6 +14,7 @@ from codec import open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm.protocol.admission import Admission
+from swarm.protocol.boots import MAX_BOOT
 from swarm.protocol.deal import Dealer
 from swarm.protocol.documents import (
     AuthorityTime,
@@ -112,6 +113,7 @@ class Authority:
         egress: Egress | None = None,
         sizes: Callable[[WantBlob | WantBlock], int] = lambda want: 0,
         region: str = "",
+        latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
         now: float = 0.0,
     ) -> None:
         """`clock` turns local time into authority time. `head`: sealed manifest of the newest sealed version. `grants`,
@@ -119,8 +121,10 @@ class Authority:
         boot, less what is empty; those leases stood still meanwhile. `boot`: how often this key has started, made
         durable before this is built. `egress`: what may be sent (without it: all that is asked for), and `sizes`, what
         a request would cost. `region`: where the trainer stands, in the words of its members.
+        `latest_boot`: at a local time, the last boot of a rival that is believed.
         """
         self.state = State.new(key, key.public, tuning, rng)
+        self.state.latest_boot = latest_boot
         self.egress = self.state.exchange.purse = egress or Egress()
         self._sizes = sizes
         whole_copies = tuning.takers if egress is None or egress.copies is None else int(egress.copies)
@@ -297,7 +301,7 @@ class Authority:
 
     def _rival(self, session: Session, message: HeartbeatNews, now: float) -> None:
         """A member shows us a heartbeat of our own key: if it is of a later boot, somebody replaced us, so we stop."""
-        self.state.leases.hear(message.heartbeat, self.state.swarm, now)
+        self.state.leases.hear(message.heartbeat, self.state.swarm, now, self.state.latest_boot(now))
         heartbeat = self.state.leases.heartbeat
         if heartbeat is not None and heartbeat.boot > self.boot:
             self.superseded = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from codec.sign import Key
+from swarm.protocol.boots import MAX_BOOT
 from swarm.protocol.documents import (
     MAX_SLOTS,
     AuthorityTime,
@@ -48,11 +49,14 @@ class Leases:
         self.hash = b""
         """`heartbeat_hash` of the newest one."""
 
-    def hear(self, sealed: bytes, swarm: bytes, now: float) -> bool:
-        """Take a heartbeat in; True when it is news. `PeerError` when it is forged."""
+    def hear(self, sealed: bytes, swarm: bytes, now: float, latest_boot: int = MAX_BOOT) -> bool:
+        """Take a heartbeat in; True when it is news. `PeerError` when it is forged. One of a boot after `latest_boot`
+        is passed over, and not held against its bearer, whose clock may be wrong."""
         if sealed == self.sealed:
             return False
         heartbeat = open_heartbeat(sealed, swarm)
+        if heartbeat.boot > latest_boot:
+            return False
         if self.heartbeat is not None and heartbeat.order <= self.heartbeat.order:
             return False
         self.heartbeat, self.sealed, self.heard_at = heartbeat, sealed, now

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from msgspec.structs import replace
 
 from codec.errors import PeerError
-from swarm.protocol.documents import Link, open_grant
+from swarm.protocol.documents import Link, open_grant, open_heartbeat
 from swarm.protocol.greeting import greet, pass_on, reach_out, share_news
 from swarm.protocol.lease import Standing
 from swarm.protocol.reach import is_circuit, joins, to_dial
@@ -62,6 +62,8 @@ class Membership:
         """Let go by the authority: not before then do we come back for work."""
         self._turn_at: float | None = None
         """When we turn to the authority, of whom we hear nothing, or who does not hear of us."""
+        self._distrusts = False
+        """A heartbeat was passed over, of a boot that lies too far ahead."""
         self.leaving = False
 
     # ------------------------------------------------------------ sessions
@@ -152,7 +154,8 @@ class Membership:
     def heartbeat(self, sealed: bytes, now: float) -> bool:
         """Take a heartbeat in, pass it on, answer it with a report. True when it was news."""
         state, before = self._state, self._state.leases.heartbeat
-        if not state.leases.hear(sealed, state.swarm, now):
+        if not state.leases.hear(sealed, state.swarm, now, state.latest_boot(now)):
+            self._mind_boot(sealed, now)
             return False
         for child in state.children():
             state.send(child, HeartbeatNews(sealed))
@@ -168,17 +171,27 @@ class Membership:
             self._drop_the_dead(now)
         return True
 
+    def _mind_boot(self, sealed: bytes, now: float) -> None:
+        """Tell the face, once, where the authority's clock and ours are so far apart that its word is passed over."""
+        if (
+            not self._distrusts
+            and sealed
+            and open_heartbeat(sealed, self._state.swarm).boot > self._state.latest_boot(now)
+        ):
+            self._distrusts = True
+            self._state.notify("clocks_apart")
+
     def roster(self, data: bytes, now: float) -> None:
         """Take a whole roster in."""
         before = self._state.roster
-        if self._state.rosters.take_whole(data):
+        if self._state.rosters.take_whole(data, self._state.latest_boot(now)):
             self._new_roster(before, now)
 
     def roster_step(self, session: Session, change: bytes, now: float) -> None:
         """Take a change in; where it is of a roster that we lack, that one is asked for."""
         before = self._state.roster
         session.roster = max(session.roster, open_change(change, self._state.swarm).stamp)
-        if self._state.rosters.take_step(change, now):
+        if self._state.rosters.take_step(change, now, self._state.latest_boot(now)):
             self._new_roster(before, now)
         else:
             self._mind_roster(now)

@@ -14,6 +14,7 @@ from typing import Any
 from codec import Manifest, open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
+from swarm.protocol.boots import MAX_BOOT
 from swarm.protocol.catchup import Catchup, Phase
 from swarm.protocol.chunks import Chunk
 from swarm.protocol.documents import open_report
@@ -110,9 +111,12 @@ class Peer:
         *,
         held: bytes | None = None,
         layout_hash: bytes | None = None,
+        latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
     ) -> None:
-        """`held`: the sealed manifest of the version that our replica is proven to be (None: catch up from nothing)."""
+        """`held`: the sealed manifest of the version that our replica is proven to be (None: catch up from nothing).
+        `latest_boot`: at a local time, the last boot of the authority that is believed."""
         self.state = State.new(key, swarm, tuning, rng)
+        self.state.latest_boot = latest_boot
         self.pulls = Pulls(tuning)
         exchange = self.state.exchange
         self.relief = Relief(tuning, self._near, exchange.parent, self.state.chunks.dealt)

@@ -6,6 +6,7 @@ change names a roster that we do not have) is asked for: of whoever named it, of
 
 from collections import OrderedDict
 
+from swarm.protocol.boots import MAX_BOOT
 from swarm.protocol.roster import Roster, advance, open_change, open_whole, whole
 from swarm.protocol.session import Session, Sessions
 from swarm.protocol.tuning import Tuning
@@ -49,10 +50,10 @@ class RosterBook:
         self._note(proof)
         self.roster, self.proof = roster, proof
 
-    def take_whole(self, data: bytes) -> bool:
-        """True when it is news. `PeerError` when it is forged or no plan."""
+    def take_whole(self, data: bytes, latest_boot: int = MAX_BOOT) -> bool:
+        """True when it is news, and of no boot after `latest_boot`. `PeerError` when it is forged or no plan."""
         roster, proof = open_whole(data, self._swarm)
-        if roster.stamp <= self.stamp:
+        if roster.stamp <= self.stamp or roster.boot > latest_boot:
             return False
         self._log.clear()
         self._log_bytes = 0
@@ -60,12 +61,13 @@ class RosterBook:
         self._follow()
         return True
 
-    def take_step(self, sealed: bytes, now: float) -> bool:
-        """True when our roster moved on. `PeerError` when it is forged, or does not fit."""
+    def take_step(self, sealed: bytes, now: float, latest_boot: int = MAX_BOOT) -> bool:
+        """True when our roster moved on. `PeerError` when it is forged, or does not fit. One of a boot after
+        `latest_boot` is passed over."""
         if sealed == self.proof:
             return False
         change = open_change(sealed, self._swarm)
-        if change.stamp <= self.stamp:
+        if change.stamp <= self.stamp or change.stamp >> 32 > latest_boot:
             return False
         self.hear_of(change.stamp, now)
         if change.base == 0:

@@ -1,10 +1,12 @@
 """What one peer (or the authority) knows: the one state that applied events change, shared by its machines."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from codec import Manifest
 from codec.sign import Key
+from swarm.protocol.boots import MAX_BOOT
 from swarm.protocol.chunks import Chunks
 from swarm.protocol.documents import Grant
 from swarm.protocol.events import Close, Drop, Effect, Notify, Send, SendDone, VersionId
@@ -39,6 +41,8 @@ class State:
     sessions: Sessions
     leases: Leases
     rosters: RosterBook
+    latest_boot: Callable[[float], int] = lambda now: MAX_BOOT
+    """At this local time, the last boot of the authority that is believed."""
     grant: Grant | None = None
     sealed_grant: bytes = b""
     held: VersionId | None = None
