@@ -15,9 +15,9 @@ import structlog
 import trio
 
 from codec import Manifest
-from codec.errors import SwarmError, UsageError
+from codec.errors import PeerError, SwarmError, UsageError
 from codec.sign import Key
-from node import keyfile, logs
+from node import following, keyfile, logs
 from node.announce import announced, resolved
 from node.audit import audit, close
 from node.config import JoinConfig, MemberConfig
@@ -53,26 +53,38 @@ _LOG_EVERY_S: Final = 10.0
 async def run(
     ticket: Ticket, config: JoinConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run a node until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers."""
+    """Run a node until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers.
+
+    Where the swarm gets a new key the node follows: it comes into the new swarm in this process, with its bits.
+    """
     from codec import Checkpoint
-    from node import kernels
-    from swarm.shell.model import Model
 
     logs.configure()
     config = await in_thread(resolved, announced(config))
     if config.model is not None:
         await in_thread(Checkpoint.open, config.model)  # a wrong folder is told before it takes a place of the ticket
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
-    if config.replica == "none":
-        with open_store(config.home, ticket.authority) as store:
-            await Member(ticket, config, key, store, relay=True).run(task_status)
-        return
+    while True:
+        way = await in_thread(following.follow, config.home, ticket)
+        await _run_in(way, config, key, task_status)
+        task_status = trio.TASK_STATUS_IGNORED
+
+
+async def _run_in(way: following.Way, config: JoinConfig, key: Key, task_status: trio.TaskStatus[None]) -> None:
+    """Take part in one swarm until it has a successor, which is on disk then."""
+    from node import kernels
+    from swarm.shell.model import Model
+
+    ticket = way.ticket
     with open_store(config.home, ticket.authority) as store:
-        model = Model(store, base=config.model, on_disk=partial(_on_disk, config))
+        if config.replica == "none":
+            await Member(way, config, key, store, relay=True).run(task_status)
+            return
+        model = Model(store, base=way.base or config.model, on_disk=partial(_on_disk, config))
         seal = await in_thread(model.restore) or model.nearly
         layout_hash = None if seal is None or model.layout is None else model.layout.hash
         held = None if seal is None else seal.manifest
-        member = Member(ticket, config, key, store, relay=False, held=held, layout_hash=layout_hash, model=model)
+        member = Member(way, config, key, store, relay=False, held=held, layout_hash=layout_hash, model=model)
         async with trio.open_nursery() as nursery:
             tensors = () if model.layout is None else model.layout.tensors
             nursery.start_soon(kernels.warm_up, {spec.dtype for spec in tensors})
@@ -89,8 +101,11 @@ async def run(
                 await _damaged(member, model.lost)
             try:
                 await member.run(task_status)
+                if model.version not in {anchor.version for anchor in store.anchors.list()}:
+                    await in_thread(model.write_anchor)  # what the new swarm's replica begins with
             finally:
                 await close(model)
+            nursery.cancel_scope.cancel()
 
 
 async def _keep_file(member: "Member", model: "Model", out: Path) -> None:
@@ -127,7 +142,7 @@ class Member:
 
     def __init__(
         self,
-        ticket: Ticket,
+        way: following.Way,
         config: MemberConfig,
         key: Key,
         store: Store,
@@ -137,7 +152,9 @@ class Member:
         layout_hash: bytes | None = None,
         model: Any = None,
     ) -> None:
-        self.config, self.key, self.ticket = config, key, ticket
+        self.config, self.key, self.ticket = config, key, way.ticket
+        ticket, self._store = way.ticket, store
+        self._patience_s = max(config.wait_for_seed_s, following.PATIENCE_S if way.followed else 0.0)
         self._relay = relay
         tuning = Tuning.named(ticket.preset)
         addrs = config.announce + tuple(circuit(relay) for relay in config.via)
@@ -173,7 +190,8 @@ class Member:
         self._workplace = workplace
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take part until cancelled, or until the authority turns us away for good."""
+        """Take part until cancelled, until the authority turns us away for good, or until the swarm has a successor:
+        then this returns, with that on disk."""
         try:
             async with self.endpoint.running(leave=True), trio.open_nursery() as nursery:
                 await nursery.start(query.serve, self.config.home, self.state, self._prove)
@@ -184,14 +202,15 @@ class Member:
                 _log.info("starting", peer_id=peer_id(self.key.public), addrs=", ".join(self.endpoint.addrs))
                 task_status.started()
                 await self._end.wait()
-                assert self._over is not None
-                raise self._over
+                if self._over is not None:
+                    raise self._over
+                nursery.cancel_scope.cancel()
         finally:
             if self._daily is not None:
                 self._daily.close()
 
     async def _expect_contact(self) -> None:
-        with trio.move_on_after(self.config.wait_for_seed_s):
+        with trio.move_on_after(self._patience_s):
             await self._joined.wait()
         if not self._joined.is_set():
             if self._refused:
@@ -254,6 +273,8 @@ class Member:
                 self._quiet_until = trio.current_time() + _LOG_EVERY_S
             case "refused" if info["code"] in ("ticket", "capability"):
                 self.stop(UsageError(info["why"]))
+            case "succession":
+                self._succeeded(info["sealed"])
             case "clocks_apart":
                 self.news = (
                     "This machine's clock and the seed's are a month apart or more: set them. What the seed says is "
@@ -272,6 +293,16 @@ class Member:
                     "stop, and ask whoever runs it."
                 ))  # fmt: skip
         _log.info(what, **info)
+
+    def _succeeded(self, sealed: bytes) -> None:
+        """The swarm has a new key: write down where it is, and end here."""
+        try:
+            following.ticket_of(sealed, self.ticket.authority)
+        except PeerError as error:
+            _log.warning("succession_ignored", why=str(error))
+            return
+        following.note(self._store, sealed)
+        self._end.set()
 
     def send_work(self, body: bytes) -> None:
         """Hand a `Work` body to the authority; lost when there is no session, which is then looked for at once."""

@@ -7,7 +7,7 @@ its tickets name the relay. So a relay whose ticket leads nowhere, or to itself,
 import structlog
 import trio
 
-from node import keyfile, logs
+from node import following, keyfile, logs
 from node.announce import announced, resolved
 from node.config import RelayConfig
 from node.contact import dialable
@@ -24,14 +24,18 @@ _log = structlog.get_logger(__name__)
 async def run(
     ticket: Ticket, config: RelayConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers."""
+    """Run until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers. Where the swarm gets a new key
+    the relay follows."""
     logs.configure()
     config = await in_thread(resolved, announced(config))
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
-    with open_store(config.home, ticket.authority) as store:
-        member = Member(ticket, config, key, store, relay=True)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(member.run)
-            place = next(iter(config.announce or dialable(member.endpoint.addrs)))
-            _log.info("relaying", hint=f"a seed or node that cannot be dialed reaches the world with --via {place}")
-            task_status.started()
+    while True:
+        way = await in_thread(following.follow, config.home, ticket)
+        with open_store(config.home, way.ticket.authority) as store:
+            member = Member(way, config, key, store, relay=True)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(member.run)
+                place = next(iter(config.announce or dialable(member.endpoint.addrs)))
+                _log.info("relaying", hint=f"a seed or node that cannot be dialed reaches the world with --via {place}")
+                task_status.started()
+                task_status = trio.TASK_STATUS_IGNORED

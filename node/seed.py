@@ -29,6 +29,7 @@ from node.contact import Contact
 from node.desk import Desk
 from node.door import Door
 from node.endpoint import Endpoint, open_store
+from node.handover import hand_over
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
@@ -69,9 +70,12 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     config = announced(config)
     config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = keyfile.load(config.key) if config.key is not None else _own_key(config)
+    await hand_over(config, key.public)
     base = config.base or await in_thread(write_raw_base, config.home / "raw", config.raw_mb * 10**6)
     checkpoint = await in_thread(Checkpoint.open, base)
     with open_store(config.home, key.public) as store:
+        if store.records.get("succession"):
+            raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         store.anchors.keep = 2  # so that there is always a way back, of eight versions or more
         model = Model(store, base=base)
         head = await in_thread(_open_truth, store, model, checkpoint, key)

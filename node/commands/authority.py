@@ -1,4 +1,4 @@
-"""Commands of whoever runs the trainer: keygen, seed, invite, publish."""
+"""Commands of whoever runs the trainer: keygen, seed, invite, rotate-key, publish."""
 
 import os
 import sys
@@ -93,6 +93,53 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
         )
 
 
+def rotate_key(
+    *,
+    home: Path | None = None,
+    key: Path | None = None,
+    out: Path | None = None,
+    expires: str = "30d",
+    as_json: AsJson = False,
+) -> None:
+    """Give the swarm a new key; its members follow by themselves. For when somebody else may have the old one.
+
+    Stop the seed first. The old key signs who takes its place; the new swarm begins with the weights of the newest
+    version. Start the seed as before, at the same address: it first tells the members of the old swarm, which keep
+    their copy of the model and come into the new one. Tickets of the old swarm are no use any more: make new ones.
+
+    Parameters
+    ----------
+    home
+        The seed's SWARM_HOME.
+    key
+        The old key's file, where it is not SWARM_HOME's own.
+    out
+        The new key's file then; give it to the seed with --key.
+    expires
+        How long members that are away now can follow: 24h, 30d.
+    """
+    from node.config import duration_s
+    from node.lifetime import owner_only
+    from node.rotation import rotate
+    from swarm.transport.identity import peer_id
+
+    owner_only()
+    done = rotate((home or default_home()).expanduser().absolute(), key, out, duration_s(expires))
+    if as_json:
+        print_json({
+            "old_peer_id": peer_id(done.old), "peer_id": peer_id(done.new), "public_key": done.new.hex(),
+            "file": str(done.new_key), "old_file": str(done.old_key), "ticket": done.ticket.hex(),
+            "machines": done.peers, "version": list(done.version),
+        })  # fmt: skip
+        return
+    print(peer_id(done.new))
+    print(
+        f"The new key is in {done.new_key}: copy it to where you keep secrets. Start the seed as before; {done.peers} "
+        f"machines may follow. The old key, {done.old_key}, is needed until the seed says handed_over.",
+        file=sys.stderr,
+    )
+
+
 def publish(
     folder: Path,
     /,
@@ -147,6 +194,13 @@ def register(app: App) -> None:
     )
     offer(app, invite, TRAIN, "swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json",
           "swarm-node invite --nodes 1 --nodes-ever 1                (for one machine, and no other ever)")  # fmt: skip
+    offer(
+        app,
+        rotate_key,
+        TRAIN,
+        "swarm-node rotate-key",
+        "swarm-node rotate-key --key ~/secrets/policy.key --out ~/secrets/policy-2.key",
+    )
     offer(
         app,
         publish,

@@ -13,8 +13,8 @@ from swarm.protocol.roster import AUTHORITY
 from swarm.protocol.scheme import Scheme
 from swarm.protocol.session import BAN_S, Session
 from swarm.protocol.state import State
-from swarm.protocol.tickets import BARRED, REVOKED
-from swarm.protocol.wire import Hello, Join, Neighbour, Refused, Welcome
+from swarm.protocol.tickets import BARRED, LATER, REVOKED
+from swarm.protocol.wire import Hello, Join, Neighbour, Refused, Succession, Welcome
 
 __all__ = ["Admission"]
 
@@ -91,6 +91,9 @@ class Admission:
             capability = open_capability(message.capability, self._state.swarm)
         except PeerError:
             return Refused("capability", "This ticket is not one of this swarm: ask its trainer for one.")
+        if self._state.succession:  # whoever was a member follows; others cannot
+            self._state.send(peer, Succession(self._state.succession))
+            return Refused(LATER, "This swarm has a new key: ask for a new ticket (swarm-node invite).")
         lease = self._book.admit(capability, peer, self._time(now))
         return lease if isinstance(lease, Lease) else Refused(lease.code, lease.why)
 
@@ -156,6 +159,8 @@ class Admission:
         beat = state.leases.heartbeat.stamp if state.leases.heartbeat is not None else 0
         state.send(session.peer, Hello(b"", state.rosters.stamp, beat, head.epoch, head.version))
         share_news(state, session.peer, message)
+        if state.succession:
+            state.send(session.peer, Succession(state.succession))
 
     # ------------------------------------------------------------ going
 

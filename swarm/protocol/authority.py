@@ -80,6 +80,7 @@ from swarm.protocol.wire import (
     RosterNews,
     RosterStep,
     Skip,
+    Succession,
     WantBlob,
     WantBlock,
     WantChunk,
@@ -114,6 +115,7 @@ class Authority:
         sizes: Callable[[WantBlob | WantBlock], int] = lambda want: 0,
         region: str = "",
         latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
+        succession: bytes = b"",
         now: float = 0.0,
     ) -> None:
         """`clock` turns local time into authority time. `head`: sealed manifest of the newest sealed version. `grants`,
@@ -121,10 +123,11 @@ class Authority:
         boot, less what is empty; those leases stood still meanwhile. `boot`: how often this key has started, made
         durable before this is built. `egress`: what may be sent (without it: all that is asked for), and `sizes`, what
         a request would cost. `region`: where the trainer stands, in the words of its members.
-        `latest_boot`: at a local time, the last boot of a rival that is believed.
+        `latest_boot`: at a local time, the last boot of a rival that is believed. `succession`: this key
+        is being replaced: whoever comes is told so, nobody is let in any more, and no rival makes us stop.
         """
         self.state = State.new(key, key.public, tuning, rng)
-        self.state.latest_boot = latest_boot
+        self.state.latest_boot, self.state.succession = latest_boot, succession
         self.egress = self.state.exchange.purse = egress or Egress()
         self._sizes = sizes
         whole_copies = tuning.takers if egress is None or egress.copies is None else int(egress.copies)
@@ -185,6 +188,7 @@ class Authority:
             Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
             Work: lambda s, m, now: self.state.notify("work", peer=s.peer, body=m.body),
             Bye: self._bye,
+            Succession: lambda s, m, now: None,
             HeartbeatNews: self._rival,
             RosterNews: lambda s, m, now: None,
             RosterStep: lambda s, m, now: None,
@@ -303,7 +307,7 @@ class Authority:
         """A member shows us a heartbeat of our own key: if it is of a later boot, somebody replaced us, so we stop."""
         self.state.leases.hear(message.heartbeat, self.state.swarm, now, self.state.latest_boot(now))
         heartbeat = self.state.leases.heartbeat
-        if heartbeat is not None and heartbeat.boot > self.boot:
+        if heartbeat is not None and heartbeat.boot > self.boot and not self.state.succession:
             self.superseded = True
             self.state.notify("superseded", boot=heartbeat.boot)
 
@@ -432,6 +436,7 @@ class Authority:
     def _want(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
         """Of somebody who catches up and finds nobody else who has it."""
         turn = not isinstance(want, WantBlock) or self._takers.admits(session.peer, now)
+        turn = turn and not self.state.succession  # it will be asked for again, in the new swarm
         if not turn or not self.egress.take_of_model(self._sizes(want)):
             self.state.send(session.peer, Lacks(want.request))
         elif isinstance(want, WantBlock):

@@ -56,6 +56,7 @@ from swarm.protocol.roster import AUTHORITY
 from swarm.protocol.serving import key_of, serve_chunk, serve_manifest
 from swarm.protocol.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.state import State
+from swarm.protocol.succession import Follower
 from swarm.protocol.tuning import Tuning
 from swarm.protocol.wire import (
     Attach,
@@ -76,6 +77,7 @@ from swarm.protocol.wire import (
     RosterNews,
     RosterStep,
     Skip,
+    Succession,
     WantBlob,
     WantBlock,
     WantChunk,
@@ -129,6 +131,7 @@ class Peer:
         self.progress = Progress(self.state, self.pulls, self.relief, relay_only=join.relay_only, repair=self._repair)
         self._relay_only = join.relay_only
         self.links = Links(self.state)
+        self.follower = Follower(self.state)
         if layout_hash is not None:
             self.catchup.has_layout(layout_hash)
         if held is not None:
@@ -268,6 +271,8 @@ class Peer:
         elif isinstance(message, Refused):
             if session.peer == self.state.swarm:
                 self.membership.refused(message.code, message.why, now)
+        elif isinstance(message, Succession):
+            self.follower.heard(session.peer, message)
         elif not session.ready:
             raise PeerError(f"{type(message).__name__}: before hello")
         elif type(message) in self._says:

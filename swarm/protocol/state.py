@@ -43,6 +43,8 @@ class State:
     rosters: RosterBook
     latest_boot: Callable[[float], int] = lambda now: MAX_BOOT
     """At this local time, the last boot of the authority that is believed."""
+    succession: bytes = b""
+    """The sealed word that this swarm has a new key; empty: it has not."""
     grant: Grant | None = None
     sealed_grant: bytes = b""
     held: VersionId | None = None

@@ -178,6 +178,16 @@ class Tickets:
         while len(ticket.peers) > max(REMEMBERED, ticket.nodes_ever):
             del ticket.peers[next(iter(ticket.peers))]
 
+    def reserve(self, capability: Capability, peers: Iterable[bytes]) -> None:
+        """This ticket is for these peers, and for no others: they count as having come in by it before.
+
+        `capability.nodes_ever` must be their number, and at least 1.
+        """
+        ticket = self._of(capability.id)
+        ticket.expires, ticket.nodes, ticket.quota_bytes = capability.expires, capability.nodes, capability.quota_bytes
+        ticket.peers, ticket.nodes_ever = dict.fromkeys(sorted(peers)), capability.nodes_ever
+        ticket.ever = ticket.nodes_ever
+
     def resume(self, id_: bytes, peer: bytes) -> None:
         """`peer` has had a lease by it since an earlier boot: counted then, though perhaps not remembered."""
         ticket = self._of(id_)

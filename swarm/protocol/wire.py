@@ -49,6 +49,7 @@ __all__ = [
     "RosterNews",
     "RosterStep",
     "Skip",
+    "Succession",
     "WantBlob",
     "WantBlock",
     "WantChunk",
@@ -316,10 +317,17 @@ class Offer(Message, frozen=True, tag=26):
     seq: U32
 
 
+class Succession(Message, frozen=True, tag=27):
+    """This swarm has a new key: leave it, and come into the one that is named here; passed on once to all neighbours.
+    See `succession`."""
+
+    sealed: SmallSealed
+
+
 _ALL = (
     Join | Welcome | Refused | Hello | RosterNews | HeartbeatNews | ManifestNews | Reports | Attach | Detach | Credit
     | WantChunk | LacksChunk | WantBlob | WantBlock | Lacks | WantManifest | Work | Bye
-    | RosterStep | WantRoster | Ping | Pong | Skip | Wishes | Offer
+    | RosterStep | WantRoster | Ping | Pong | Skip | Wishes | Offer | Succession
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)

@@ -3,7 +3,7 @@
 from swarm.store.anchors import Anchor, Anchors
 from swarm.store.chunks import ChunkStore, StoredChunk
 from swarm.store.disk import Disk, DiskFull
-from swarm.store.home import Recovery, Store, records_of
+from swarm.store.home import Recovery, Store, drop_bits, kept_checkpoint, records_of
 from swarm.store.records import Records, Seal, TwoSeals
 
 __all__ = [
@@ -18,5 +18,7 @@ __all__ = [
     "Store",
     "StoredChunk",
     "TwoSeals",
+    "drop_bits",
+    "kept_checkpoint",
     "records_of",
 ]

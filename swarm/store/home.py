@@ -38,7 +38,7 @@ from swarm.store.disk import Disk
 from swarm.store.partial import Partial
 from swarm.store.records import Records, Seal
 
-__all__ = ["Recovery", "Store", "records_of"]
+__all__ = ["Recovery", "Store", "drop_bits", "kept_checkpoint", "records_of"]
 
 _FOLDERS = ("chunks", "hashes", "files", "anchors")
 Hashes = NDArray[np.uint8]
@@ -253,6 +253,21 @@ def records_of(folder: Path) -> Iterator[Records]:
             records.close()
     finally:
         os.close(lock)
+
+
+def kept_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint in a home, whole on disk; None when there is none."""
+    anchors = Anchors(folder / "anchors", Disk()).list() if (folder / "anchors").is_dir() else []
+    return next((anchor.folder for anchor in anchors if anchor.trusted), None)
+
+
+def drop_bits(folder: Path) -> None:
+    """Remove from a home that no process uses all but its records: the model is kept elsewhere by now."""
+    disk = Disk()
+    with records_of(folder):
+        for name in (*_FOLDERS, "partial", "partial.list", "replica"):
+            if (folder / name).exists():
+                disk.remove(folder / name)
 
 
 def _take_lock(path: Path) -> int:
