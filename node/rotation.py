@@ -80,7 +80,7 @@ def rotate(home: Path, key: Path | None, out: Path | None, expires_s: float) -> 
             ticket, peers = _reserve(before, after, old, new, contact, expires_s)
         retired = old_path if key is not None else _retired(old_path, old)
         Handover(old.public, retired).write(home)
-    os.replace(next_path, new_path)  # at no moment is there no key: a seed without one would make itself another swarm
+    _change_places(next_path, new_path)
     Contact(new.public, contact.addrs, contact.preset).write(home)
     return Rotated(old.public, new.public, retired, new_path, ticket, peers, version)
 
@@ -160,3 +160,8 @@ def _retired(path: Path, old: Key) -> Path:
     if path != retired and not retired.exists():
         os.link(path, retired)
     return retired
+
+
+def _change_places(next_path: Path, new_path: Path) -> None:
+    """At no moment is there no key: a seed without one would make itself another swarm."""
+    os.replace(next_path, new_path)
