@@ -51,7 +51,7 @@ from swarm.protocol.events import (
     Timer,
     VersionId,
 )
-from swarm.protocol.greeting import give_roster, reach_out
+from swarm.protocol.greeting import give_roster, let_go, reach_out
 from swarm.protocol.lease import LeaseBook, Standing
 from swarm.protocol.reach import Place, Scope
 from swarm.protocol.renewals import REPORTS_TAKEN, may_verify
@@ -379,22 +379,6 @@ class Authority:
             self.state.exchange.review(now, self.state.effects)
             self.admission.welcome_all(now)
 
-    def _let_go(self, now: float) -> None:
-        """Few sessions at any size of swarm: those that hang on us, and the last that said something."""
-        state = self.state
-        surplus = sum(1 for _ in state.sessions) - state.tuning.sessions_kept
-        if surplus <= 0:
-            return
-        children = set(state.children())
-        quiet = [
-            s for s in state.sessions
-            if s.ready and not s.closing and s.peer not in children
-            and now - max(s.heard_at, s.since) > 2 * state.tuning.heartbeat_s
-        ]  # fmt: skip
-        for session in sorted(quiet, key=lambda s: (s.heard_at, s.peer))[:surplus]:
-            state.send(session.peer, Bye(b""))
-            state.close(session.peer, "let go: little to say")
-
     def _look_for_members(self, now: float) -> None:
         """Started again, perhaps at another address: members look for us where we were, and so does whoever else has
         our key. Where nobody comes, a few that can be dialed are."""
@@ -499,7 +483,7 @@ class Authority:
         self.scheme.tick(now)
         self._plan_if_due(now)
         self._enrolled.probe_due(now)
-        self._let_go(now)
+        let_go(state, now)
         self._look_for_members(now)
         reach_out(state, AUTHORITY, Place(self.scheme.addrs, Scope.HERE), now)
         if now >= self._next_beat:

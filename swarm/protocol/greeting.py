@@ -5,9 +5,9 @@ from swarm.protocol.reach import Located, direct
 from swarm.protocol.roster import Roster
 from swarm.protocol.session import Session
 from swarm.protocol.state import State
-from swarm.protocol.wire import HeartbeatNews, Hello, ManifestNews, RosterNews, RosterStep, WantRoster
+from swarm.protocol.wire import Bye, HeartbeatNews, Hello, ManifestNews, RosterNews, RosterStep, WantRoster
 
-__all__ = ["give_roster", "greet", "pass_on", "reach_out", "share_news"]
+__all__ = ["give_roster", "greet", "let_go", "pass_on", "reach_out", "share_news"]
 
 STEPS_AT_ONCE = 16
 """Changes of the roster that a greeting is answered with; who lacks more asks for them."""
@@ -70,3 +70,19 @@ def give_roster(state: State, session: Session, message: WantRoster, now: float)
     elif state.roster is not None and now - session.gave_roster_at >= state.tuning.heartbeat_s:
         session.gave_roster_at = now
         state.send(session.peer, RosterNews(state.rosters.whole()))
+
+
+def let_go(state: State, now: float) -> None:
+    """The authority keeps few sessions at any size of swarm: its children, and the last that said something."""
+    surplus = sum(1 for _ in state.sessions) - state.tuning.sessions_kept
+    if surplus <= 0:
+        return
+    children = set(state.children())
+    quiet = [
+        s for s in state.sessions
+        if s.ready and not s.closing and s.peer not in children
+        and now - max(s.heard_at, s.since) > 2 * state.tuning.heartbeat_s
+    ]  # fmt: skip
+    for session in sorted(quiet, key=lambda s: (s.heard_at, s.peer))[:surplus]:
+        state.send(session.peer, Bye(b""))
+        state.close(session.peer, "let go: little to say")
