@@ -237,6 +237,8 @@ class _Connection:
         self._limits = limits
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._scope = trio.CancelScope()
+        self._without_body = False
+        """The last request was HEAD: its answer is a head, too."""
 
     async def next_head(self, *, known: bool) -> Head | None:
         """None: the client is done. `known`: it has had an answer before. Raises `_Refused`."""
@@ -254,6 +256,7 @@ class _Connection:
                 if known and not began:
                     scope.deadline = trio.current_time() + self._limits.head_s
                 began = True
+            self._without_body = isinstance(event, h11.Request) and event.method == b"HEAD"
             return self._head(event) if isinstance(event, h11.Request) else None
         if not began:
             return None
@@ -333,7 +336,8 @@ class _Connection:
             headers.append(("Connection", "close"))
         head = self._h11.send(h11.Response(status_code=response.status, headers=headers)) or b""
         if isinstance(response.body, bytes):
-            await self._write(head + (self._h11.send(h11.Data(data=response.body)) or b""))
+            body = None if self._without_body else self._h11.send(h11.Data(data=response.body))
+            await self._write(head + (body or b""))
         else:
             await self._write(head)
             if not await self._send_stream(response.body):

@@ -71,6 +71,19 @@ async def test_hostile_requests_get_an_answer_and_change_nothing(tmp_path: Path,
         assert b'"text":"cba"' in good
 
 
+async def test_an_answer_to_head_is_a_head(tmp_path: Path):
+    """h11 lets no body follow it: one would be a bug of ours, which anybody could have in the log."""
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1)
+        for path in ("/v1/models", "/v1/completions", "/nowhere"):
+            said = await raw(url, f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), within_s=1.0)
+            head, _, rest = said.partition(b"\r\n\r\n")
+            assert head.split(b" ")[1] in (b"404", b"405"), said[:300]
+            assert b"content-length" in head.lower()
+            assert rest == b""
+        assert b'"text":"cba"' in await raw(url, post(GOOD))
+
+
 async def test_several_requests_on_one_connection_even_at_once(tmp_path: Path):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
