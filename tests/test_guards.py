@@ -1,0 +1,157 @@
+"""Every function that reads what others send stands in a table with the guard that its errors meet.
+
+Whoever adds a reader adds a line here, and so has to say which guard stops what it raises: a reader without one fails.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from swarm.guard import Source
+
+HOUSE = Path(__file__).parents[1]
+PLUGIN = "node/engines/vllm/plugin/"
+"""A distribution of its own, inside vLLM's process: its thread ends alone (`tests/engines/vllm/test_vllm_front.py`)."""
+READS = {
+    *("receive_some", "receive_at_least", "recv", "recvmsg", "recv_into", "readv", "begins_with", "read_exactly"),
+    *("accept_stream", "select"),
+}
+"""Names of the calls by which bytes of others come in."""
+UNPACKS = {"msgspec.msgpack.decode", "msgspec.json.decode"}
+OWN_FILES = {
+    *("node/ledger/book.py", "node/contact.py", "node/daily.py", "node/demo.py", "node/engines/vllm/server.py"),
+    *("node/ticket.py", "node/trainers/prime_rl.py", "node/handover.py", "node/trainers/publication.py"),
+}
+"""They decode what this machine's own disk, its user or its own child wrote."""
+
+CALLER = "caller"
+"""A primitive: its errors are its caller's, who is in this table too."""
+OWN = "own"
+"""The other end is a process that the same user runs: what it raises is told to whoever asked, or ends a child."""
+
+GUARDED_BY: dict[str, Source | str] = {
+    "node/commands/work.py::gateway": OWN,
+    "node/desk.py::Desk._converse": Source.TRAINER,
+    "node/desk.py::Desk._gateway": Source.TRAINER,
+    "node/desk.py::Desk._publishing": Source.TRAINER,
+    "node/desk.py::Desk._rollouts": Source.TRAINER,
+    "node/engines/host.py::EngineHost._converse": Source.ENGINE,
+    "node/engines/vllm/links.py::Link._receive": OWN,
+    "node/engines/vllm/links.py::Listener._greet": OWN,
+    "node/engines/worker.py::Worker._receive": OWN,
+    "node/gateway/http.py::_Connection._heard": Source.HTTP,
+    "node/gateway/http.py::_Connection._receive": Source.HTTP,
+    "node/local.py::Channel.recv": CALLER,
+    "node/local_async.py::AsyncChannel.recv": CALLER,
+    "node/status/query.py::ask": OWN,
+    "node/status/query.py::serve": Source.STATUS,
+    "node/trainers/rollouts.py::_Batch._receive": OWN,
+    "node/trainers/seedlink.py::expect": OWN,
+    "node/trainers/watch.py::main": OWN,
+    "swarm/shell/framing.py::ByteReader._fill": CALLER,
+    "swarm/transport/base.py::Stream.receive_at_least": CALLER,
+    "swarm/transport/circuit.py::_read_exactly": CALLER,
+    "swarm/transport/lanes.py::LaneStream.receive_at_least": CALLER,
+    "swarm/transport/lanes.py::LaneStream.receive_some": CALLER,
+    "swarm/transport/lanes.py::StreamChannel.read": CALLER,
+    "swarm/transport/legs.py::Legs._keep_fresh": Source.CIRCUIT,
+    "swarm/transport/legs.py::Legs.on_continue": Source.STREAM,
+    "swarm/transport/legs.py::_read_exactly": CALLER,
+    "swarm/transport/libp2p.py::Libp2pTransport._ask_for": CALLER,
+    "swarm/transport/libp2p.py::Libp2pTransport._on_ways": Source.STREAM,
+    "swarm/transport/muxer.py::MuxedStream.read": CALLER,
+    "swarm/transport/path.py::CircuitLeg.read": CALLER,
+    "swarm/transport/pubsub.py::_Frames.next": Source.GOSSIP,
+    "swarm/transport/punch.py::Puncher._dial": Source.PUNCH,
+    "swarm/transport/punch.py::Puncher.follow": Source.STREAM,
+    "swarm/transport/punch.py::_exactly": CALLER,
+    "swarm/transport/reception.py::Reception._hear": Source.CONNECTION,
+    "swarm/transport/reception.py::Reception._hear_one": Source.CONNECTION,
+    "swarm/transport/relay.py::Relay._copy": Source.CIRCUIT,
+    "swarm/transport/tcp.py::CountedSocket.begins_with": CALLER,
+    "swarm/transport/tcp.py::CountedSocket.read": CALLER,
+    "swarm/transport/tcp.py::CountedSocket.read_into": CALLER,
+    "swarm/transport/tcp.py::TcpTransport._give_token": Source.HANDSHAKE,
+    "swarm/transport/tcp.py::TcpTransport._serve_one": Source.HANDSHAKE,
+    "swarm/transport/yamux/connection.py::StreamLink.receive": CALLER,
+    "swarm/transport/yamux/stream.py::YamuxStream.receive_some": CALLER,
+}
+
+
+def functions(path: Path) -> Iterator[tuple[str, ast.AST]]:
+    """Each function of a file with its qualified name; one inside another belongs to the outer."""
+
+    def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                yield from walk(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{prefix}{child.name}", child
+            else:
+                yield from walk(child, prefix)
+
+    yield from walk(ast.parse(path.read_text()), "")
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    for package in ("swarm", "node"):
+        for path in sorted((HOUSE / package).rglob("*.py")):
+            name = path.relative_to(HOUSE).as_posix()
+            if not name.startswith(PLUGIN):
+                yield name, path
+
+
+def readers() -> set[str]:
+    return {
+        f"{name}::{function}"
+        for name, path in sources()
+        for function, body in functions(path)
+        if any(
+            isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in READS
+            for call in ast.walk(body)
+        )
+    }
+
+
+def guards() -> dict[Source, set[str]]:
+    """Where `guarded(Source.X, ...)` stands, or where a source is handed to what guards with it."""
+    found: dict[Source, set[str]] = {}
+    for name, path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Source":
+                found.setdefault(Source[node.attr], set()).add(name)
+    return found
+
+
+def test_every_reader_of_what_others_send_has_a_guard() -> None:
+    seen = readers()
+    assert seen - GUARDED_BY.keys() == set(), "say here which guard stops what these raise"
+    assert GUARDED_BY.keys() - seen == set(), "these read nothing any more"
+
+
+def test_every_source_has_its_guard_in_the_code() -> None:
+    assert guards().keys() == set(Source)
+    assert {guard for guard in GUARDED_BY.values() if guard not in (CALLER, OWN)} <= set(Source)
+
+
+def test_bytes_of_others_are_unpacked_in_one_way() -> None:
+    """A decoder that is called directly raises four kinds of error; whoever forgets one is ended by it."""
+    direct = [
+        f"{name}:{node.lineno}"
+        for name, path in sources()
+        if name not in OWN_FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in UNPACKS
+    ]
+    assert direct == [], "use codec.unpack.unpack"
+
+
+def test_a_decoder_object_is_handed_to_unpack_and_never_called() -> None:
+    called = [
+        f"{name}:{node.lineno}"
+        for name, path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decode"
+        if "decoder" in ast.unparse(node.func.value).lower()
+    ]
+    assert called == []
