@@ -20,7 +20,7 @@ READS = {
 UNPACKS = {"msgspec.msgpack.decode", "msgspec.json.decode"}
 OWN_FILES = {
     *("node/ledger/book.py", "node/contact.py", "node/daily.py", "node/demo.py", "node/engines/vllm/server.py"),
-    *("node/ticket.py", "node/trainers/prime_rl.py", "node/handover.py", "node/trainers/publication.py"),
+    *("node/ticket.py", "node/trainers/prime_rl.py", "node/handover.py", "node/rotation.py"),
 }
 """They decode what this machine's own disk, its user or its own child wrote."""
 
