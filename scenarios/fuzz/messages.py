@@ -15,8 +15,9 @@ from scenarios.fuzz.binary import fields_of_values, write
 from scenarios.fuzz.fields import Field, Kind, fields_of, plain
 from scenarios.fuzz.scene import Scene, key_of
 from scenarios.fuzz.values import Mutation
-from swarm.protocol import documents, roster, wire
+from swarm.protocol import documents, roster, succession, wire
 from swarm.protocol.documents import Capability, Grant, Heartbeat, Report
+from swarm.protocol.succession import Successor, seal_successor
 
 __all__ = ["MESSAGES", "document_kinds", "manifest_values", "message_kinds", "pack", "sealed_as"]
 
@@ -24,6 +25,12 @@ MESSAGES: Final[tuple[type[wire.Message], ...]] = get_args(wire._ALL)
 
 _ADDRS: Final = ("/ip4/198.51.100.7/tcp/4001",)
 _HAVE: Final = wire.Have(0, 3, 0, 0, b"\1")
+
+
+def _successor(scene: Scene) -> Successor:
+    return Successor(scene.swarm, key_of("successor").public, _ADDRS, scene.seal_of(scene.capability()), "wan")
+
+
 BUILD: Final[dict[type, Callable[[Scene], wire.Message]]] = {
     wire.Join: lambda s: wire.Join(s.seal_of(s.capability()), _ADDRS, "n", "eu", 100.0, 100.0, False),
     wire.Welcome: lambda s: wire.Welcome(
@@ -54,6 +61,7 @@ BUILD: Final[dict[type, Callable[[Scene], wire.Message]]] = {
     wire.Skip: lambda s: wire.Skip(s.stripe, 0, s.version, 0, 0),
     wire.Wishes: lambda s: wire.Wishes(0, s.version + 1, 0, (0, 1)),
     wire.Offer: lambda s: wire.Offer(0, s.version + 1, 0, 0),
+    wire.Succession: lambda s: wire.Succession(seal_successor(_successor(s), s.authority)),
 }  # fmt: skip
 
 
@@ -151,6 +159,16 @@ def _change_kind() -> Kind:
     )
 
 
+def _succession_kind() -> Kind:
+    return Kind(
+        "Succession/Successor",
+        fields_of(Successor, plain(_successor(Scene()))),
+        lambda scene: plain(_successor(scene)),
+        lambda scene, body: pack(wire.Succession(scene.authority.seal(succession._DOMAIN, body))),
+        by_authority=True,
+    )
+
+
 def _roster_kind() -> Kind:
     """A whole roster of mutated bytes, with a change that names their hash."""
     return Kind(
@@ -219,6 +237,7 @@ def document_kinds() -> list[Kind]:
         ),
         _document("Welcome/Heartbeat", Heartbeat, lambda s: s.heartbeat(), lambda s, d: _welcome(s, heartbeat=d)),
         _change_kind(),
+        _succession_kind(),
         _roster_kind(),
         _whole_kind(),
         _manifest_kind(),

@@ -20,6 +20,7 @@ from scenarios.fuzz.work import work_kinds
 from swarm.protocol import wire
 from swarm.protocol.documents import open_capability, open_grant, open_heartbeat, open_report
 from swarm.protocol.roster import advance, open_change, open_whole
+from swarm.protocol.succession import open_successor
 
 __all__ = ["Decoders", "open_all"]
 
@@ -113,6 +114,8 @@ def open_all(message: wire.Message, scene: Scene) -> None:
             advance(scene.plan(), message.change, swarm)
         case wire.ManifestNews():
             open_manifest(message.manifest, swarm)
+        case wire.Succession():
+            open_successor(message.sealed, swarm)
 
 
 class _World(World, Scene):
