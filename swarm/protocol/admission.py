@@ -227,16 +227,18 @@ class Admission:
             if lease is not None and giver is not None:
                 same = giver.grant.capability == lease.grant.capability
                 side = b"" if same else giver.grant.capability
-                self._charge(lease.grant.peer, self._fetched.said(report.peer, lease.grant.peer, total, side), now)
+                self._charge(
+                    lease.grant.peer, self._fetched.said(report.peer, lease.grant.peer, total, side), now, hearsay=True
+                )
 
     def gave(self, peer: bytes, size: int, now: float) -> None:
         """We gave it a block, a list or a file."""
         if peer in self._book.slot_of:
             self._charge(peer, self._fetched.gave(peer, size), now)
 
-    def _charge(self, peer: bytes, more: int, now: float) -> None:
-        """On its ticket. Who fetches beyond the quota is put out, and nobody comes in by that ticket any more. Who is
-        whole fetches nothing, whatever others say of it, and stays."""
+    def _charge(self, peer: bytes, more: int, now: float, *, hearsay: bool = False) -> None:
+        """On its ticket. Who fetches beyond the quota is put out, and nobody comes in by that ticket any more.
+        `hearsay`: others say so; who is whole by then fetches nothing, whatever they say, and stays."""
         slot = self._book.slot_of.get(peer)
         if slot is None or more == 0:
             return
@@ -248,5 +250,5 @@ class Admission:
         if used is not None and 0 < used.quota_bytes < used.fetched_bytes:
             self._persist_ticket(ticket)
             report = self._book.leases[slot].report
-            if report is None or report.catching_up < 1:
+            if not hearsay or report is None or report.catching_up < 1:
                 self._put_out(slot, peer, used.no_more, now)

@@ -16,8 +16,10 @@ def make_private(database: Path) -> None:
     """Make an empty file for a database that is to be opened there; close one that others can read, and its log.
 
     SQLite gives its write-ahead log the mode of the database. Raises `OSError` when the file can be neither made nor
-    opened.
+    opened. A database in memory (":memory:") has no file.
     """
+    if database.name == ":memory:":
+        return
     os.close(os.open(database, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
     for path in (database, *(database.with_name(database.name + end) for end in ("-wal", "-shm"))):
         close_to_others(path)
