@@ -22,7 +22,7 @@ install: ## make .venv and install into it (TORCH=... PYTHON=... EXTRAS=... to c
 
 # What a target needs of the extras, unless EXTRAS is given: added to what is there, if it is not.
 demo: EXTRAS = torch
-test test-heavy test-long lint types fuzz wan lock: EXTRAS = torch,test
+test test-heavy test-long lint types fuzz adversary wan lock: EXTRAS = torch,test
 fuzz-guided: EXTRAS = torch,test,fuzz
 
 demo: install ## a trainer and four nodes on this machine, about two minutes
