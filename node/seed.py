@@ -173,7 +173,7 @@ class _Seat:
         self.core = Authority(
             key, (), tuning, random.Random(secrets.randbits(64)),
             boot=boot, clock=lambda local: wall + local, head=head, grants=grants,
-            tickets=tickets, bars=bars, region=config.region, now=start,
+            tickets=tickets, bars=bars, region=config.region, up_mbit=config.planned_up_mbit, now=start,
             latest_boot=lambda now: latest_boot(time.time()),
             egress=Egress(config.egress_copies, model_bytes(model.layout)), sizes=partial(cost_of, model.layout),
         )  # fmt: skip

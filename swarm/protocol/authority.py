@@ -114,6 +114,7 @@ class Authority:
         egress: Egress | None = None,
         sizes: Callable[[WantBlob | WantBlock], int] = lambda want: 0,
         region: str = "",
+        up_mbit: float = 0.0,
         latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
         succession: bytes = b"",
         now: float = 0.0,
@@ -122,12 +123,14 @@ class Authority:
         `tickets`, `bars`: what `Persist` left under `grant/...`, `ticket/...`, `bar/...` and `kick/...` in an earlier
         boot, less what is empty; those leases stood still meanwhile. `boot`: how often this key has started, made
         durable before this is built. `egress`: what may be sent (without it: all that is asked for), and `sizes`, what
-        a request would cost. `region`: where the trainer stands, in the words of its members.
+        a request would cost. `region`: where the trainer stands, in the words of its members. `up_mbit`: what its
+        uplink carries, so that guests get what others leave of it; 0: nobody knows.
         `latest_boot`: at a local time, the last boot of a rival that is believed. `succession`: this key
         is being replaced: whoever comes is told so, nobody is let in any more, and no rival makes us stop.
         """
         self.state = State.new(key, key.public, tuning, rng)
         self.state.latest_boot, self.state.succession = latest_boot, succession
+        self.state.uplink.bytes_s = lambda: up_mbit * 125_000  # in no roster stands what it is
         self.egress = self.state.exchange.purse = egress or Egress()
         self._sizes = sizes
         whole_copies = tuning.takers if egress is None or egress.copies is None else int(egress.copies)

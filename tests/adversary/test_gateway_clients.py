@@ -27,8 +27,8 @@ class Gateway:
         arena.swarm.until_logged("gateway", '"url"')
         self.port = int(json.loads(arena.log("gateway"))["url"].split(":")[2].split("/")[0])
 
-    async def open(self) -> trio.SocketStream:
-        return await trio.open_tcp_stream("127.0.0.1", self.port)
+    async def open(self, source: str = "127.0.0.1") -> trio.SocketStream:
+        return await trio.open_tcp_stream("127.0.0.1", self.port, local_address=source)
 
     async def said(self, *parts: bytes, within_s: float = 10.0) -> bytes:
         """What it answers to these bytes, until it hangs up or says nothing more for long."""
@@ -173,28 +173,29 @@ async def test_garbled_requests_cost_one_connection(gateway: Gateway) -> None:
 
 
 async def test_slow_and_many_clients_keep_nobody_out(gateway: Gateway) -> None:
-    """Heads of which a byte comes a second, answers that are never read, connections that say nothing."""
+    """From eight addresses: heads of which a byte comes a second, answers that are never read, connections that say
+    nothing."""
     before = gateway.arena.process().rss_bytes
     pipelined = head("GET", "/v1/models", key=API_KEY) * 2000
 
-    async def slow(data: bytes, pause_s: float) -> None:
+    async def slow(source: str, data: bytes, pause_s: float) -> None:
         with quietly(*BROKEN):
-            async with await gateway.open() as stream:
+            async with await gateway.open(source) as stream:
                 for at in range(len(data)):
                     await stream.send_all(data[at : at + 1])
                     await trio.sleep(pause_s)
 
-    async def deaf() -> None:
+    async def deaf(source: str) -> None:
         with quietly(*BROKEN):
-            async with await gateway.open() as stream:
+            async with await gateway.open(source) as stream:
                 while True:
                     await stream.send_all(pipelined)
 
     async with observed(gateway.arena) as observer, trio.open_nursery() as nursery:
         for i in range(600):
-            nursery.start_soon(slow, head("GET", "/v1/models") if i % 2 else b"", 1.0)
-        for _ in range(16):
-            nursery.start_soon(deaf)
+            nursery.start_soon(slow, f"127.1.0.{i % 8 + 1}", head("GET", "/v1/models") if i % 2 else b"", 1.0)
+        for i in range(16):
+            nursery.start_soon(deaf, f"127.1.0.{i % 8 + 1}")
         await trio.sleep(FLOOD_S)
         await gateway.serves()
         assert observer.late_s < LATE_S

@@ -1,7 +1,9 @@
 """A seed behind NAT, reached through a relay: strangers' circuits keep no joiner out."""
 
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -15,6 +17,19 @@ from node.ticket import Ticket
 from swarm.transport.circuit import HOP_ID, HopMessage, Status, peer_in, read_message, write_message
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+
+_source: ContextVar[str | None] = ContextVar("_source", default=None)
+"""The address from which the tasks begun in this context dial."""
+
+
+@pytest.fixture
+def dials_from_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    dial = trio.open_tcp_stream
+
+    async def from_source(host: Any, port: Any) -> trio.SocketStream:
+        return await dial(host, port, local_address=_source.get())
+
+    monkeypatch.setattr(trio, "open_tcp_stream", from_source)
 
 
 @pytest.fixture
@@ -67,8 +82,10 @@ async def comes_in(ticket: str) -> None:
     pytest.fail("a machine with a valid ticket was not let in through the relay within 15 s")
 
 
+@pytest.mark.usefixtures("dials_from_source")
 async def test_15_circuits_of_strangers_keep_nobody_from_a_seed_behind_nat(relayed: tuple[Swarm, int, str]) -> None:
-    """Two keys with sixteen circuits each, asked for anew whenever they end; then twenty keys with two each."""
+    """Two keys with sixteen circuits each, asked for anew whenever they end; then twenty keys with two each, on five
+    addresses."""
     swarm, port, ticket = relayed
     way_in = Ticket.parse(ticket)
     relay = keyfile.load(swarm.home("relay") / "node.key").public
@@ -77,9 +94,11 @@ async def test_15_circuits_of_strangers_keep_nobody_from_a_seed_behind_nat(relay
         got: list[int] = []
         async with trio.open_nursery() as nursery:
             for i in range(keys):
+                _source.set(f"127.1.0.{i % 5 + 1}")
                 villain = Villain(Key(bytes([i + 1, keys]) + b"\x71" * 30))
                 await nursery.start(villain.transport.serve, villain._accept)
                 nursery.start_soon(hold_circuits, villain, relay, port, way_in.authority, each, got)
+            _source.set(None)
             with trio.move_on_after(10):
                 while len(got) < 16:  # noqa: ASYNC110
                     await trio.sleep(0.1)
