@@ -25,6 +25,8 @@ from node import keyfile
 MIB = 1 << 20
 FLOOD_S = float(os.environ.get("ADVERSARY_SECONDS", "4"))
 """How long floods last: seconds in CI's short form, more under `make adversary`."""
+FULL = FLOOD_S > 10
+"""All of every kind (`make adversary`); else those that were worst, which is what CI has time for."""
 PASSES = int(os.environ.get("ADVERSARY_PASSES", "3"))
 """Versions that are timed with and without an attack; the median counts."""
 TICKET_NODES = 64

@@ -39,10 +39,12 @@ def clock(now: float) -> AuthorityTime:
     return AuthorityTime(1000.0 + now)
 
 
-def an_authority(*, boot: int = 1, grants: list[bytes] | None = None, now: float = 0.0) -> Authority:
+def an_authority(
+    *, boot: int = 1, grants: list[bytes] | None = None, up_mbit: float = 0.0, now: float = 0.0
+) -> Authority:
     core = Authority(
         AUTHORITY, ("/sim/authority",), TUNING, random.Random(1),
-        boot=boot, clock=clock, head=manifest(0, 0), grants=grants, now=now,
+        boot=boot, clock=clock, head=manifest(0, 0), grants=grants, up_mbit=up_mbit, now=now,
     )  # fmt: skip
     core.start(now)
     return core

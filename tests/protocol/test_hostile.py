@@ -189,6 +189,16 @@ def test_one_that_attaches_where_the_plan_does_not_hang_it_waits_for_the_others(
     assert edges[key_of(1).public].guest
 
 
+def test_the_trainer_reckons_its_uplink_where_guests_ask_for_it() -> None:
+    """It stands in no roster, so nobody else says what it carries; unknown, guests would get all of it."""
+    core = members(an_authority(up_mbit=8.0), 2)
+    exchange = core.state.exchange
+    assert exchange.has_time(3.0)
+    core.state.uplink.take(1_000_000, 3.0)  # a second's worth
+    assert not exchange.has_time(3.5)
+    assert exchange.has_time(4.5)
+
+
 def test_an_orphan_is_served_at_once_and_a_guest_again_when_its_parent_is_back() -> None:
     peer = a_member([(-1, -1, -1, -1), (1, -1, 1, 1)], members=[member(s) for s in range(4)])
     for slot in (1, 2):
