@@ -1,12 +1,14 @@
 """The bits of a torch model's live parameters, by checkpoint name: write, scatter, read back.
 
-Bits are moved through integer views and never computed with, so -0, NaN payloads and denormals arrive as they were. A
-bf16 tensor may live in a float32 parameter: a bf16 value is the upper half of the float32 of equal value, so it is kept
-there by a shift of its bits. That is for CPUs without bf16 arithmetic, where float32 is ten times as fast.
+A transformers model may hold several of a checkpoint's tensors fused in one parameter (`node.models.conversion`); each
+element has its one place then too. Live tensors may be of another dtype than the checkpoint's (`node.engines.widths`):
+where that is exact, the bits are read back from them; where it rounds, as `from_pretrained` does, the checkpoint's own
+bits are kept beside them on the host, and it is proven that the live ones are those, rounded.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,61 +17,142 @@ from numpy.typing import NDArray
 
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
+from node.engines.widths import INTEGERS, Width, width_of
+from node.models.pieces import Piece, strides_of, whole
 
 __all__ = ["LiveParameters", "Scatter"]
 
-WIDENED_BITS: Final = 16
-
-DTYPES: Final[dict[str, torch.dtype]] = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "BOOL": torch.bool,
-}
-INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+Bits = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """One tensor's share of a patch, ready: both on the parameter's device, `bits` in its integer type."""
+    """One tensor's share of a patch, ready: (live or kept storage, indices, integers), each on the storage's device."""
 
-    target: torch.Tensor
-    indices: torch.Tensor
-    bits: torch.Tensor
+    parts: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
 
     def apply(self) -> None:
-        self.target.index_copy_(0, self.indices, self.bits)
+        for target, indices, bits in self.parts:
+            target.index_copy_(0, indices, bits)
 
 
 @dataclass(frozen=True, slots=True)
-class _Live:
-    """A parameter's storage as flat integers, and whether bf16 bits stand in its upper half."""
+class _Box:
+    """A box of a parameter. `storage`: all of the parameter as integers, in its shape."""
 
     storage: torch.Tensor
-    widened: bool
+    piece: Piece
+    width: Width
+
+    @property
+    def view(self) -> torch.Tensor:
+        ends = zip(self.piece.start, self.piece.shape, strict=True)
+        return self.storage[tuple(slice(start, start + size) for start, size in ends)]
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Which elements of the checkpoint's tensor lie in this box, and where those are in the flat parameter."""
+        piece = self.piece
+        left = indices - piece.offset
+        there = np.zeros_like(indices)
+        inside = np.ones(len(indices), bool)
+        steps = strides_of(self.storage.shape)
+        for dim in sorted(range(len(piece.shape)), key=lambda dim: -piece.strides[dim]):
+            at = np.zeros_like(left) if piece.shape[dim] == 1 else left // piece.strides[dim]
+            left = left - at * piece.strides[dim]
+            inside &= (at >= 0) & (at < piece.shape[dim])
+            there += (piece.start[dim] + at) * steps[dim]
+        inside &= left == 0
+        return inside, there[inside]
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """One tensor of the checkpoint. `kept`: its bits on the host, where the live ones cannot say them; None until
+    they were written, and never where all boxes are exact."""
+
+    spec: TensorSpec
+    boxes: tuple[_Box, ...]
+    kept: torch.Tensor | None = None
+
+    @property
+    def exact(self) -> bool:
+        return bool(self.boxes) and all(box.width.exact for box in self.boxes)
 
     @property
     def bits_dtype(self) -> np.dtype[Any]:
-        """The unsigned numpy type of one element's bits in the checkpoint."""
-        return np.dtype(f"u{2 if self.widened else self.storage.element_size()}")
+        return np.dtype(f"u{self.spec.type.itemsize}")
 
-    def convert(self, bits: NDArray[Any]) -> torch.Tensor:
-        """Checkpoint bits as integers of this storage, copied, on its device."""
-        if bits.dtype != self.bits_dtype:
-            raise ValueError(f"bits: {bits.dtype} for a tensor of {self.bits_dtype}")
-        if self.widened:
-            wide = bits.astype(np.uint32) << np.uint32(WIDENED_BITS)
-            return torch.from_numpy(wide.view(np.int32)).to(self.storage.device)
-        signed = np.array(bits).view(f"i{bits.itemsize}")
-        return torch.from_numpy(signed).to(self.storage.device)
+    @property
+    def is_plain(self) -> bool:
+        """One box that is the whole of a parameter, in order."""
+        if len(self.boxes) != 1:
+            return False
+        piece = self.boxes[0].piece
+        shape = tuple(self.boxes[0].storage.shape)
+        return piece.shape == shape and piece.offset == 0 and piece.strides == strides_of(shape)
+
+    def convert(self, indices: NDArray[np.int64], bits: Bits) -> Scatter:
+        parts = []
+        for box in self.boxes:
+            inside, there = (slice(None), np.array(indices)) if self.is_plain else box.locate(indices)
+            if there.size or self.is_plain:
+                device = box.storage.device
+                values = box.width.convert(bits[inside])
+                parts.append((box.storage.view(-1), torch.from_numpy(there).to(device), values.to(device)))
+        if self.kept is not None:
+            parts.append((self.kept, torch.from_numpy(np.array(indices)), _integers(bits)))
+        return Scatter(tuple(parts))
+
+    def write(self, bits: Bits) -> None:
+        flat = bits.reshape(-1)
+        for box in self.boxes:
+            piece = box.piece
+            if self.is_plain:
+                box.storage.view(-1).copy_(box.width.convert(flat))
+                continue
+            taken = np.lib.stride_tricks.as_strided(
+                flat[piece.offset :], piece.shape, [step * flat.itemsize for step in piece.strides], writeable=False
+            )
+            box.view.copy_(box.width.convert(np.ascontiguousarray(taken).reshape(-1)).reshape(piece.shape))
+        if not self.exact:
+            self.kept = _integers(flat)
+
+    def read(self) -> Bits:
+        """All of its bits, flat. Raises `ValueError` when what is live is not theirs, or they were never written."""
+        if self.exact and self.is_plain:
+            return self.read_part(0, self.spec.elements)
+        if self.exact:
+            out = np.empty(self.spec.elements, self.bits_dtype)
+            for box in self.boxes:
+                piece = box.piece
+                there = np.lib.stride_tricks.as_strided(
+                    out[piece.offset :], piece.shape, [step * out.itemsize for step in piece.strides]
+                )
+                there[...] = self._back(box, box.view.reshape(-1)).reshape(piece.shape)
+            return out
+        if self.kept is None:
+            raise ValueError(f"{self.spec.name}: nothing was written yet")
+        kept = self.kept.numpy().view(self.bits_dtype)
+        for box in self.boxes:
+            piece = box.piece
+            taken = np.lib.stride_tricks.as_strided(
+                kept[piece.offset :], piece.shape, [step * kept.itemsize for step in piece.strides]
+            )
+            wanted = box.width.convert(np.ascontiguousarray(taken).reshape(-1))
+            if not torch.equal(wanted, box.view.reshape(-1).cpu()):
+                raise ValueError(f"{self.spec.name}: a live value is not the checkpoint's, rounded")
+        return kept
+
+    def read_part(self, start: int, stop: int) -> Bits:
+        if not (self.exact and self.is_plain):
+            return self.read()[start:stop]
+        return self._back(self.boxes[0], self.boxes[0].storage.view(-1)[start:stop])
+
+    def _back(self, box: _Box, live: torch.Tensor) -> Bits:
+        try:
+            return box.width.back(live)
+        except ValueError as error:
+            raise ValueError(f"{self.spec.name}: {error}") from error
 
 
 class LiveParameters:
@@ -77,70 +160,149 @@ class LiveParameters:
 
     def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
         """Raises `UsageError` unless the layout's tensors and the model's are the same, tied alike."""
-        named = dict(model.named_parameters(remove_duplicate=False)) | _saved_buffers(model)
-        self._live = {spec.name: _find(named, spec) for spec in layout.tensors}
-        owner: dict[int, str] = {}
-        for name, live in self._live.items():
-            twin = owner.setdefault(live.storage.data_ptr(), name)
-            if twin != name and live.storage.numel():
-                raise UsageError(f"The model ties {name} to {twin}, the checkpoint does not: is it another model's?")
-        for name, parameter in named.items():
-            if parameter.numel() and parameter.data_ptr() not in owner:
-                raise UsageError(f"The model has a tensor {name} that the checkpoint lacks: is it another model's?")
+        self._tensors = _of_library(model, layout) if _is_library(model) else _by_name(model, layout)
 
-    def convert(self, name: str, indices: NDArray[np.int64], bits: NDArray[Any]) -> Scatter:
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The tensors whose bits are kept beside the model: they are to be written before they can be read."""
+        return tuple(name for name, tensor in self._tensors.items() if not tensor.exact)
+
+    def convert(self, name: str, indices: NDArray[np.int64], bits: Bits) -> Scatter:
         """Check one tensor's share of a patch and bring it to the device. Raises `ValueError` when it does not fit."""
-        live = self._live.get(name)
-        if live is None:
+        tensor = self._tensors.get(name)
+        if tensor is None:
             raise ValueError(f"patch: no tensor named {name}")
         if indices.ndim != 1 or indices.shape != bits.shape or indices.dtype != np.int64:
             raise ValueError(f"patch of {name}: flat int64 indices and as many bits, please")
-        if indices.size and (indices[0] < 0 or indices[-1] >= live.storage.numel() or (np.diff(indices) <= 0).any()):
-            raise ValueError(f"patch of {name}: indices must rise from 0 to {live.storage.numel() - 1}")
-        return Scatter(live.storage, torch.from_numpy(np.array(indices)).to(live.storage.device), live.convert(bits))
+        if bits.dtype != tensor.bits_dtype:
+            raise ValueError(f"patch of {name}: bits: {bits.dtype} for a tensor of {tensor.bits_dtype}")
+        last = tensor.spec.elements - 1
+        if indices.size and (indices[0] < 0 or indices[-1] > last or (np.diff(indices) <= 0).any()):
+            raise ValueError(f"patch of {name}: indices must rise from 0 to {last}")
+        return tensor.convert(indices, bits)
 
-    def write(self, name: str, bits: NDArray[Any]) -> None:
+    def write(self, name: str, bits: Bits) -> None:
         """Overwrite a whole tensor with its checkpoint bits (flat or shaped). Raises `ValueError` on a wrong size."""
-        live = self._live[name]
-        if bits.size != live.storage.numel():
-            raise ValueError(f"{name}: {bits.size} elements for {live.storage.numel()}")
-        live.storage.copy_(live.convert(bits.reshape(-1)))
+        tensor = self._tensors[name]
+        if bits.size != tensor.spec.elements:
+            raise ValueError(f"{name}: {bits.size} elements for {tensor.spec.elements}")
+        tensor.write(bits)
 
-    def read(self, name: str, start: int = 0, count: int | None = None) -> NDArray[Any]:
-        """Checkpoint bits of elements [start, start + count), flat. Raises `ValueError` when a widened one has no bf16.
+    def read(self, name: str, start: int = 0, count: int | None = None) -> Bits:
+        """Checkpoint bits of elements [start, start + count), flat.
 
-        That last cannot happen unless something computed on the parameter: it is how such a thing would be found.
+        Raises `ValueError` when what is live is not a checkpoint's. That cannot happen unless something computed on
+        the parameter: it is how such a thing would be found.
         """
-        live = self._live[name]
-        stop = live.storage.numel() if count is None else start + count
-        bits = live.storage[start:stop].cpu().numpy()
-        if not live.widened:
-            return bits.view(live.bits_dtype)
-        wide = bits.view(np.uint32)
-        if (wide & np.uint32(0xFFFF)).any():
-            raise ValueError(f"{name}: a live value has more bits than bf16")
-        return (wide >> np.uint32(WIDENED_BITS)).astype(np.uint16)
+        tensor = self._tensors[name]
+        return tensor.read_part(start, tensor.spec.elements if count is None else start + count)
 
     def hashes(self, layout: Layout) -> NDArray[np.uint8]:
-        """BLAKE3 of each block's live bits: uint8, (n_blocks, 32). All zeros where the bits are of no bf16 value."""
+        """BLAKE3 of each block's live bits: uint8, (n_blocks, 32). All zeros where `read` would raise."""
         out = np.zeros((layout.n_blocks, 32), np.uint8)
-        for i in range(layout.n_blocks):
-            block = layout.block(i)
+        for spec in layout.tensors:
+            tensor = self._tensors[spec.name]
+            blocks = layout.blocks_of(spec.name)
             try:
-                bits = self.read(block.name, block.start, block.count)
+                flat = None if tensor.exact and tensor.is_plain else tensor.read()
             except ValueError:
                 continue
-            out[i] = np.frombuffer(blake3(bits.tobytes()).digest(), np.uint8)
+            for i in blocks:
+                block = layout.block(i)
+                stop = block.start + block.count
+                try:
+                    bits = tensor.read_part(block.start, stop) if flat is None else flat[block.start : stop]
+                except ValueError:
+                    continue
+                out[i] = np.frombuffer(blake3(np.ascontiguousarray(bits).tobytes()).digest(), np.uint8)
         return out
 
 
-def _saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _integers(bits: Bits) -> torch.Tensor:
+    return torch.from_numpy(np.array(bits).view(f"i{bits.itemsize}"))
+
+
+def _is_library(model: torch.nn.Module) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(model, PreTrainedModel)
+
+
+def _of_library(model: Any, layout: Layout) -> dict[str, _Tensor]:
+    """By the library's own loader: places, and the dtypes in which `from_pretrained` would hold them."""
+    from node.models.conversion import conversion_of
+
+    conversion = conversion_of(model, layout, model.dtype)
+    named = _named(model)
+    for name, dtype in conversion.dtypes.items():
+        if name in named and named[name].dtype != dtype:  # built from a config, which knows no exceptions
+            named[name].data = named[name].data.to(dtype)
+    _untie(model, [name for name in named if name in conversion.shapes])
+    named = _named(model)
+    tensors: dict[str, _Tensor] = {}
+    for spec in layout.tensors:
+        boxes = []
+        for place in conversion.places.get(spec.name, ()):
+            width = _width(spec, place.param, named[place.param].dtype)
+            boxes.append(_Box(_storage(place.param, named[place.param]), place.piece, width))
+        tensors[spec.name] = _Tensor(spec, tuple(boxes))
+    _check_all_fed(named, layout, [named[name] for name in conversion.shapes if name in named])
+    return tensors
+
+
+def _untie(model: torch.nn.Module, names: Iterable[str]) -> None:
+    """What the checkpoint stores apart is apart in the model too, whatever its config says: so does the loader do."""
+    owners: dict[int, str] = {}
+    named = _named(model)
+    for name in names:
+        tensor = named[name]
+        if not tensor.numel() or owners.setdefault(tensor.data_ptr(), name) == name:
+            continue
+        parent, _, leaf = name.rpartition(".")
+        own = torch.nn.Parameter(tensor.detach().clone(), requires_grad=False)
+        setattr(model.get_submodule(parent), leaf, own)
+
+
+def _by_name(model: torch.nn.Module, layout: Layout) -> dict[str, _Tensor]:
+    """A module of any other kind: its names are the checkpoint's."""
+    named = _named(model)
+    tensors: dict[str, _Tensor] = {}
+    owner: dict[int, str] = {}
+    for spec in layout.tensors:
+        tensor = _find(named, spec)
+        width = _width(spec, spec.name, tensor.dtype)
+        if not width.exact:
+            raise UsageError(_dtypes_differ(spec, spec.name, tensor.dtype))
+        twin = owner.setdefault(tensor.data_ptr(), spec.name)
+        if twin != spec.name and tensor.numel():
+            raise UsageError(f"The model ties {spec.name} to {twin}, the checkpoint does not: is it another model's?")
+        piece = whole(spec.name, spec.shape)
+        boxes = (_Box(_storage(spec.name, tensor), piece[0], width),) if piece else ()
+        tensors[spec.name] = _Tensor(spec, boxes)
+    _check_all_fed(named, layout, [_find(named, spec) for spec in layout.tensors])
+    return tensors
+
+
+def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and saved buffers, tied ones under each of their names."""
     saved = model.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    buffers = {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name in saved}
+    return dict(model.named_parameters(remove_duplicate=False)) | buffers
 
 
-def _find(named: dict[str, torch.Tensor], spec: TensorSpec) -> _Live:
-    """The storage of one layout tensor. Raises `UsageError` when it is missing or of another kind."""
+def _check_all_fed(named: dict[str, torch.Tensor], layout: Layout, fed: Iterable[torch.Tensor]) -> None:
+    ties = {alias: spec.name for spec in layout.tensors for alias in spec.aliases}
+    known = {tensor.data_ptr() for tensor in fed}
+    for name, tensor in named.items():
+        if not tensor.numel() or tensor.data_ptr() in known:
+            continue
+        if name in ties:
+            raise UsageError(f"The checkpoint ties {name} to {ties[name]}, the loaded model does not.")
+        raise UsageError(f"The model has a tensor {name} that the checkpoint lacks: is it another model's?")
+
+
+def _find(named: dict[str, torch.Tensor], spec: TensorSpec) -> torch.Tensor:
+    """The tensor of this name. Raises `UsageError` when it is missing or of another shape."""
     found = [named[name] for name in (spec.name, *spec.aliases) if name in named]
     if not found:
         raise UsageError(f"The checkpoint has a tensor {spec.name} that the model lacks: is it another model's?")
@@ -149,11 +311,24 @@ def _find(named: dict[str, torch.Tensor], spec: TensorSpec) -> _Live:
         raise UsageError(f"The checkpoint ties {spec.name} to {', '.join(spec.aliases)}, the loaded model does not.")
     if tuple(tensor.shape) != tuple(spec.shape):
         raise UsageError(f"{spec.name} is {tuple(spec.shape)} in the checkpoint, {tuple(tensor.shape)} in the model.")
+    return tensor
+
+
+def _storage(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_contiguous():
-        raise UsageError(f"{spec.name} does not lie in one piece in the model: it cannot be patched in place.")
-    wanted = DTYPES.get(spec.dtype)
-    widened = wanted is torch.bfloat16 and tensor.dtype is torch.float32
-    if tensor.dtype is not wanted and not widened:
-        raise UsageError(f"{spec.name} is {spec.dtype} in the checkpoint, {tensor.dtype} in the model: no patch fits.")
-    flat = tensor.detach().view(-1) if tensor.dim() else tensor.detach().reshape(1)
-    return _Live(flat.view(INTEGERS[tensor.element_size()]), widened)
+        raise UsageError(f"{name} does not lie in one piece in the model: it cannot be patched in place.")
+    shaped = tensor.detach()
+    if not shaped.dim():
+        return shaped.view(1).view(INTEGERS[tensor.element_size()]).view(())
+    return shaped.view(INTEGERS[tensor.element_size()])
+
+
+def _width(spec: TensorSpec, name: str, live: torch.dtype) -> Width:
+    width = width_of(spec.dtype, live)
+    if width is None:
+        raise UsageError(_dtypes_differ(spec, name, live))
+    return width
+
+
+def _dtypes_differ(spec: TensorSpec, name: str, live: torch.dtype) -> str:
+    return f"{spec.name} is {spec.dtype} in the checkpoint, {name} is {live} in the model: no patch fits."

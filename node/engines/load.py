@@ -1,5 +1,6 @@
 """Loading a Hugging Face folder, for engines and trainers alike."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,22 @@ from transformers.utils.logging import disable_progress_bar
 
 from codec.errors import UsageError
 
-__all__ = ["build_model", "load_model"]
+__all__ = ["build_model", "chosen_dtype", "load_model"]
+
+
+def chosen_dtype(folder: Path, arithmetic: str, device: torch.device) -> torch.dtype:
+    """In what a model computes: `arithmetic` (bfloat16, float16, float32), or, for "auto", float32 on a CPU and what the
+    folder's config names elsewhere (float32 where it names nothing that is computed in)."""
+    named = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    if arithmetic == "auto" and device.type != "cpu":
+        try:
+            config = json.loads((folder / "config.json").read_bytes())
+            inner = config.get("text_config") or {}
+            parts = (config, inner if isinstance(inner, dict) else {})
+            arithmetic = next(str(p[key]) for p in parts for key in ("dtype", "torch_dtype") if p.get(key))
+        except (OSError, ValueError, AttributeError, StopIteration):
+            pass  # no such file is said, in a sentence, by the loading that follows
+    return named.get(arithmetic.removeprefix("torch."), torch.float32)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

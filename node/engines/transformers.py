@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from codec.checkpoint import Checkpoint
 from codec.layout import Layout
 from node.engines.base import (
     BASE_VERSION,
@@ -28,12 +29,13 @@ from node.engines.base import (
 )
 from node.engines.cohort import Cohort, score
 from node.engines.live import LiveParameters, Scatter
-from node.engines.load import build_model, load_model
+from node.engines.load import build_model, chosen_dtype, load_model
 
 __all__ = ["Arithmetic", "Carry", "TransformersEngine"]
 
-Arithmetic = Literal["auto", "bfloat16", "float32"]
-"""In what the model computes. Either way the live parameters hold exactly the checkpoint's bf16 bits."""
+Arithmetic = Literal["auto", "bfloat16", "float16", "float32"]
+"""In what the model computes: as what `from_pretrained(dtype=...)` loads the checkpoint. Where that rounds, patches are
+rounded in the same way (`node.engines.live`)."""
 
 Carry = Literal["recompute", "stale"]
 """What becomes of the KV cache of sequences that are running when a version is committed. "recompute": their text is
@@ -57,7 +59,8 @@ class TransformersEngine(SteppedEngine):
     ) -> None:
         """`threads`: CPU threads of torch, for the whole process (None: as is). `device`: None takes a GPU if any.
 
-        `arithmetic`: "auto" is bfloat16 on a GPU and float32 on a CPU, where few have bf16 units.
+        `arithmetic`: "auto" is the dtype that the base's config names on a GPU (float32 where it names none), and
+        float32 on a CPU, where few have bf16 units.
         """
         self._carry: Carry = carry
         self._flights: dict[int, list[tuple[Cohort, list[int]]]] = {}
@@ -65,8 +68,8 @@ class TransformersEngine(SteppedEngine):
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        wide = arithmetic == "float32" or (arithmetic == "auto" and self.device.type == "cpu")
-        self._dtype = torch.float32 if wide else torch.bfloat16
+        self._arithmetic: Arithmetic = arithmetic
+        self._folder: Path | None = None
         self._model: PreTrainedModel | None = None
         self._live: LiveParameters | None = None
         self._layout: Layout | None = None
@@ -76,13 +79,20 @@ class TransformersEngine(SteppedEngine):
         self.poisoned: str | None = None
 
     def load(self, folder: Path, *, weights: bool = True) -> None:
-        self._model = (load_model if weights else build_model)(folder, self._dtype, self.device)
+        dtype = chosen_dtype(folder, self._arithmetic, self.device)
+        self._model = (load_model if weights else build_model)(folder, dtype, self.device)
         self._model.requires_grad_(False)
+        self._folder = folder if weights else None
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
         self._flights.clear()
 
     def attach(self, layout: Layout, version: Version = BASE_VERSION, root: bytes = b"") -> None:
-        self._live, self._layout = LiveParameters(self._loaded(), layout), layout
+        live = LiveParameters(self._loaded(), layout)
+        if self._folder is not None and live.kept:
+            checkpoint = Checkpoint.open(self._folder)
+            for name in live.kept:
+                live.write(name, checkpoint.bits(name))
+        self._live, self._layout = live, layout
         self._staged, self.version, self.root = [], version, root
 
     def stage(self, patch: Patch) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from codec.errors import SwarmError, UsageError
 from node.trainers.errors import SwarmTimeout
 from node.trainers.shares import Part
-from node.trainers.weights import is_sharded
+from node.trainers.naming import is_sharded
 
 __all__ = ["Ranks", "part_of", "sharded_over"]
 

@@ -1,8 +1,7 @@
-"""LoRA adapters, merged on the way out: nodes sample from `W + scaling * B A`, while the trainer keeps W, A and B.
+"""Plain LoRA merged by our own arithmetic, `W + scaling * B A`, which is peft's, operation by operation.
 
-Merging in place and unmerging again would leave W changed by rounding, and with it everything that is trained after.
-So each merged weight is made beside the model, one at a time, and thrown away once it is copied: the model is never
-touched. The arithmetic is that of `peft`'s own merge, operation by operation.
+For layers of one's own in LoRA's shape (`base_layer`, `lora_A`, `lora_B`, `scaling`), and for peft's where FSDP2 shards
+them: each process merges its own rows. Anything that is more than plain LoRA is refused by name.
 """
 
 from collections.abc import Iterator
@@ -10,65 +9,65 @@ from typing import Any
 
 from codec.errors import UsageError
 
-__all__ = ["has_lora", "merged"]
-
-_PEFT_PREFIX = "base_model.model."
+__all__ = ["is_lora", "merged_layer"]
 
 
-def has_lora(model: Any) -> bool:
-    """Whether some layer of this module carries LoRA adapters, in peft's shape: `base_layer`, `lora_A`, `lora_B`."""
-    return any(_is_lora(module) for module in model.modules()) if hasattr(model, "modules") else False
-
-
-def merged(model: Any, *, names_only: bool = False) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) of the model's state, adapters merged and gone, names as without them.
-
-    Sharded weights stay sharded; of an adapter's A, which is small, each process sees the whole. `names_only`: the
-    weights as they are, for whoever looks at names, shapes and shards alone. Raises `UsageError` for adapters other
-    than plain LoRA.
-    """
-    layers = {name: module for name, module in model.named_modules() if _is_lora(module)}
-    for name, tensor in model.state_dict().items():
-        owner = next((layer for layer in _owners(name) if layer in layers), None)
-        if owner is None:
-            yield _plain(name), tensor
-            continue
-        rest = name[len(owner) + 1 :]
-        if rest.startswith("base_layer."):
-            rest = rest.removeprefix("base_layer.")
-            adapted = rest == "weight" and not names_only
-            yield _plain(f"{owner}.{rest}"), _merge(owner, layers[owner], tensor) if adapted else tensor
-        elif not rest.startswith(("lora_A.", "lora_B.")):
-            raise UsageError(f"{name} is of an adapter that is not plain LoRA: merge it yourself, and publish that.")
-
-
-def _is_lora(module: Any) -> bool:
+def is_lora(module: Any) -> bool:
+    """Whether this is a layer in LoRA's shape."""
     return all(hasattr(module, part) for part in ("base_layer", "lora_A", "lora_B", "scaling"))
 
 
-def _owners(name: str) -> Iterator[str]:
-    """The modules that a parameter may belong to, innermost first."""
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
+def merged_layer(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
+    """(name within the layer, tensor) of the base layer with every active adapter added.
+
+    Sharded weights stay sharded; of an adapter's A, which is small, each process sees the whole. Raises `UsageError`
+    naming the layer for anything but plain LoRA of a linear layer.
+    """
+    if not is_lora(layer):
+        raise _refusal(name, type(layer).__name__)
+    for rest, tensor in layer.state_dict().items():
+        if rest.startswith("base_layer."):
+            rest = rest.removeprefix("base_layer.")
+            yield rest, _merge(name, layer, tensor) if rest == "weight" else tensor
+        elif not rest.startswith(("lora_A.", "lora_B.")):
+            raise _refusal(f"{name}.{rest}", "more than A and B")
 
 
-def _plain(name: str) -> str:
-    return name.removeprefix(_PEFT_PREFIX)
+def _refusal(name: str, what: str) -> UsageError:
+    return UsageError(
+        f"{name} has an adapter that is not plain LoRA ({what}) and sharded, or not peft's: merge it yourself, and "
+        "publish an iterator of (checkpoint name, tensor)."
+    )
 
 
 def _merge(name: str, layer: Any, weight: Any) -> Any:
     """The weight with every active adapter added, as a tensor of its own (or the weight itself, if there is none)."""
-    active = getattr(layer, "active_adapters", None)
-    if getattr(layer, "disable_adapters", False) or getattr(layer, "merged", False):
+    if getattr(layer, "disable_adapters", False):
+        raise UsageError(f"The adapters of {name} are switched off: switch them on before publishing.")
+    if getattr(layer, "merged", False):
         return weight
+    active = getattr(layer, "active_adapters", None)
     for adapter in list(layer.lora_A) if active is None else active:
         if adapter not in layer.lora_A:
             continue
-        if getattr(layer, "fan_in_fan_out", False) or (getattr(layer, "use_dora", None) or {}).get(adapter):
-            raise UsageError(f"{name} has an adapter that is not plain LoRA: merge it yourself, and publish that.")
+        _check_plain(name, layer, adapter, weight)
         weight = _add(weight, layer.lora_B[adapter].weight, layer.lora_A[adapter].weight, layer.scaling[adapter])
     return weight
+
+
+def _check_plain(name: str, layer: Any, adapter: str, weight: Any) -> None:
+    a, b = layer.lora_A[adapter], layer.lora_B[adapter]
+    if getattr(layer, "fan_in_fan_out", False):
+        raise _refusal(name, "fan_in_fan_out")
+    for flag in ("use_dora", "use_alora"):
+        if (getattr(layer, flag, None) or {}).get(adapter):
+            raise _refusal(name, flag)
+    if adapter in (getattr(layer, "lora_variant", None) or {}):
+        raise _refusal(name, f"{type(layer.lora_variant[adapter]).__name__}")
+    if getattr(a, "bias", None) is not None or getattr(b, "bias", None) is not None:
+        raise _refusal(name, "lora_bias")
+    if not all(hasattr(part, "weight") for part in (a, b)) or weight.dim() != 2 or b.weight.dim() != 2:
+        raise _refusal(name, "its weight is no matrix")
 
 
 def _add(weight: Any, b: Any, a: Any, scaling: float) -> Any:

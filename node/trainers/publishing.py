@@ -107,7 +107,7 @@ class PublishLine:
         self._failed = 0
         """The newest publish that failed here: the seed may still say that it is open."""
         self._holders = holders
-        self._copier = Copier(self.layout, copies, shares, seat.rank)
+        self._copier = Copier(self.layout, copies, shares, seat.rank, lambda name: self._link.replica.bits(name))
         self._encoder = Encoder(copies, shares, seat.rank, threads, self.layout)
         self._number = 0
         self._spare = set(range(SLOTS))

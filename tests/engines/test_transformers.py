@@ -238,22 +238,33 @@ def test_layouts_of_another_model_are_refused(tied_folder, untied_folder):
     tied, untied = checkpoint(tied_folder), checkpoint(untied_folder)
     engine = TransformersEngine(threads=1, device="cpu")
     engine.load(tied_folder)
-    with pytest.raises(UsageError, match="ties"):
-        engine.attach(layout_of(untied))
     with pytest.raises(UsageError, match="lacks"):
         engine.attach(layout_of({name: bits for name, bits in tied.items() if "norm" not in name}))
     with pytest.raises(UsageError, match="lacks"):
         engine.attach(layout_of(tied | {"model.more": np.zeros(3, np.uint16)}))
     with pytest.raises(UsageError, match=r"\(3,\)"):
         engine.attach(layout_of(tied | {"model.norm.weight": np.zeros(3, np.uint16)}))
-    with pytest.raises(UsageError, match="F16"):
-        engine.attach(Layout(tuple(TensorSpec(n, "F16", tied[n].shape) for n in sorted(tied))))
+    with pytest.raises(UsageError, match="I16"):
+        engine.attach(Layout(tuple(TensorSpec(n, "I16", tied[n].shape) for n in sorted(tied))))
     aliases = {"model.embed_tokens.weight": ("lm_head.weight",)}
     told = Layout(tuple(TensorSpec(n, "BF16", tied[n].shape, aliases.get(n, ())) for n in sorted(tied)))
     engine.attach(told)
     engine.load(untied_folder)
     with pytest.raises(UsageError, match="ties"):
         engine.attach(told)
+
+
+def test_what_the_checkpoint_stores_apart_is_apart_in_a_model_that_ties_it(tied_folder, untied_folder):
+    """As `from_pretrained` does where both are stored and differ, whatever the config says."""
+    bits = checkpoint(untied_folder)
+    engine, layout = TransformersEngine(threads=1, device="cpu"), layout_of(bits)
+    engine.load(tied_folder, weights=False)
+    engine.attach(layout)
+    engine.reload(lambda name: bits[name], (0, 0), b"")
+    np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(bits, layout))
+    prompts, sampling = [Prompt((1, 2, 3), stream=i) for i in range(4)], SamplingParams(max_tokens=8)
+    wanted = engine_on(untied_folder).generate(prompts, sampling)
+    assert [made.logprobs for made in engine.generate(prompts, sampling)] == [made.logprobs for made in wanted]
 
 
 def test_arithmetic_on_live_parameters_is_found(tied_folder):

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from codec.errors import UsageError  # noqa: E402
-from node.trainers.lora import has_lora, merged  # noqa: E402
+from node.trainers.adapters import has_adapters, merged  # noqa: E402
 
 
 class LoraLinear(torch.nn.Module):
@@ -54,33 +54,9 @@ def test_merged_beside_the_model(kind: torch.dtype, adapters: torch.dtype):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_names_only_leaves_the_weights_as_they_are():
-    model = Model()
-    assert dict(merged(model, names_only=True))["q_proj.weight"].data_ptr() == model.q_proj.base_layer.weight.data_ptr()
-
-
 def test_other_adapters_are_refused():
     model = Model()
     model.q_proj.use_dora = {"default": True}
     with pytest.raises(UsageError, match="not plain LoRA"):
         dict(merged(model))
-    assert not has_lora(torch.nn.Linear(2, 2))
-
-
-@pytest.mark.slow
-def test_as_peft_merges():
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    plain = torch.nn.Sequential(
-        torch.nn.Linear(96, 64, dtype=torch.bfloat16), torch.nn.Linear(64, 32, dtype=torch.bfloat16)
-    )
-    names = set(plain.state_dict())
-    model = peft.get_peft_model(
-        plain, peft.LoraConfig(r=4, lora_alpha=16, target_modules=["0"], init_lora_weights=False)
-    )
-    before = copy.deepcopy(model.state_dict())
-    found = dict(merged(model))
-    assert set(found) == names
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    theirs = model.merge_and_unload().state_dict()
-    assert all(torch.equal(found[name], theirs[name]) for name in names)
+    assert not has_adapters(torch.nn.Linear(2, 2))
