@@ -11,8 +11,9 @@ token was drawn from its version's own distribution over the whole text before i
 stale, which is cheaper and cannot be checked.
 """
 
+import inspect
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, Final, cast
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -20,15 +21,29 @@ from transformers import DynamicCache, PreTrainedModel
 from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
 from node.engines.sampling import draw, scores, uniforms
 
-__all__ = ["Cohort", "score"]
+__all__ = ["Cohort", "can_cache", "score"]
+
+CACHE_PROBE_TOKENS: Final = 8
+"""A prompt and two steps."""
+CACHE_WITHIN: Final = 0.001
+"""In standard deviations of the logits: sums in another order differ by 1e-6 of them, a cache that is not used by 1;
+and Bamba's two ways of computing, in transformers 5.23, by 0.006, in float64 too."""
+CACHE_WITHIN_HALVES: Final = 0.3
+"""The same for 16-bit arithmetic, whose roundings differ by some hundredths."""
 
 
 class Cohort:
     """`prompts` must be equally long. Call `step` until `done`."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
-        """Raises `ValueError` for a token id that the model does not have."""
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], sampling: SamplingParams, *, cached: bool = True
+    ) -> None:
+        """`cached`: see `can_cache`; without, the whole text is read for each token.
+
+        Raises `ValueError` for a token id that the model does not have.
+        """
         self._model = model
+        self._cached = cached
         self._sampling = sampling
         device = model.device
         ids = torch.tensor([prompt.token_ids for prompt in prompts], dtype=torch.int64)
@@ -48,7 +63,7 @@ class Cohort:
 
     def refresh(self) -> None:
         """Forget what was computed: the next step reads the whole text again, under the weights that are live then."""
-        self._cache = DynamicCache(config=self._model.config)
+        self._past = _Past(self._model) if self._cached else None
         self._current = torch.cat([self._prompts, *(token[:, None] for token in self._tokens)], 1)
 
     @torch.inference_mode()
@@ -59,8 +74,8 @@ class Cohort:
         for the others.
         """
         at = len(self._tokens)
-        output = self._model(input_ids=self._current, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-        token, logprob = draw(output.logits[:, -1], self._uniform[:, at], self._sampling)
+        logits = _read_all(self._model, self._current) if self._past is None else self._past.read(self._current)
+        token, logprob = draw(logits, self._uniform[:, at], self._sampling)
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if not self._versions or self._versions[-1][0] != version:
@@ -68,7 +83,7 @@ class Cohort:
         ended = self._running & torch.isin(token, self._stops)
         self._lengths[ended] = at + 1
         self._running &= ~ended
-        self._current = token[:, None]
+        self._current = token[:, None] if self._cached else torch.cat([self._current, token[:, None]], 1)
         self.done = at + 1 == self._sampling.max_tokens or not bool(self._running.any())
 
     @property
@@ -96,6 +111,49 @@ class Cohort:
         starts = [(version, start) for version, start in self._versions if start < length]
         ends = [start for _, start in starts[1:]] + [length]
         return tuple(Span(version, start, end) for (version, start), end in zip(starts, ends, strict=True))
+
+
+class _Past:
+    """What a model has computed of the text so far: keys and values, states, or both."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._given: dict[str, Any] = {_cache_argument(model): DynamicCache(config=model.config)}
+
+    def read(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits after the text that was read before and `ids`: (rows, vocabulary)."""
+        return self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **self._given).logits[:, -1]
+
+
+def _read_all(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+
+
+def _cache_argument(model: PreTrainedModel) -> str:
+    """As the model's `forward` calls it."""
+    known = inspect.signature(model.forward).parameters
+    return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
+
+
+@torch.inference_mode()
+def can_cache(model: PreTrainedModel) -> bool:
+    """Whether reading a short text in parts, with a cache, gives this model's logits of reading it at once.
+
+    Some architectures want a cache of their own kind, some take ours and do not use it: they would draw from the last
+    token alone, and nothing would say so.
+    """
+    vocabulary = len(cast(torch.nn.Embedding, model.get_input_embeddings()).weight)
+    ids = (torch.arange(CACHE_PROBE_TOKENS, device=model.device) * 7 + 3).remainder(vocabulary)[None]
+    try:
+        past = _Past(model)
+        past.read(ids[:, :-2])
+        past.read(ids[:, -2:-1])
+        found = past.read(ids[:, -1:]).float()
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError):
+        return False
+    wanted = _read_all(model, ids).float()
+    most = wanted.std() * (CACHE_WITHIN if model.dtype == torch.float32 else CACHE_WITHIN_HALVES)
+    return bool((found - wanted).abs().max() <= most)
 
 
 @torch.inference_mode()

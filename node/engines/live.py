@@ -158,9 +158,12 @@ class _Tensor:
 class LiveParameters:
     """Where each tensor of a layout lives in a model."""
 
-    def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
-        """Raises `UsageError` unless the layout's tensors and the model's are the same, tied alike."""
-        self._tensors = _of_library(model, layout) if _is_library(model) else _by_name(model, layout)
+    def __init__(self, model: torch.nn.Module, layout: Layout, dtype: torch.dtype | None = None) -> None:
+        """`dtype`: as what a transformers model was loaded (None: by its first parameter's).
+
+        Raises `UsageError` unless the layout's tensors and the model's are the same, tied alike.
+        """
+        self._tensors = _of_library(model, layout, dtype) if _is_library(model) else _by_name(model, layout)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -228,15 +231,15 @@ def _is_library(model: torch.nn.Module) -> bool:
     return isinstance(model, PreTrainedModel)
 
 
-def _of_library(model: Any, layout: Layout) -> dict[str, _Tensor]:
+def _of_library(model: Any, layout: Layout, dtype: torch.dtype | None) -> dict[str, _Tensor]:
     """By the library's own loader: places, and the dtypes in which `from_pretrained` would hold them."""
     from node.models.conversion import conversion_of
 
-    conversion = conversion_of(model, layout, model.dtype)
+    conversion = conversion_of(model, layout, dtype or model.dtype)
     named = _named(model)
-    for name, dtype in conversion.dtypes.items():
-        if name in named and named[name].dtype != dtype:  # built from a config, which knows no exceptions
-            named[name].data = named[name].data.to(dtype)
+    for name, kind in conversion.dtypes.items():
+        if name in named and named[name].dtype != kind:  # built from a config, which knows no exceptions
+            named[name].data = named[name].data.to(kind)
     _untie(model, [name for name in named if name in conversion.shapes])
     named = _named(model)
     tensors: dict[str, _Tensor] = {}

@@ -27,7 +27,7 @@ from node.engines.base import (
     SteppedEngine,
     Version,
 )
-from node.engines.cohort import Cohort, score
+from node.engines.cohort import Cohort, can_cache, score
 from node.engines.live import LiveParameters, Scatter
 from node.engines.load import build_model, chosen_dtype, load_model
 
@@ -69,25 +69,30 @@ class TransformersEngine(SteppedEngine):
             torch.set_num_threads(threads)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
+        self._dtype = torch.float32
         self._folder: Path | None = None
+        """Where the weights were loaded from; None: they were not."""
         self._model: PreTrainedModel | None = None
         self._live: LiveParameters | None = None
         self._layout: Layout | None = None
         self._staged: list[Scatter] = []
+        self._cached: bool | None = None
+        """Whether the model generates with a cache; None: not found out yet."""
         self.version = BASE_VERSION
         self.root = b""
         self.poisoned: str | None = None
 
     def load(self, folder: Path, *, weights: bool = True) -> None:
-        dtype = chosen_dtype(folder, self._arithmetic, self.device)
-        self._model = (load_model if weights else build_model)(folder, dtype, self.device)
+        self._dtype = chosen_dtype(folder, self._arithmetic, self.device)
+        self._model = (load_model if weights else build_model)(folder, self._dtype, self.device)
         self._model.requires_grad_(False)
         self._folder = folder if weights else None
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
+        self._cached = None
         self._flights.clear()
 
     def attach(self, layout: Layout, version: Version = BASE_VERSION, root: bytes = b"") -> None:
-        live = LiveParameters(self._loaded(), layout)
+        live = LiveParameters(self._loaded(), layout, self._dtype)
         if self._folder is not None and live.kept:
             checkpoint = Checkpoint.open(self._folder)
             for name in live.kept:
@@ -124,7 +129,12 @@ class TransformersEngine(SteppedEngine):
         for i, prompt in enumerate(prompts):
             by_length.setdefault(len(prompt.token_ids), []).append(i)
         parts = [rows[at : at + BATCH_ROWS] for rows in by_length.values() for at in range(0, len(rows), BATCH_ROWS)]
-        self._flights[flight] = [(Cohort(model, [prompts[i] for i in rows], sampling), rows) for rows in parts]
+        if self._cached is None:
+            self._cached = can_cache(model)
+        cached = self._cached
+        self._flights[flight] = [
+            (Cohort(model, [prompts[i] for i in rows], sampling, cached=cached), rows) for rows in parts
+        ]
 
     def step(self) -> list[tuple[int, list[Completion]]]:
         self._refuse_if_poisoned()

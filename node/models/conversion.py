@@ -117,10 +117,11 @@ def _load_symbols(model: Any, layout: Layout, dtype: torch.dtype) -> tuple[Any, 
         config = LoadStateDictConfig(dtype=dtype, dtype_plan=plan, weight_mapping=mapping)
         with _no_progress_bar():
             info, _ = convert_and_load_state_dict_in_model(ghost, symbols, config)
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:
         raise UsageError(
-            f"transformers {__version__} does not let its loader be followed for {type(model).__name__} ({error}): use "
-            "another release of it, or publish an iterator of (checkpoint name, tensor)."
+            f"How transformers {__version__} loads a {plain_class(model).__name__} by this model's config cannot be "
+            f"followed ({error}): was the model changed since it was loaded? Publish an iterator of (checkpoint name, "
+            "tensor)."
         ) from error
     return ghost, info
 

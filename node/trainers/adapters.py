@@ -47,6 +47,7 @@ def merged(model: Any) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         if _is_adapted(module) and not any(owner in layers for owner in _owners(name)):
             layers[name] = module
+    _check_shared(layers)
     done: set[str] = set()
     for name, tensor in model.state_dict().items():
         if name.startswith("base_model.") and not name.startswith(PEFT_PREFIX) and _peft_model(model) is model:
@@ -57,6 +58,20 @@ def merged(model: Any) -> Iterator[tuple[str, Any]]:
         elif owner not in done:
             done.add(owner)
             yield from _merged_layer(owner, layers[owner])
+
+
+def _check_shared(layers: dict[str, Any]) -> None:
+    """Two adapters on one tied weight: peft merges each into it, so that it changes twice."""
+    owners: dict[int, str] = {}
+    for name, layer in layers.items():
+        if not _is_tuner(layer):
+            continue
+        for parameter in layer.get_base_layer().parameters():
+            if owners.setdefault(id(parameter), name) != name:
+                raise UsageError(
+                    f"{name} and {owners[id(parameter)]} share one tied weight and each has an adapter, which peft "
+                    "merges into it one after the other: adapt one that is not tied."
+                )
 
 
 def _merged_layer(name: str, layer: Any) -> Iterator[tuple[str, Any]]:

@@ -41,11 +41,14 @@ def check_names(layout: Layout, model: Any) -> dict[str, Part | None]:
     naming = Naming(layout)
     held: dict[str, Part | None] = dict.fromkeys(naming.unused(model))
     seen = set(held)
+    tied: dict[str, Any] = {}
     for each in naming.held(model):
         spec = _spec(layout, each.name)
         _check(spec, each)
         held[each.name] = each.part
         seen.add(spec.name)
+        if spec.aliases and not _same_bits(spec, tied.setdefault(spec.name, each.local), each.local):
+            raise _untied(spec, each.name)
     _check_complete(layout, seen)
     return held
 
@@ -121,16 +124,32 @@ class Copier:
         if isinstance(local, np.ndarray):
             same = np.array_equal(there.view(spec.type.bits), local.reshape(-1))
         else:
-            import torch
-
             mine = _torch_rows(there, spec, part)
-            theirs = local.detach().to("cpu", mine.dtype)
-            same = torch.equal(_as_bytes(mine), _as_bytes(theirs))
+            same = _same_bits(spec, mine, local)
         if not same:
-            raise UsageError(
-                f"{each.name} and {spec.name} are tied in the base checkpoint and differ in the model: "
-                "start the swarm from a checkpoint in which they are stored apart."
-            )
+            raise _untied(spec, each.name)
+
+
+def _same_bits(spec: TensorSpec, one: Any, other: Any) -> bool:
+    """Whether two tensors are the same in the checkpoint's dtype."""
+    if one is other or one is None or other is None:
+        return one is other
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one.reshape(-1), other.reshape(-1))
+    import torch
+
+    if one.data_ptr() == other.data_ptr() and one.dtype == other.dtype and one.shape == other.shape:
+        return True
+    kind = getattr(torch, _TORCH_NAMES[spec.dtype])
+    return torch.equal(*(_as_bytes(tensor.detach().to("cpu", kind)) for tensor in (one, other)))
+
+
+def _untied(spec: TensorSpec, name: str) -> UsageError:
+    names = " and ".join(sorted({spec.name, *spec.aliases})) if name == spec.name else f"{name} and {spec.name}"
+    return UsageError(
+        f"{names} are tied in the base checkpoint and differ in the model: start the swarm from a checkpoint in which "
+        "they are stored apart (tie_word_embeddings false)."
+    )
 
 
 def _as_bytes(tensor: Any) -> Any:

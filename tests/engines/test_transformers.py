@@ -235,7 +235,7 @@ def test_folders_that_are_no_model_are_refused(tied_folder, tmp_path):
 
 
 def test_layouts_of_another_model_are_refused(tied_folder, untied_folder):
-    tied, untied = checkpoint(tied_folder), checkpoint(untied_folder)
+    tied = checkpoint(tied_folder)
     engine = TransformersEngine(threads=1, device="cpu")
     engine.load(tied_folder)
     with pytest.raises(UsageError, match="lacks"):

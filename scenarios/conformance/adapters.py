@@ -1,0 +1,235 @@
+"""The adapter matrix: every kind of adapter that the installed peft builds on a tiny model, and LoRA's options.
+
+Each is trained a little (its weights are moved at random), published, and compared with what `merge_and_unload` makes
+of a second model that was built and moved in the same way: every bit of the checkpoint. A merge that peft carries out
+but that does not compute what the adapted model does is wrong too, whoever made it. And the model that trains must be
+as it was before.
+"""
+
+import dataclasses
+import gc
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import peft
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from codec import Checkpoint
+from codec.errors import UsageError
+from scenarios.conformance.swarm import LocalSwarm
+
+__all__ = ["EVERYDAY", "AdapterCell", "adapters", "run_adapter"]
+
+TARGETS: Final = ["q_proj", "v_proj"]
+MERGE_ATOL: Final = 2e-3
+"""Logits of the adapted and of the merged model, in float32 (1e-6 as a rule); one adapter that is lost moves them by 1."""
+EVERYDAY: Final = ("lora", "lora_bias", "dora", "alora", "modules_to_save", "target_parameters, two", "disabled", "VERA")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCell:
+    """`outcome`: "exact", "refused" (by us, before anything was published), "not built" (peft cannot), or "WRONG"."""
+
+    name: str
+    outcome: str
+    why: str = ""
+
+
+def _qwen(dtype: torch.dtype = torch.float32, *, tied: bool = False, bias: bool = False) -> Any:
+    config = Qwen3Config(
+        vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=8, tie_word_embeddings=tied, attention_bias=bias,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).to(dtype)
+
+
+def _gpt2() -> Any:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=48, n_embd=32, n_layer=2, n_head=4, n_positions=32))
+
+
+def _moe() -> Any:
+    config = Qwen3MoeConfig(
+        vocab_size=48, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_experts=4,
+        num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
+    )  # fmt: skip
+    return Qwen3MoeForCausalLM(config)
+
+
+Make = Callable[[], Any]
+
+
+def _lora(**given: Any) -> Any:
+    given = {"target_modules": TARGETS, "r": 4, "init_lora_weights": False, "task_type": "CAUSAL_LM"} | given
+    return peft.LoraConfig(**given)
+
+
+def _two(model: Any) -> None:
+    model.add_adapter("other", _lora(r=2, target_modules=["q_proj", "o_proj"]))
+    model.base_model.set_adapter(["default", "other"])
+
+
+def _second_inactive(model: Any) -> None:
+    model.add_adapter("other", _lora(r=2))
+
+
+_LORA: Final[dict[str, tuple[Make, Make, Callable[[Any], None] | None]]] = {
+    "lora": (_lora, _qwen, None),
+    "lora, bf16 base": (_lora, partial(_qwen, torch.bfloat16), None),
+    "lora, f16 base": (_lora, partial(_qwen, torch.float16), None),
+    "rslora": (partial(_lora, use_rslora=True), _qwen, None),
+    "dora": (partial(_lora, use_dora=True), _qwen, None),
+    "dora, bf16 base": (partial(_lora, use_dora=True), partial(_qwen, torch.bfloat16), None),
+    "lora_bias": (partial(_lora, lora_bias=True), partial(_qwen, bias=True), None),
+    "lora_bias, base without": (partial(_lora, lora_bias=True), _qwen, None),
+    "bias=all": (partial(_lora, bias="all"), partial(_qwen, bias=True), None),
+    "bias=lora_only": (partial(_lora, bias="lora_only"), partial(_qwen, bias=True), None),
+    "modules_to_save": (partial(_lora, modules_to_save=["lm_head"]), _qwen, None),
+    "modules_to_save, norm": (partial(_lora, modules_to_save=["norm"]), _qwen, None),
+    "modules_to_save, tied": (partial(_lora, modules_to_save=["lm_head"]), partial(_qwen, tied=True), None),
+    "rank and alpha patterns": (
+        partial(_lora, rank_pattern={"q_proj": 2}, alpha_pattern={"v_proj": 3}), _qwen, None),
+    "embedding": (partial(_lora, target_modules=["embed_tokens", "q_proj"]), _qwen, None),
+    "embedding, tied": (partial(_lora, target_modules=["embed_tokens"]), partial(_qwen, tied=True), None),
+    "lm_head, tied": (partial(_lora, target_modules=["lm_head"]), partial(_qwen, tied=True), None),
+    "embedding, tied together": (
+        partial(_lora, target_modules=["embed_tokens"], ensure_weight_tying=True), partial(_qwen, tied=True), None),
+    "fan_in_fan_out": (partial(_lora, target_modules=["c_attn"], fan_in_fan_out=True), _gpt2, None),
+    "trainable tokens": (partial(_lora, trainable_token_indices=[1, 3]), _qwen, None),
+    "trainable tokens, tied": (partial(_lora, trainable_token_indices=[1, 3]), partial(_qwen, tied=True), None),
+    "target_parameters": (
+        partial(_lora, target_modules=[], target_parameters=["mlp.experts.gate_up_proj"]), _moe, None),
+    "target_parameters, two": (
+        partial(_lora, target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]), _moe, None),
+    "alora": (partial(_lora, alora_invocation_tokens=[1, 2]), _qwen, None),
+    "layer_replication": (partial(_lora, layer_replication=[[0, 2], [1, 2]]), _qwen, None),
+    "pissa": (partial(_lora, init_lora_weights="pissa"), _qwen, None),
+    "olora": (partial(_lora, init_lora_weights="olora"), _qwen, None),
+    "all-linear, exclude_modules": (partial(_lora, target_modules="all-linear", exclude_modules=["k_proj"]), _qwen, None),
+    "layers_to_transform": (partial(_lora, layers_to_transform=[1]), _qwen, None),
+    "monteclora": (lambda: _lora(monteclora_config=peft.MontecloraConfig()), _qwen, None),
+    "kasa": (lambda: _lora(kasa_config=peft.KasaConfig()), _qwen, None),
+    "bdlora": (
+        lambda: _lora(use_bdlora=peft.BdLoraConfig(
+            nblocks=2, target_modules_bd_a=["q_proj"], target_modules_bd_b=["v_proj"])), _qwen, None),
+    "velora": (lambda: _lora(velora_config=peft.VeloraConfig()), _qwen, None),
+    "qalora": (partial(_lora, use_qalora=True), _qwen, None),
+    "two active adapters": (_lora, _qwen, _two),
+    "two adapters, one active": (_lora, _qwen, _second_inactive),
+    "disabled": (_lora, _qwen, lambda model: model.base_model.disable_adapter_layers()),
+    "merged already": (_lora, _qwen, lambda model: model.merge_adapter()),
+}  # fmt: skip
+
+_KINDS: Final[dict[str, dict[str, Any]]] = {
+    "ADALORA": {"total_step": 10}, "IA3": {"feedforward_modules": []}, "FOURIERFT": {"n_frequency": 8},
+    "VBLORA": {"num_vectors": 8, "vector_length": 4, "topk": 2}, "BOFT": {"boft_block_size": 4},
+    "OFT": {"oft_block_size": 4, "r": 0}, "C3A": {"block_size": 8}, "MISS": {"r": 4}, "ROAD": {"group_size": 8},
+    "SHIRA": {"r": 2}, "WAVEFT": {"n_frequency": 16}, "LN_TUNING": {"target_modules": ["input_layernorm"]},
+    "TRAINABLE_TOKENS": {"token_indices": [1, 2], "target_modules": None},
+}  # fmt: skip
+"""What a kind needs at this size."""
+
+
+def _kinds() -> dict[str, tuple[Make, Make, Callable[[Any], None] | None]]:
+    """Every tuner of the installed peft, by its type."""
+    made: dict[str, tuple[Make, Make, Callable[[Any], None] | None]] = {}
+    for kind, config in sorted(peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items(), key=lambda item: item[0].value):
+        if kind.value == "LORA":
+            continue
+        known = {field.name for field in dataclasses.fields(config)}
+        given: dict[str, Any] = {"target_modules": TARGETS} if "target_modules" in known else {}
+        given |= {"num_virtual_tokens": 3} if "num_virtual_tokens" in known else {}
+        given |= _KINDS.get(kind.value, {})
+        given = {key: value for key, value in given.items() if value is not None}
+        made[kind.value] = (partial(config, task_type="CAUSAL_LM", **given), _qwen, None)
+    return made
+
+
+def adapters() -> dict[str, tuple[Make, Make, Callable[[Any], None] | None]]:
+    """By name: what makes the adapter's config, what makes the base, what is done to the adapted model."""
+    return _LORA | _kinds()
+
+
+def run_adapter(name: str) -> AdapterCell:
+    """One adapter: published and compared, or refused."""
+    with tempfile.TemporaryDirectory() as top:
+        try:
+            return _run(name, Path(top))
+        finally:
+            gc.collect()
+
+
+def _run(name: str, top: Path) -> AdapterCell:
+    def cell(outcome: str, why: object = "") -> AdapterCell:
+        return AdapterCell(name, outcome, " ".join(str(why).split())[:260])
+
+    config, make, then = adapters()[name]
+    torch.manual_seed(0)
+    make().save_pretrained(top / "base")
+    try:
+        model, other = (_adapted(top / "base", config, then) for _ in range(2))
+    except Exception as error:  # peft's own word on what it cannot build
+        return cell("not built", f"{type(error).__name__}: {error}")
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    try:
+        swarm = LocalSwarm(top / "base", model)
+    except UsageError as error:
+        return cell("refused", error)
+    try:
+        swarm.publish(model)
+        touched = [key for key, tensor in model.state_dict().items() if not _same(tensor, before[key])]
+        if touched:
+            return cell("WRONG", f"the model was changed: {touched[0]}")
+        return cell(*_compare(swarm, other, top / "merged"))
+    finally:
+        swarm.close()
+
+
+def _adapted(base: Path, config: Make, then: Callable[[Any], None] | None) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    torch.manual_seed(1)
+    adapted = peft.get_peft_model(model, config()).eval()
+    random = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_((torch.randn(parameter.shape, generator=random) * 0.05).to(parameter.dtype))
+    if then is not None:
+        then(adapted)
+    return adapted
+
+
+@torch.no_grad()
+def _compare(swarm: LocalSwarm, other: Any, folder: Path) -> tuple[str, str]:
+    ids = torch.arange(1, 9)[None]
+    adapted = other(ids).logits.float()
+    try:
+        merged = other.merge_and_unload()
+    except Exception as error:  # peft refuses what we have published
+        return "WRONG", f"peft refuses to merge it: {error}"
+    merged.save_pretrained(folder)
+    theirs = Checkpoint.open(folder)
+    for spec in swarm.layout.tensors:
+        if not np.array_equal(theirs.bits(spec.name), swarm.node.bits(spec.name)):
+            return "WRONG", f"{spec.name} is not what merge_and_unload gives"
+    apart = float((merged(ids).logits.float() - adapted).abs().max())
+    if apart > (MERGE_ATOL if merged.dtype == torch.float32 else 10 * MERGE_ATOL):
+        return "WRONG", f"the merged model's logits are {apart:.3g} from the adapted one's"
+    return "exact", ""
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))

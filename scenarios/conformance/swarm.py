@@ -1,0 +1,108 @@
+"""A trainer, a seed's replica, a node's replica and its engine, in one process and without sockets.
+
+The classes are the product's: what a trainer copies, how blocks are coded and sealed into chunks, how a node stages and
+scatters them, and how its engine takes the patch. Only what carries the bytes between them is left out.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codec import (
+    Checkpoint,
+    ChunkKey,
+    Key,
+    Layout,
+    Packer,
+    Replica,
+    Staged,
+    chunk_target,
+    open_header,
+    read_patch,
+    seal_chunk,
+    state_root,
+    write_patch,
+)
+from codec.chunk import CODER_RICE
+from node.engines.transformers import TransformersEngine
+from node.trainers.copies import SLOTS, Copies
+from node.trainers.encoding import Encoder
+from node.trainers.shares import Shares
+from node.trainers.weights import Copier, check_names
+
+__all__ = ["LocalSwarm"]
+
+
+class LocalSwarm:
+    """See the module. `node`: the replica of a node; `engines`: those that it feeds."""
+
+    def __init__(self, base: Path, model: Any) -> None:
+        """Attach. Raises `UsageError` when the model is not the base's."""
+        self.checkpoint = Checkpoint.open(base)
+        self.layout: Layout = self.checkpoint.layout
+        check_names(self.layout, model)
+        self.seed, self.node = Replica.from_checkpoint(self.checkpoint), Replica.from_checkpoint(self.checkpoint)
+        self.copies, self.shares = Copies.create(self.layout, 1), Shares.alone(self.layout)
+        self._copier = Copier(self.layout, self.copies, self.shares, 0, self.seed.bits)
+        self._encoder = Encoder(self.copies, self.shares, 0, 1, self.layout)
+        self._key = Key(b"k" * 32)
+        self.engines: list[TransformersEngine] = []
+        self.version = 0
+
+    def join(self, folder: Path, arithmetic: Any = "float32") -> TransformersEngine:
+        """An engine that gets its weights from the node alone; `folder` gets the small files. Raises `UsageError`."""
+        folder.mkdir(exist_ok=True)
+        for name, data in self.checkpoint.files.items():
+            (folder / name).write_bytes(data)
+        engine = TransformersEngine(device="cpu", arithmetic=arithmetic)
+        engine.load(folder, weights=False)
+        engine.attach(self.layout)
+        engine.reload(self.node.bits, (0, self.version), self.node.root)
+        self.engines.append(engine)
+        return engine
+
+    def publish(self, model: Any) -> int:
+        """The next version, everywhere; elements changed. Raises `UsageError`."""
+        slot, number = self.version % SLOTS, self.version + 1
+        self._copier.fill(slot, number, model)
+        found = list(self._encoder.deltas(self.seed, slot, number, CODER_RICE))
+        staged = self._deliver([delta for delta, _ in found], number)
+        root = self.node.predicted_root(staged)
+        fd, _ = write_patch(staged, self.layout)
+        try:
+            for engine in self.engines:
+                engine.stage(read_patch(fd))
+                engine.commit((0, number), root)
+        finally:
+            os.close(fd)
+        self.node.scatter(staged)
+        self.seed.scatter(staged)
+        self.version = number
+        return sum(changed for _, changed in found)
+
+    def wrong(self, engine: TransformersEngine) -> list[str]:
+        """The tensors of which the engine's live bits are not proven to be the node's."""
+        hashes = engine.live_hashes(self.layout)
+        blocks = np.flatnonzero((hashes != self.node.hashes).any(1))
+        return sorted({self.layout.block(int(block)).name for block in blocks})
+
+    def root(self) -> bytes:
+        """The node's, from its bits."""
+        self.node.rehash()
+        return state_root(self.layout.hash, self.node.hashes)
+
+    def close(self) -> None:
+        self._encoder.close()
+
+    def _deliver(self, deltas: Sequence[Any], number: int) -> list[Staged]:
+        packer, staged = Packer(chunk_target(0)), list[Staged]()
+        full = [part for delta in deltas for part in packer.add(delta)] + list(packer.flush())
+        for i, part in enumerate(full):
+            key = ChunkKey(0, number, 0, i)
+            chunk = seal_chunk(key, self.seed.root, self.layout.hash, part, self._key)
+            header = open_header(chunk.header, self._key.public)
+            staged.append(self.node.stage(header, chunk.body))
+        return staged
