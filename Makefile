@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := codec swarm node scenarios
-HEAVY := (slow or adversary or foreign or wan or vllm) and not long
+HEAVY := (slow or adversary or foreign or wan or vllm or conformance) and not long
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600

@@ -215,6 +215,10 @@ class SeedConfig(PeerConfig):
             raise UsageError("--raw-mb: 1 to 1000000")
         if self.watch is not None:
             object.__setattr__(self, "watch", self.watch.expanduser().absolute())
+            if not self.watch.is_dir():
+                raise UsageError(
+                    f"--watch: {self.watch} is no folder. Make it (mkdir -p) before, or give the right one."
+                )
         if self.egress_copies is not None and not 1 <= self.egress_copies <= 1e6:
             raise UsageError("--egress-copies: 1 or more; with less than one copy nobody would get anything")
         if not 1 <= self.node_cores <= 1024:

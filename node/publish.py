@@ -10,6 +10,7 @@ from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import Layout
 from node.raw import raw_tensors
+from node.rounding import bring, can_bring
 from node.trainers.api import Swarm, SwarmDown
 from node.trainers.seedlink import ask_state
 from swarm.transport.base import Unreachable
@@ -35,6 +36,7 @@ def publish_folder(
 ) -> dict[str, Any]:
     """Publish the checkpoint in `folder` through the seed of `home`; plain values about it. No torch is needed.
 
+    Float32 tensors of a half-precision base are rounded, halves of a float32 base widened: as `Swarm.publish` does.
     `everywhere`: also wait until every live node holds it. `as_it_was`: its files when it was found whole; as they are
     now, if not given. Raises `Unreachable` without a seed, `UsageError` when the checkpoint is of another model or is
     written to while it is read (then nothing was sent), and what the trainer's API raises.
@@ -55,7 +57,7 @@ def folder_tensors(folder: Path, base: Layout, as_it_was: Stamp | None = None) -
         before = ()  # the next line says what is wrong with it
     checkpoint = Checkpoint.open(folder)
     _check_same_model(checkpoint, base)
-    return _tensors(checkpoint, before)
+    return _tensors(checkpoint, base, before)
 
 
 def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = False) -> dict[str, Any]:
@@ -98,8 +100,9 @@ def _check_same_model(checkpoint: Checkpoint, base: Layout) -> None:
     )
     tied = {name for spec in (*checkpoint.layout.tensors, *base.tensors) for name in spec.aliases}
     differing = {name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)} - tied
-    if not differing:
+    if all(_fits(found.get(name), wanted.get(name)) for name in differing):
         return
+    differing = {name for name in differing if not _fits(found.get(name), wanted.get(name))}
     name = min(differing)
     there, here = (_tensor(table.get(name)) for table in (found, wanted))
     raise UsageError(
@@ -108,14 +111,20 @@ def _check_same_model(checkpoint: Checkpoint, base: Layout) -> None:
     )
 
 
+def _fits(found: tuple[str, tuple[int, ...]] | None, wanted: tuple[str, tuple[int, ...]] | None) -> bool:
+    """Of another dtype that is brought to the base's, as `Swarm.publish` does with a model's."""
+    return found is not None and wanted is not None and found[1] == wanted[1] and can_bring(found[0], wanted[0])
+
+
 def _tensor(spec: tuple[str, tuple[int, ...]] | None) -> str:
     return "not" if spec is None else f"{spec[0]} {'x'.join(map(str, spec[1])) or 'scalar'}"
 
 
-def _tensors(checkpoint: Checkpoint, before: Stamp) -> Iterator[tuple[str, Bits]]:
+def _tensors(checkpoint: Checkpoint, base: Layout, before: Stamp) -> Iterator[tuple[str, Bits]]:
     """Every tensor; then, before anything of them has left, whether the files are still the same."""
     for name in checkpoint.names:
-        yield name, checkpoint.bits(name).reshape(checkpoint.layout.tensor(name).shape)
+        spec = checkpoint.layout.tensor(name)
+        yield name, bring(name, checkpoint.bits(name), spec.dtype, base.tensor(name).dtype).reshape(spec.shape)
     try:
         unchanged = stamp(checkpoint.path) == before
     except OSError:  # it is gone: all of it may have been read, or not

@@ -16,8 +16,8 @@ __all__ = ["build_model", "chosen_dtype", "load_model"]
 
 
 def chosen_dtype(folder: Path, arithmetic: str, device: torch.device) -> torch.dtype:
-    """In what a model computes: `arithmetic` (bfloat16, float16, float32), or, for "auto", float32 on a CPU and what the
-    folder's config names elsewhere (float32 where it names nothing that is computed in)."""
+    """In what a model computes: `arithmetic` (bfloat16, float16, float32). "auto": float32 on a CPU; elsewhere what the
+    folder's config names, or float32 where it names nothing that is computed in."""
     named = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
     if arithmetic == "auto" and device.type != "cpu":
         try:

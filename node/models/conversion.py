@@ -79,7 +79,10 @@ def conversion_of(model: Any, layout: Layout, dtype: torch.dtype = torch.float32
             "The base is quantized (quantization_config in its config.json): the trainer's weights are no bits of it. "
             "Start the swarm from a folder that is saved without quantization."
         )
-    ghost, info = _load_symbols(model, layout, dtype)
+    try:
+        ghost, info = _load_symbols(model, layout, dtype)
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:
+        return _by_name(model, layout, error)
     _check_loaded(ghost, info)
     state = {name: tensor for name, tensor in ghost.state_dict().items() if isinstance(tensor, Symbol)}
     found: dict[str, list[Place]] = {}
@@ -100,30 +103,45 @@ def conversion_of(model: Any, layout: Layout, dtype: torch.dtype = torch.float32
 
 def _load_symbols(model: Any, layout: Layout, dtype: torch.dtype) -> tuple[Any, Any]:
     """A model of the same class without memory, its tensors as the loader made them; and the loader's report."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    symbols = {spec.name: Symbol.stored(spec.name, spec.shape, TORCH_DTYPES[spec.dtype]) for spec in layout.tensors}
+    with torch.device("meta"):
+        ghost = plain_class(model)._from_config(copy.deepcopy(model.config), dtype=dtype)
+    mapping: Any = get_model_conversion_mapping(ghost)
+    config = LoadStateDictConfig(dtype=dtype, dtype_plan=ghost._get_dtype_plan(dtype), weight_mapping=mapping)
+    with _no_progress_bar():
+        info, _ = convert_and_load_state_dict_in_model(ghost, symbols, config)
+    return ghost, info
+
+
+def _by_name(model: Any, layout: Layout, why: Exception) -> Conversion:
+    """Where the loader of this release cannot be followed: by names, if it would change nothing but names, and all are
+    alike. Raises `UsageError`."""
     from transformers import __version__
 
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import convert_and_load_state_dict_in_model
-        from transformers.modeling_utils import LoadStateDictConfig
-    except ImportError as error:
-        raise UsageError(f"transformers {__version__} loads checkpoints in another way: use 5.0 or newer.") from error
-    symbols = {spec.name: Symbol.stored(spec.name, spec.shape, TORCH_DTYPES[spec.dtype]) for spec in layout.tensors}
-    try:
-        with torch.device("meta"):
-            ghost = plain_class(model)._from_config(copy.deepcopy(model.config), dtype=dtype)
-        mapping = get_model_conversion_mapping(ghost)
-        plan = ghost._get_dtype_plan(dtype)
-        config = LoadStateDictConfig(dtype=dtype, dtype_plan=plan, weight_mapping=mapping)
-        with _no_progress_bar():
-            info, _ = convert_and_load_state_dict_in_model(ghost, symbols, config)
-    except (AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:
+    state = {name: tensor for name, tensor in model.state_dict().items() if name in {s.name for s in layout.tensors}}
+    alike = all(spec.name in state and tuple(state[spec.name].shape) == spec.shape for spec in layout.tensors)
+    if not alike or _has_converters(model):
         raise UsageError(
             f"How transformers {__version__} loads a {plain_class(model).__name__} by this model's config cannot be "
-            f"followed ({error}): was the model changed since it was loaded? Publish an iterator of (checkpoint name, "
+            f"followed ({why}): was the model changed since it was loaded? Publish an iterator of (checkpoint name, "
             "tensor)."
-        ) from error
-    return ghost, info
+        ) from why
+    places = {spec.name: (Place(spec.name, _all_of(spec)),) for spec in layout.tensors if spec.elements}
+    dtypes = {name: tensor.dtype for name, tensor in state.items()}
+    return Conversion(places, {name: tuple(tensor.shape) for name, tensor in state.items()}, dtypes, frozenset())
+
+
+def _has_converters(model: Any) -> bool:
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+    except ImportError:  # before there were any
+        return False
+    return any(isinstance(each, WeightConverter) for each in get_model_conversion_mapping(model))
 
 
 @contextmanager

@@ -135,12 +135,16 @@ def _check_mergeable(model: Any) -> None:
         return
     from peft.tuners.tuners_utils import BaseTuner
 
-    for adapter in wrapped.active_adapters if isinstance(wrapped.active_adapters, list) else [wrapped.active_adapter]:
-        config = wrapped.peft_config.get(adapter)
-        kind = str(getattr(getattr(config, "peft_type", None), "value", "unknown"))
-        if kind in _NOT_STATIC or getattr(config, "is_prompt_learning", False):
-            why = _NOT_STATIC.get(kind, "changes what the model reads, not its weights")
-            raise UsageError(f"The adapter {adapter!r} is {kind}, which {why}, so no weights equal it. {_REMEDY}.")
+    configs = dict(wrapped.peft_config)
+    kinds = {str(getattr(config.peft_type, "value", config.peft_type)) for config in configs.values()}
+    kinds.add(type(wrapped.base_model).__name__.removesuffix("Model").upper())
+    for kind in sorted(kinds & set(_NOT_STATIC)):
+        raise UsageError(f"The model's adapter is {kind}, which {_NOT_STATIC[kind]}: no weights equal it. {_REMEDY}.")
+    for adapter, config in configs.items():
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        if config.is_prompt_learning:
+            why = "changes what the model reads and not its weights"
+            raise UsageError(f"The adapter {adapter!r} is {kind}, which {why}: no weights equal it. {_REMEDY}.")
         if not isinstance(wrapped.base_model, BaseTuner):
             raise UsageError(f"The adapter {adapter!r} is {kind}, which peft cannot merge. {_REMEDY}.")
     try:

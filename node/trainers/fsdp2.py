@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 from codec.errors import SwarmError, UsageError
 from node.trainers.errors import SwarmTimeout
-from node.trainers.shares import Part
 from node.trainers.naming import is_sharded
+from node.trainers.shares import Part
 
 __all__ = ["Ranks", "part_of", "sharded_over"]
 

@@ -80,8 +80,9 @@ class Naming:
         pairs = named_tensors(source)
         if isinstance(source, Mapping) or (hasattr(source, "state_dict") and not has_adapters(source)):
             first = dict(self._order)
-            for spec in reversed(self._layout.tensors) if conversion is not None else ():
-                for place in conversion.places.get(spec.name, ()):
+            places = {} if conversion is None else conversion.places
+            for spec in reversed(self._layout.tensors):
+                for place in places.get(spec.name, ()):
                     first[place.param] = self._order[spec.name]
             pairs = sorted(pairs, key=lambda pair: first.get(pair[0], -1))
         return pairs

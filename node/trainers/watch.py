@@ -66,6 +66,15 @@ class Watch:
     done_ns: int = 0
     _since: dict[Path, tuple[Stamp, float]] = field(default_factory=dict)
     _refused: dict[Path, Stamp] = field(default_factory=dict)
+    _known: dict[Path, Stamp] | None = None
+
+    def late(self, found: Iterable[Found]) -> list[Found]:
+        """Those that have come or changed since the last call and will never be due, because the newest of their files
+        is no newer than what was published last: copied with the time of writing kept, as a rule. Each once; of what
+        was there at the first call, all, for whoever counts them."""
+        found = list(found)
+        known, self._known = self._known or {}, {one.folder: one.files for one in found}
+        return [one for one in found if one.written_ns <= self.done_ns and known.get(one.folder) != one.files]
 
     def due(self, found: Iterable[Found], now: float) -> Found | None:
         """The newest checkpoint that is whole and newer than what was published; None: nothing to do yet."""
@@ -129,12 +138,44 @@ def main() -> None:
     logs.configure()
     record = asked.home / RECORD
     watch = Watch(asked.marker, asked.quiet_s, _remembered(record))
+    said = Said()
     while True:
-        due = watch.due(scan(asked.folder, asked.marker), time.monotonic())
+        there = list(scan(asked.folder, asked.marker))
+        said.folder(asked.folder)
+        said.late(watch.late(there))
+        due = watch.due(there, time.monotonic())
         if due is not None and _publish(asked.home, asked.folder, due, watch):
             _remember(record, watch.done_ns)
         if select.select([sys.stdin], [], [], POLL_S)[0]:  # nobody writes to it: it has ended, and so has the seed
             return
+
+
+class Said:
+    """What is passed over is said in a sentence, once."""
+
+    def __init__(self) -> None:
+        self._there, self._looked = True, False
+
+    def folder(self, folder: Path) -> None:
+        """Say when the watched folder is gone, and when it is there again."""
+        there = folder.is_dir()
+        if self._there and not there:
+            _log.warning("watch_folder_missing", folder=str(folder), why="It is not there, so nothing is published.")
+        elif there and not self._there:
+            _log.info("watch_folder_found", folder=str(folder))
+        self._there = there
+
+    def late(self, found: list[Found]) -> None:
+        """Say which will never be due. At the first look, how many: they are there since before this process."""
+        if not self._looked and found:
+            _log.info("older_passed_over", checkpoints=len(found), why="What was published last is newer.")
+        for one in found if self._looked else ():
+            _log.warning(
+                "not_published", folder=str(one.folder),
+                why="None of its files is newer than those of the checkpoint published last, so it counts as an "
+                "older one. To publish it all the same: touch its files, or swarm-node publish FOLDER.",
+            )  # fmt: skip
+        self._looked = True
 
 
 def _publish(home: Path, top: Path, due: Found, watch: Watch) -> bool:

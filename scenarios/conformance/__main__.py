@@ -1,7 +1,7 @@
 """`python -m scenarios.conformance`: the tables that docs/models.md shows.
 
-    python -m scenarios.conformance models [--families a,b] [--short] [--json FILE]
-    python -m scenarios.conformance adapters
+python -m scenarios.conformance models [--families a,b] [--short] [--json FILE]
+python -m scenarios.conformance adapters
 """
 
 import argparse
@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="the families that people train")
     parser.add_argument("--stored", default="", help="bf16,f16,f32,mixed (default: all)")
     parser.add_argument("--json", type=Path, help="also write every cell to this file")
+    parser.add_argument("--names", default="", help="adapters, by semicolons (default: all)")
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     _quiet(asked.threads)
@@ -82,7 +83,7 @@ def _adapters(asked: argparse.Namespace) -> int:
     from scenarios.conformance.adapters import adapters, run_adapter
 
     cells = []
-    for name in adapters():
+    for name in asked.names.split(";") if asked.names else adapters():
         cell = run_adapter(name)
         cells.append(cell)
         print(f"| {cell.name} | {cell.outcome} | {cell.why} |", flush=True)

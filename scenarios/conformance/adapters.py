@@ -9,6 +9,7 @@ as it was before.
 import dataclasses
 import gc
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,8 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -36,8 +39,17 @@ __all__ = ["EVERYDAY", "AdapterCell", "adapters", "run_adapter"]
 
 TARGETS: Final = ["q_proj", "v_proj"]
 MERGE_ATOL: Final = 2e-3
-"""Logits of the adapted and of the merged model, in float32 (1e-6 as a rule); one adapter that is lost moves them by 1."""
-EVERYDAY: Final = ("lora", "lora_bias", "dora", "alora", "modules_to_save", "target_parameters, two", "disabled", "VERA")
+"""Logits of the adapted and of the merged model, in float32: 1e-6 as a rule. A lost adapter moves them by 1."""
+EVERYDAY: Final = (
+    "lora",
+    "lora_bias",
+    "dora",
+    "alora",
+    "modules_to_save",
+    "target_parameters, two",
+    "disabled",
+    "VERA",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +61,19 @@ class AdapterCell:
     why: str = ""
 
 
-def _qwen(dtype: torch.dtype = torch.float32, *, tied: bool = False, bias: bool = False) -> Any:
+def _qwen(dtype: torch.dtype = torch.float32, *, tied: bool = False, bias: bool = False, use_cache: bool = True) -> Any:
     config = Qwen3Config(
         vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=8, tie_word_embeddings=tied, attention_bias=bias,
+        num_key_value_heads=4, head_dim=8, tie_word_embeddings=tied, attention_bias=bias, use_cache=use_cache,
     )  # fmt: skip
     return Qwen3ForCausalLM(config).to(dtype)
+
+
+def _llama() -> Any:
+    config = LlamaConfig(
+        vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=8
+    )
+    return LlamaForCausalLM(config)
 
 
 def _gpt2() -> Any:
@@ -118,7 +137,8 @@ _LORA: Final[dict[str, tuple[Make, Make, Callable[[Any], None] | None]]] = {
     "layer_replication": (partial(_lora, layer_replication=[[0, 2], [1, 2]]), _qwen, None),
     "pissa": (partial(_lora, init_lora_weights="pissa"), _qwen, None),
     "olora": (partial(_lora, init_lora_weights="olora"), _qwen, None),
-    "all-linear, exclude_modules": (partial(_lora, target_modules="all-linear", exclude_modules=["k_proj"]), _qwen, None),
+    "all-linear, exclude_modules": (
+        partial(_lora, target_modules="all-linear", exclude_modules=["k_proj"]), _qwen, None),
     "layers_to_transform": (partial(_lora, layers_to_transform=[1]), _qwen, None),
     "monteclora": (lambda: _lora(monteclora_config=peft.MontecloraConfig()), _qwen, None),
     "kasa": (lambda: _lora(kasa_config=peft.KasaConfig()), _qwen, None),
@@ -138,9 +158,12 @@ _KINDS: Final[dict[str, dict[str, Any]]] = {
     "VBLORA": {"num_vectors": 8, "vector_length": 4, "topk": 2}, "BOFT": {"boft_block_size": 4},
     "OFT": {"oft_block_size": 4, "r": 0}, "C3A": {"block_size": 8}, "MISS": {"r": 4}, "ROAD": {"group_size": 8},
     "SHIRA": {"r": 2}, "WAVEFT": {"n_frequency": 16}, "LN_TUNING": {"target_modules": ["input_layernorm"]},
+    "ADAPTION_PROMPT": {"target_modules": None, "adapter_len": 4, "adapter_layers": 1},
     "TRAINABLE_TOKENS": {"token_indices": [1, 2], "target_modules": None},
 }  # fmt: skip
 """What a kind needs at this size."""
+_BASES: Final[dict[str, Make]] = {"BEFT": partial(_qwen, bias=True), "ADAPTION_PROMPT": _llama}
+"""Kinds that not every model can have."""
 
 
 def _kinds() -> dict[str, tuple[Make, Make, Callable[[Any], None] | None]]:
@@ -154,8 +177,16 @@ def _kinds() -> dict[str, tuple[Make, Make, Callable[[Any], None] | None]]:
         given |= {"num_virtual_tokens": 3} if "num_virtual_tokens" in known else {}
         given |= _KINDS.get(kind.value, {})
         given = {key: value for key, value in given.items() if value is not None}
-        made[kind.value] = (partial(config, task_type="CAUSAL_LM", **given), _qwen, None)
+        made[kind.value] = (partial(config, task_type="CAUSAL_LM", **given), _BASES.get(kind.value, _qwen), None)
+    made["XLORA"] = (_xlora, partial(_qwen, use_cache=False), None)
     return made
+
+
+def _xlora() -> Any:
+    """It mixes adapters that were trained before: one here."""
+    folder = Path(tempfile.gettempdir()) / "xlora"  # within the cell's own folder: see `run_adapter`
+    peft.get_peft_model(_qwen(), _lora()).save_pretrained(folder)
+    return peft.XLoraConfig(task_type="CAUSAL_LM", hidden_size=32, adapters={"0": str(folder)})
 
 
 def adapters() -> dict[str, tuple[Make, Make, Callable[[Any], None] | None]]:
@@ -166,9 +197,13 @@ def adapters() -> dict[str, tuple[Make, Make, Callable[[Any], None] | None]]:
 def run_adapter(name: str) -> AdapterCell:
     """One adapter: published and compared, or refused."""
     with tempfile.TemporaryDirectory() as top:
+        before, tempfile.tempdir = tempfile.tempdir, top
         try:
-            return _run(name, Path(top))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return _run(name, Path(top))
         finally:
+            tempfile.tempdir = before
             gc.collect()
 
 

@@ -17,7 +17,7 @@ MAX_PARAMETERS: Final = 4_000_000
 """Larger ones would take minutes each; it is the architecture that matters."""
 
 EVERYDAY: Final = ("qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "mamba")
-"""A mixture that is fused, one that is fused and transposed, one with dense layers before, no attention, and a plain one."""
+"""A plain one, a mixture that is fused, one stored fused, one with dense layers before, one without attention."""
 
 SHORT: Final = (
     "llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "mixtral", "deepseek_v2", "deepseek_v3", "gpt2",

@@ -28,8 +28,8 @@ from scenarios.conformance.swarm import LocalSwarm
 __all__ = ["STORED", "Cell", "run_cell"]
 
 STORED: Final = ("bf16", "f16", "f32", "mixed")
-"""What the checkpoint stores. The trainer holds float32 (masters of the halves); of "mixed", bf16 with float32 norms, it
-holds bf16, as it comes from `from_pretrained(dtype=bfloat16)`."""
+"""What the checkpoint stores. The trainer holds float32 (masters of the halves); of "mixed", bf16 with float32 norms,
+it holds bf16, as it comes from `from_pretrained(dtype=bfloat16)`."""
 STEPS: Final = ("1 %", "everything", "nothing")
 PROMPTS: Final = ((1, 5, 9, 12, 7), (3, 4, 8, 20, 31))
 NEW_TOKENS: Final = 6
@@ -98,7 +98,9 @@ def _run(family: str, stored: str, tied: bool, folder: Path) -> Cell:
 
 def _alters(swarm: LocalSwarm, folder: Path) -> str:
     altered = _altered(swarm, folder / "fresh", folder / "once more")
-    return f"from_pretrained itself changes {min(altered)} as it loads it; live is what was published" if altered else ""
+    return (
+        f"from_pretrained itself changes {min(altered)} as it loads it; live is what was published" if altered else ""
+    )
 
 
 def _save(family: str, stored: str, tied: bool, folder: Path) -> Path | None:

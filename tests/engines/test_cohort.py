@@ -104,3 +104,31 @@ def test_a_reload_drops_what_runs(tied_folder: Path):
         engine.begin(2, [Prompt((99,))], LONG)
     assert engine.counts() == {}
     assert torch.is_grad_enabled()
+
+
+def test_a_cache_that_a_model_does_not_use_is_found_out() -> None:
+    """Given a cache, such a model draws from the last token alone; so it is told by its logits, and goes without."""
+    import torch
+    from transformers import MambaConfig, MambaForCausalLM
+
+    from node.engines.cohort import Cohort, can_cache
+
+    class Forgetful(MambaForCausalLM):
+        def forward(self, input_ids=None, past_key_values=None, use_cache=None, logits_to_keep=0, **_):
+            return super().forward(input_ids=input_ids, use_cache=False, logits_to_keep=logits_to_keep)
+
+    config = MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, state_size=4, initializer_range=0.3)
+    torch.manual_seed(0)
+    model = MambaForCausalLM(config).eval()
+    forgetful = Forgetful(config).eval()
+    forgetful.load_state_dict(model.state_dict())
+    assert can_cache(model)
+    assert not can_cache(forgetful)
+
+    def drawn(of, cached):
+        cohort = Cohort(of, [Prompt((3, 1, 4))], SamplingParams(max_tokens=6, temperature=0.0), cached=cached)
+        while not cohort.done:
+            cohort.step((0, 0))
+        return cohort.completions()[0].token_ids
+
+    assert drawn(model, True) == drawn(model, False) == drawn(forgetful, False)

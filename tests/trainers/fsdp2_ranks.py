@@ -185,6 +185,57 @@ def mirrored(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
     return root, root_of(layout, bits_of(layout, gathered(net)))
 
 
+def mixture(rank: int, world: int, homes: dict[str, str], folder: str) -> dict[str, tuple[bytes, bytes | None]]:
+    """A mixture of experts whose checkpoint names each expert singly: sharded by experts, across them, and adapted."""
+    import peft
+    from torch.distributed.tensor import Shard
+    from transformers import AutoModelForCausalLM
+
+    found = {}
+    for how, home in homes.items():
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if how == "adapted":
+            torch.manual_seed(1)
+            adapter = peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"], init_lora_weights=False)
+            model = peft.get_peft_model(model, adapter)
+        inner = model.get_base_model() if how == "adapted" else model
+        across = (lambda parameter: Shard(1) if parameter.dim() == 3 else None) if how == "across" else None
+        for layer in inner.model.layers:
+            fully_shard(layer, shard_placement_fn=across)
+        fully_shard(model)
+        with Swarm.attach(model, home=home) as swarm:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.to_local().mul_(1.5)
+            root = swarm.publish(model, step=1).wait(timeout_s=60).root
+        assert root is not None
+        found[how] = root, _saved_root(model, Path(folder), rank, how == "adapted")
+    return found
+
+
+def _saved_root(model: Any, folder: Path, rank: int, adapted: bool) -> bytes | None:
+    """Of what the library itself saves of the gathered (and merged) model, as bf16; rank 0 alone saves."""
+    import tempfile
+
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    from codec import Checkpoint
+
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapted:
+        plain = peft.get_peft_model(plain, peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"]))
+    plain.load_state_dict(gathered(model))
+    if rank:
+        return None
+    plain = plain.merge_and_unload() if adapted else plain
+    with tempfile.TemporaryDirectory() as saved:
+        plain.to(torch.bfloat16).save_pretrained(saved)
+        written = Checkpoint.open(saved)
+        layout = Checkpoint.open(folder).layout
+        return root_of(layout, {name: np.array(written.bits(name)) for name in written.names})
+
+
 def a_rank_dies(rank: int, world: int, home: str) -> str:
     """Rank 1 is killed in the middle of its copy; rank 0 must hear of it, and may go on training."""
     publishing.OPENED_WITHIN_S = 5.0

@@ -10,7 +10,7 @@ from fsdp2_ranks import bits_of, layout_of, make_net
 from ranks_kit import run_ranks
 from seed_kit import FakeSeed, running
 
-from codec import Replica
+from codec import Checkpoint, Replica
 from node import crew
 
 WORLDS = [pytest.param(2), pytest.param(3, marks=pytest.mark.slow)]
@@ -88,6 +88,30 @@ def test_what_two_ranks_go_through(tmp_path: Path):
         assert there["busy"].seed.receiver.root == first["busy"][-1][3]
 
         assert first["goes_back"] == second["goes_back"] == [(1, 1), (2, (1, 2)), (2, 1), (3, 0), 0]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_mixture_of_experts_is_published_as_its_checkpoint_names_it(tmp_path: Path, world: int):
+    """Four experts of one parameter, over two and three ranks: by experts, across them, and with adapters merged."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=48, hidden_size=48, intermediate_size=64, moe_intermediate_size=24, num_experts=4,
+        num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    folder = tmp_path / "base"
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    with contextlib.ExitStack() as stack:
+        homes = {}
+        for how in ("experts", "across", "adapted"):
+            homes[how] = str(tmp_path / how)
+            (tmp_path / how).mkdir()
+            stack.enter_context(running(tmp_path / how, FakeSeed(Replica.from_checkpoint(Checkpoint.open(folder)))))
+        first, *others = run_ranks(world, "fsdp2_ranks:mixture", homes, str(folder))
+        for how, (root, expected) in first.items():
+            assert root == expected, how
+            assert all(other[how][0] == root for other in others)
 
 
 @pytest.mark.slow

@@ -64,3 +64,44 @@ def test_scan_finds_weights_at_any_depth_and_nothing_hidden(tmp_path: Path) -> N
 @pytest.mark.parametrize(("name", "step"), [("step_17", 17), ("global_step_5/actor", 5), ("latest", 0)])
 def test_the_step_is_read_from_the_path(name: str, step: int) -> None:
     assert step_of(Path("/run7") / name, Path("/run7")) == step
+
+
+def test_one_that_comes_with_an_older_time_is_said_once() -> None:
+    """Copied with its time of writing kept, as `cp -a` does: it will never be due, and somebody must know."""
+    watch = Watch(marker="M", quiet_s=0.0, done_ns=50)
+    before = found("step_1", 10, marked=True)
+    assert watch.late([before]) == [before]  # there since before: counted, not complained of
+    late = found("step_7", 40, marked=True)
+    assert watch.late([before, late]) == [late]
+    assert watch.late([before, late]) == []
+    assert watch.due([before, late], now=1.0) is None
+    fresh = found("step_8", 60, marked=True)
+    assert watch.late([before, late, fresh]) == []
+    watch.published(fresh)
+    assert watch.late([before, late, fresh]) == []
+    touched = found("step_7", 70, marked=True)
+    assert watch.late([before, touched, fresh]) == []
+    assert watch.due([before, touched, fresh], now=2.0) == touched
+
+
+def test_what_is_passed_over_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from node import logs
+    from node.trainers.watch import Said
+
+    logs.configure()
+    said = Said()
+    said.late([found("step_1", 1)])
+    said.late([found("step_7", 4)])
+    said.late([])
+    said.folder(tmp_path)
+    said.folder(tmp_path / "gone")
+    said.folder(tmp_path / "gone")
+    said.folder(tmp_path)
+    told = capsys.readouterr()
+    lines = (told.out + told.err).strip().splitlines()
+    assert len(lines) == 4
+    assert "older_passed_over" in lines[0]
+    assert "step_7" in lines[1]
+    assert "touch" in lines[1]
+    assert "missing" in lines[2]
+    assert "found" in lines[3]

@@ -1,0 +1,19 @@
+"""The matrices of `scenarios.conformance`: a handful of cells every day, the short form with the heavy tests."""
+
+from importlib.util import find_spec
+
+import pytest
+
+HAS_TORCH = find_spec("torch") is not None
+collect_ignore_glob = [] if HAS_TORCH else ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet() -> None:
+    if HAS_TORCH:
+        import torch
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        torch.set_num_threads(1)
