@@ -24,6 +24,7 @@ _NOT_STATIC: Final = {
     "SHADOW": "adds what depends on the input",
 }
 """Kinds whose effect is no change of the weights, whatever a merge would make of them."""
+_OTHER: Final = "Train an adapter that peft merges, LoRA for one"
 _REMEDY: Final = (
     "Merge it yourself and publish an iterator of (checkpoint name, tensor), or train an adapter that merges"
 )
@@ -69,8 +70,8 @@ def _check_shared(layers: dict[str, Any]) -> None:
         for parameter in layer.get_base_layer().parameters():
             if owners.setdefault(id(parameter), name) != name:
                 raise UsageError(
-                    f"{name} and {owners[id(parameter)]} share one tied weight and each has an adapter, which peft "
-                    "merges into it one after the other: adapt one that is not tied."
+                    f"{_shown(name)} and {_shown(owners[id(parameter)])} share one tied weight and each has an "
+                    "adapter, which peft merges into it one after the other: adapt one that is not tied."
                 )
 
 
@@ -80,7 +81,7 @@ def _merged_layer(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
         yield from ((prefix + rest, tensor) for rest, tensor in lora.merged_layer(name, layer))
         return
     if any(getattr(module, "disable_adapters", False) for module in layer.modules() if _is_peft(module)):
-        raise UsageError(f"The adapters of {name} are switched off: switch them on before publishing.")
+        raise UsageError(f"The adapters of {_shown(name)} are switched off: switch them on before publishing.")
     state = _peft_merged(name, layer).state_dict()
     yield from ((prefix + rest, tensor) for rest, tensor in state.items())
 
@@ -98,7 +99,9 @@ def _peft_merged(name: str, layer: Any) -> Any:
             twin.merge(safe_merge=False, adapter_names=None)
             return twin.get_base_layer()
     except (NotImplementedError, ValueError, AttributeError, TypeError, RuntimeError) as error:
-        raise UsageError(f"peft cannot merge the {_kind(layer)} adapter of {name} ({error}). {_REMEDY}.") from error
+        raise UsageError(
+            f"peft cannot merge the {_kind(layer)} adapter of {_shown(name)} ({error}). {_REMEDY}."
+        ) from error
 
 
 def _twin(module: Any, made: dict[int, Any]) -> Any:
@@ -139,12 +142,12 @@ def _check_mergeable(model: Any) -> None:
     kinds = {str(getattr(config.peft_type, "value", config.peft_type)) for config in configs.values()}
     kinds.add(type(wrapped.base_model).__name__.removesuffix("Model").upper())
     for kind in sorted(kinds & set(_NOT_STATIC)):
-        raise UsageError(f"The model's adapter is {kind}, which {_NOT_STATIC[kind]}: no weights equal it. {_REMEDY}.")
+        raise UsageError(f"The model's adapter is {kind}, which {_NOT_STATIC[kind]}: no weights equal it. {_OTHER}.")
     for adapter, config in configs.items():
         kind = str(getattr(config.peft_type, "value", config.peft_type))
         if config.is_prompt_learning:
             why = "changes what the model reads and not its weights"
-            raise UsageError(f"The adapter {adapter!r} is {kind}, which {why}: no weights equal it. {_REMEDY}.")
+            raise UsageError(f"The adapter {adapter!r} is {kind}, which {why}: no weights equal it. {_OTHER}.")
         if not isinstance(wrapped.base_model, BaseTuner):
             raise UsageError(f"The adapter {adapter!r} is {kind}, which peft cannot merge. {_REMEDY}.")
     try:
@@ -186,6 +189,10 @@ def _is_adapted(module: Any) -> bool:
 def _adapts_shards(layer: Any) -> bool:
     sharded = any(hasattr(tensor, "placements") for tensor in layer.parameters())
     return sharded and any(_is_tuner(module) for module in layer.modules())
+
+
+def _shown(name: str) -> str:
+    return name.removeprefix(PEFT_PREFIX)
 
 
 def _kind(layer: Any) -> str:

@@ -98,7 +98,7 @@ class Swarm:
         "coalesce" drops the one that has not begun, which this one replaces. Raises `UsageError` when the tensors are
         not the base's. What goes wrong later is in the publication's `error`, and in `state`.
 
-        LoRA adapters are published merged, and the model is not touched for it. Nothing here runs by itself: with
+        Adapters are published merged, and the model is not touched for it. Nothing here runs by itself: with
         gradient accumulation, call it after the steps that should become versions.
         """
         return self._line.publish(model, step, on_busy, timeout_s)

@@ -23,6 +23,10 @@ _WRAPPERS: Final = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_c
 """What DistributedDataParallel, torch.compile, activation checkpointing and the like put into parameter names."""
 _ITERATOR: Final = "publish an iterator of (checkpoint name, tensor)"
 
+_CONVERSIONS: Final[dict[Any, Any]] = {}
+"""By class, config and layout: some 18,000 experts take seconds, which are spent on attaching and not in a publish."""
+_KEPT: Final = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -52,12 +56,11 @@ def is_sharded(tensor: Any) -> bool:
 
 
 class Naming:
-    """The tensors of a source by the names of one layout. Remembers how the last kind of model is converted."""
+    """The tensors of a source by the names of one layout."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._order = {name: i for i, spec in enumerate(layout.tensors) for name in (spec.name, *spec.aliases)}
-        self._known: tuple[Any, Any] | None = None
 
     def held(self, source: Any) -> Iterator[Held]:
         """Every tensor of `source` (see `named_tensors`). In the layout's order where all of them are at hand.
@@ -94,10 +97,13 @@ class Naming:
             return None
         from node.models.conversion import conversion_of, plain_class
 
-        key = plain_class(model), model.config.to_json_string(use_diff=False)
-        if self._known is None or self._known[0] != key:
-            self._known = key, conversion_of(model, self._layout)
-        return self._known[1]
+        key = plain_class(model), model.config.to_json_string(use_diff=False), self._layout.hash
+        if key not in _CONVERSIONS:
+            made = conversion_of(model, self._layout)
+            while len(_CONVERSIONS) >= _KEPT:
+                _CONVERSIONS.pop(next(iter(_CONVERSIONS)))
+            _CONVERSIONS[key] = made
+        return _CONVERSIONS[key]
 
 
 class _Converted:

@@ -124,7 +124,7 @@ def test_numpy_bits_need_no_torch(tmp_path: Path):
         (lambda w: w.update({"new.weight": torch.zeros(3)}), "new.weight that the base"),
         (lambda w: w.update({"b.bias": torch.zeros(8, dtype=torch.bfloat16)}), r"\(8,\) in the model"),
         (lambda w: w.update({"b.bias": torch.zeros(7, dtype=torch.float16)}), "float16"),
-        (lambda w: w.update({"d.scale": torch.zeros((), dtype=torch.bfloat16)}), "bfloat16 in the model and F32"),
+        (lambda w: w.update({"d.scale": torch.zeros((), dtype=torch.float64)}), "float64 in the model and F32"),
         (lambda w: w.update({"tied.weight": w["c.weight"] + 1}), "are tied"),
         (lambda w: w.update({"b.bias": np.zeros(7, np.float32)}), "give the bits"),
     ],
@@ -328,9 +328,9 @@ def test_another_trainer_that_published_meanwhile(tmp_path: Path):
 @pytest.mark.parametrize("source", ["mapping", "iterator"])
 def test_a_copy_that_fails_takes_nothing_with_it(tmp_path: Path, source: str):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
-        wrong = weights(1) | {"d.scale": torch.zeros((), dtype=torch.float16)}
+        wrong = weights(1) | {"d.scale": torch.zeros((), dtype=torch.float64)}
         for _ in range(3):  # more often than there are copies
-            with pytest.raises(UsageError, match="float16"):
+            with pytest.raises(UsageError, match="float64"):
                 swarm.publish(wrong if source == "mapping" else iter(wrong.items()), step=1)
         swarm.publish(weights(1), step=1).wait(timeout_s=30)
         assert_holds(there.seed, 1)
