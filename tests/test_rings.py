@@ -83,11 +83,15 @@ def test_the_core_is_pure() -> None:
     assert not impure, "\n".join(impure)
 
 
+WITH_TORCH = ("node.engines", "node.trainers", "node.models", "scenarios")
+"""`node.models`: what both of the others know of a model's tensors."""
+
+
 def test_torch_stays_with_engines_and_trainers() -> None:
     heavy = [
         f"{path.relative_to(HOUSE)}:{line} imports {imported}"
         for name, path in ALL
-        if not (is_in(name, "node.engines") or is_in(name, "node.trainers") or is_in(name, "scenarios"))
+        if not any(is_in(name, room) for room in WITH_TORCH)
         for imported, line in imports(name, path)
         if imported.split(".")[0] in HEAVY and (name, imported.split(".")[0]) != ("node.gateway.text", "tokenizers")
     ]  # that one is small, needs no torch, and is imported only where text is
@@ -147,11 +151,7 @@ def python(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_base_install_needs_no_torch() -> None:
     """Everything but engines and trainers loads where torch cannot be imported."""
-    names = [
-        name
-        for name, _ in ALL
-        if not (is_in(name, "node.engines") or is_in(name, "node.trainers") or is_in(name, "scenarios"))
-    ]
+    names = [name for name, _ in ALL if not any(is_in(name, room) for room in WITH_TORCH)]
     done = subprocess.run(
         [sys.executable, "-c", BASE_INSTALL, *names],
         cwd=HOUSE,
