@@ -2,7 +2,10 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := codec swarm node scenarios
-HEAVY := (slow or adversary or foreign or wan or vllm or conformance) and not long
+WORKERS ?= 2
+# The heavy marks. What gives a verdict on time or memory runs alone; the rest WORKERS at a time.
+TIMED := (adversary or wan) and not long
+HEAVY := (slow or foreign or vllm or conformance) and not adversary and not wan and not long
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
@@ -28,11 +31,12 @@ fuzz-guided: EXTRAS = torch,test,fuzz
 demo: install ## a trainer and four nodes on this machine, about two minutes
 	$(BIN)/swarm-node demo $(DEMO_FLAGS)
 
-test: install ## the everyday tests, at most five minutes
-	$(BIN)/pytest $(PYTEST_FLAGS)
+test: install ## the everyday tests, at most five minutes: WORKERS=2 at a time
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
-	$(BIN)/pytest -m '$(HEAVY)' --no-skips $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(TIMED)' --no-skips $(PYTEST_FLAGS)
 
 test-long: install ## those for which CI has no time
 	$(BIN)/pytest -m long --no-skips $(PYTEST_FLAGS)

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -46,8 +47,16 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 _skipped: list[str] = []
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """xdist (`-n`) does not send on the reports of modules that were skipped: each worker sends its whole list."""
+    _skipped.extend(name for name in getattr(node, "workeroutput", {}).get("skipped", ()) if name not in _skipped)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["skipped"] = _skipped
     if session.config.getoption("--no-skips") and _skipped and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

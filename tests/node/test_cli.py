@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from rich.console import Console
 
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.sign import Key
 from node import keyfile
-from node.cli import explain, run
+from node.cli import app, explain, run
 from node.contact import Contact
 from node.ticket import Ticket
 from swarm.protocol.documents import open_capability
@@ -78,7 +79,7 @@ def test_each_command_has_examples(command: str, capsys: pytest.CaptureFixture[s
 
 def test_help_flows_as_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag's help is a docstring of several lines."""
-    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setattr(app, "console", Console(width=1000))
     assert run(["join", "--help"]) == 0
     out, _ = texts(capsys)
     assert "Without it plans reckon with 100, and nothing holds back what is sent. [env var: SWARM_UP_MBIT]" in out
