@@ -174,6 +174,20 @@ async def closed_by_peer(stream: trio.abc.ReceiveStream, within_s: float) -> boo
     return False
 
 
+async def frames(tls: trio.SSLStream) -> AsyncIterator[tuple[int, int, int, int]]:
+    """The kind, flags, stream and length of each yamux frame that the other end sends; the data are forgotten."""
+    buffer = b""
+    while data := await tls.receive_some(65536):
+        buffer += data
+        while len(buffer) >= 12:
+            _, kind, flags, stream, length = struct.unpack("!BBHII", buffer[:12])
+            whole = 12 + (length if kind == DATA else 0)
+            if len(buffer) < whole:
+                break
+            buffer = buffer[whole:]
+            yield kind, flags, stream, length
+
+
 class ByHand:
     """One stream on a connection of one's own, which keeps the rules of windows and pings, and no other."""
 
@@ -189,20 +203,13 @@ class ByHand:
 
     async def listen(self) -> None:
         """For as long as the connection lives: note how much may be sent, answer pings, forget the rest."""
-        buffer = b""
         with quietly(*BROKEN):
-            while data := await self.tls.receive_some(65536):
-                buffer += data
-                while len(buffer) >= 12:
-                    _, kind, flags, stream, length = struct.unpack("!BBHII", buffer[:12])
-                    if kind == DATA and len(buffer) < 12 + length:
-                        break
-                    buffer = buffer[12 + (length if kind == DATA else 0) :]
-                    if kind == WINDOW and stream == self.stream:
-                        self._window += length
-                        self._news.set()
-                    elif kind == PING and flags & SYN:
-                        await self._write(frame(PING, ACK, 0, length))
+            async for kind, flags, stream, length in frames(self.tls):
+                if kind == WINDOW and stream == self.stream:
+                    self._window += length
+                    self._news.set()
+                elif kind == PING and flags & SYN:
+                    await self._write(frame(PING, ACK, 0, length))
 
     async def send(self, body: bytes) -> None:
         """As fast as the other end lets it."""
@@ -242,21 +249,14 @@ class Hoarder:
                     await trio.sleep(0.01)
 
     async def _listen(self, scope: trio.CancelScope) -> None:
-        buffer = b""
         with quietly(*BROKEN):
-            while data := await self._tls.receive_some(65536):
-                buffer += data
-                while len(buffer) >= 12:
-                    _, kind, flags, stream, length = struct.unpack("!BBHII", buffer[:12])
-                    if kind == DATA and len(buffer) < 12 + length:
-                        break
-                    buffer = buffer[12 + (length if kind == DATA else 0) :]
-                    if kind == WINDOW and stream in self._windows:
-                        self._windows[stream] += length
-                    if flags & (RST | FIN):
-                        self._windows.pop(stream, None)
-                    if kind == PING and flags & SYN:
-                        await self._answer(length)
+            async for kind, flags, stream, length in frames(self._tls):
+                if kind == WINDOW and stream in self._windows:
+                    self._windows[stream] += length
+                if flags & (RST | FIN):
+                    self._windows.pop(stream, None)
+                if kind == PING and flags & SYN:
+                    await self._answer(length)
         scope.cancel()
 
     async def _answer(self, value: int) -> None:
