@@ -9,6 +9,7 @@ from scenarios import rl_faults, rl_hetero
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_unequal_nodes_are_used_whole():
     row = rl_hetero.virtual_row(4.0, nodes=2, steps=2)
     assert rl_hetero.met(row), row

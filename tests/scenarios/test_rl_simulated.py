@@ -218,6 +218,7 @@ def test_rl_wan_says_what_it_compares(small: Path, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_rl_bandwidth_finds_a_rate_that_is_enough_and_one_that_is_not(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

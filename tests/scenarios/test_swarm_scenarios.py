@@ -139,6 +139,7 @@ def test_flash_crowd(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_as_many_newcomers_as_nodes_do_not_slow_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     """1.20 bounds alone, 1.15 with them; 1.92 before guests waited for the others. One seed is one run."""
     assert flash_crowd.main(["--nodes", "32", "--joiners", "32", "--mib", "50", "--congestion", "bbr", "--json"]) == 0

@@ -154,7 +154,7 @@ def test_what_is_simulated_is_what_nodes_and_seeds_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("congestion", ["reno", "bbr"])
+@pytest.mark.parametrize("congestion", [pytest.param("reno", marks=pytest.mark.long), "bbr"])
 def test_three_steps_of_64_nodes_cost_the_trainer_one_copy_each(congestion: str) -> None:
     """With BBR, which the transport asks for, each is within the reach too: 1.15 bounds and the longest round trip. One
     seed is one run, and no timing: 1.153, 1.138 and 1.133 bounds, where 1.207 is the reach."""

@@ -153,7 +153,7 @@ def memory(rank: int, world: int, home: str) -> dict[str, int]:
         return {"shared": 1024 * (memory_kb("RssShmem") - before), "private": 1024 * most, "model": layout.nbytes}
 
 
-def replicated_and_columns(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
+def columns(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
     """Shards along the second dimension, and a layer that no rank shards."""
     from torch.distributed.tensor import Shard
 

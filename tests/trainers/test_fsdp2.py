@@ -56,7 +56,7 @@ def test_no_rank_ever_holds_the_model(tmp_path: Path):
             assert found["private"] < found["model"]  # the coder's scratch, which is the same for every model
 
 
-SEVERAL = ("replicated_and_columns", "mirrored", "one_rank_refuses", "each_refuses", "busy", "goes_back")
+SEVERAL = ("columns", "mirrored", "one_rank_refuses", "each_refuses", "busy", "goes_back")
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_what_two_ranks_go_through(tmp_path: Path):
         homes = {name: str(tmp_path / name) for name in SEVERAL}
         first, second = run_ranks(2, "fsdp2_ranks:several", homes)
 
-        for name in ("replicated_and_columns", "mirrored"):
+        for name in ("columns", "mirrored"):
             for root, expected in (first[name], second[name]):
                 assert root == expected == there[name].seed.receiver.root
 

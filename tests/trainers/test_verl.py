@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 STEPS = 2
 
 
+@pytest.mark.long
 def test_verl_publishes_and_draws(tmp_path: Path) -> None:
     with drawing(tmp_path) as (swarm, base, url):
         report = train(swarm, "verl_run.py", swarm.home("seed"), base, url)

@@ -96,6 +96,7 @@ def workers(host: EngineHost, what: str) -> list[int]:
     return [int(line.split()[0]) for line in listed.splitlines() if what in line]
 
 
+@pytest.mark.long
 async def test_engines_of_one_replica_go_on_while_others_are_lost_in_an_update_and_come_back_proven(
     untied: Path, python: Path, tmp_path: Path
 ):

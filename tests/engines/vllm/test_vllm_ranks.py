@@ -12,6 +12,7 @@ pytestmark = pytest.mark.vllm
 PROMPTS = [list(range(3 + i, 40 + i)) for i in range(3)]
 
 
+@pytest.mark.long
 def test_two_ranks_are_a_fresh_engine_of_two_ranks(two, fresh, tmp_path: Path):
     assert two.engine.classes.loaded == {}
     before = two.greedy(PROMPTS, 16)

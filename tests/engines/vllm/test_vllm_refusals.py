@@ -35,6 +35,7 @@ def test_experts_that_are_repacked_are_found_and_refused(python: Path, tmp_path:
         raise AssertionError("a mixture of experts on a CPU was let in")
 
 
+@pytest.mark.long
 def test_weights_in_another_form_are_loaded_by_module(python: Path):
     """The scenario in short: quantized, repacked in the same shape, copied elsewhere. Each is found, loaded with the
     seconds said, and what a fresh engine holds and says."""

@@ -135,6 +135,7 @@ def test_running_requests_may_begin_anew_under_the_new_weights(one):
     np.testing.assert_allclose(rest[1][:4], made.logprobs[cut : cut + 4], atol=0.05)
 
 
+@pytest.mark.long
 def test_or_be_waited_for(one):
     one.engine.policy = "drain"
     try:
