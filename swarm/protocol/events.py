@@ -315,6 +315,8 @@ class SendPiece(Effect):
     key: ChunkKey
     index: int
     pull: bool = False
+    guest: bool = False
+    """To a child that waits for the others: below pushes in rank, too."""
 
 
 @dataclass(frozen=True, slots=True)

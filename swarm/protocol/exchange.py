@@ -20,6 +20,7 @@ A child that takes nothing while something waits for it, for `lag_after_s` or so
 counts no more among those that are behind, and it pulls what it lacks.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
@@ -216,7 +217,7 @@ class Exchange:
                 for index in chunk.held():
                     if not given >> index & 1:
                         self._enqueue(edge, chunk, index, now)
-        self._pump(peer, message.stripe, edge, now, effects)
+        self._go_on(peer, message.stripe, edge, now, effects)
 
     def _is_guest(self, stripe: int, peer: bytes) -> bool:
         return (self._guests is not None and self._guests.has(peer)) or not self.entitled(stripe, peer)
@@ -271,9 +272,10 @@ class Exchange:
                 continue
             if index == HEADER:
                 self._lead(peer, chunk.stripe, edge, chunk, now, effects)
-            else:
-                self._enqueue(edge, chunk, index, now)
+            elif self._enqueue(edge, chunk, index, now) and not edge.guest:
                 self._pump(peer, chunk.stripe, edge, now, effects)
+        if index != HEADER:
+            self.serve_guests(now, effects)
 
     def _pieces_of(self, size: int, effects: list[Effect]) -> None:
         """This is how large pieces are now. Credit that was left for smaller ones may not do for a single one, which
@@ -325,7 +327,9 @@ class Exchange:
         self.gives = gives
         for stripe, edges in self.children.items():
             for peer, edge in edges.items():
-                self._pump(peer, stripe, edge, now, effects)
+                if not edge.guest:
+                    self._pump(peer, stripe, edge, now, effects)
+        self.serve_guests(now, effects)
 
     def tick(self, now: float, effects: list[Effect]) -> None:
         """Find children that lag."""
@@ -358,7 +362,7 @@ class Exchange:
         for index in chunk.held():
             if pieces >> index & 1:
                 self._enqueue(edge, chunk, index, now)
-        self._pump(peer, chunk.stripe, edge, now, effects)
+        self._go_on(peer, chunk.stripe, edge, now, effects)
         return True
 
     @property
@@ -370,10 +374,14 @@ class Exchange:
     def has_time(self, now: float) -> bool:
         """Whether guests may be given something: little waits for the others, and the uplink has little to send, so
         that whatever comes for the others leaves soon."""
-        little = max(1.0, self._tuning.idle_s * self._uplink.bytes_s())
+        little = self._little_bytes
         edges = (edge for edges in self.children.values() for edge in edges.values())
         waiting = sum(edge.waiting_bytes for edge in edges if not edge.guest and not edge.lagging)
         return waiting < little and self._uplink.queued_bytes(now) < little
+
+    @property
+    def _little_bytes(self) -> float:
+        return max(1.0, self._tuning.idle_s * self._uplink.bytes_s())
 
     def forget(self, id_: VersionId) -> None:
         """A version was dropped: nothing of it needs sending any more."""
@@ -417,9 +425,18 @@ class Exchange:
             for chunk, index, size in waiting:
                 self.purse.back(chunk.key, index, size, peer)
 
-    def _pump(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
+    def _pump(
+        self,
+        peer: bytes,
+        stripe: int,
+        edge: ChildEdge,
+        now: float,
+        effects: list[Effect],
+        most_queued: float = math.inf,
+    ) -> None:
+        """Hand over what waits, as far as credit reaches, while less than `most_queued` bytes wait at our uplink."""
         while self.gives and edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
-            if edge.flying_bytes >= MAX_AHEAD_BYTES or (edge.guest and not self.has_time(now)):
+            if edge.flying_bytes >= MAX_AHEAD_BYTES or self._uplink.queued_bytes(now) >= most_queued:
                 return
             if edge.waiting[0][0].key != edge.current:
                 self._choose(edge)
@@ -433,10 +450,13 @@ class Exchange:
         self.serve_guests(now, effects)
 
     def serve_guests(self, now: float, effects: list[Effect]) -> None:
-        """Those that were given least first."""
+        """Those that were given least first. Whether there is time for them is found out once and not for each, or
+        members that attach to everybody would have us do nothing else."""
         waiting = [(edge.sent, stripe, peer) for (stripe, peer), edge in self._guest_edges.items() if edge.waiting]
+        if not waiting or not self.has_time(now):
+            return
         for _, stripe, peer in sorted(waiting):
-            self._pump(peer, stripe, self._guest_edges[stripe, peer], now, effects)
+            self._pump(peer, stripe, self._guest_edges[stripe, peer], now, effects, self._little_bytes)
 
     def _choose(self, edge: ChildEdge) -> None:
         """Which chunk it gets next: of those that wait whole, the one that fewest children were given. Where we cannot
@@ -459,7 +479,10 @@ class Exchange:
         edge.sent += size
         edge.flying_bytes += size - edge.flying.get((key, index), 0)
         edge.flying[key, index] = size
-        effects.append(SendHeader(peer, stripe, key) if index == HEADER else SendPiece(peer, stripe, key, index))
+        if index == HEADER:
+            effects.append(SendHeader(peer, stripe, key))
+        else:
+            effects.append(SendPiece(peer, stripe, key, index, guest=edge.guest))
 
 
 def _size(chunk: Chunk, index: int) -> int:

@@ -1,4 +1,5 @@
-"""What waits for one bulk stream, and the task that writes it: pushes first, then pulls, then blobs and blocks.
+"""What waits for one bulk stream, and the task that writes it: first what the plan has us push, then what late joiners
+and pulls get, then blobs and blocks. Of the machine's uplink, too, the first has the right of way (see `pacing`).
 
 The core bounds the queue (a push needs the child's credit); here it is only bounded against peers that ask without
 reading. A blob goes out a part at a time, so that a step that begins meanwhile overtakes it.
@@ -19,6 +20,7 @@ from swarm.protocol.wire import NO_STRIPE, Frame, FrameKind, Lacks, Message, pac
 from swarm.shell.counts import Counts
 from swarm.shell.framing import Patience
 from swarm.shell.limits import Limits
+from swarm.shell.pacing import Paced
 from swarm.store import ChunkStore
 
 __all__ = ["Blob", "Bulk", "Outbound"]
@@ -65,7 +67,7 @@ class Outbound:
         self._limits = limits
         self._hold = hold
         self._pushes: deque[SendHeader | SendPiece] = deque()
-        self._pulls: deque[SendHeader | SendPiece] = deque()
+        self._later: deque[SendHeader | SendPiece] = deque()
         self._blobs: deque[SendBlob | SendBlock | _Sending] = deque()
         self._wake = trio.Event()
         self._writing = False
@@ -73,14 +75,14 @@ class Outbound:
     def put(self, effect: Bulk) -> None:
         if isinstance(effect, SendBlob | SendBlock):
             self._blobs.append(effect)
-        elif effect.pull or effect.stripe is None:
-            self._pulls.append(effect)
+        elif effect.pull or effect.stripe is None or (isinstance(effect, SendPiece) and effect.guest):
+            self._later.append(effect)
         else:
             self._pushes.append(effect)
         self._wake.set()
 
     def __len__(self) -> int:
-        return len(self._pushes) + len(self._pulls) + len(self._blobs)
+        return len(self._pushes) + len(self._later) + len(self._blobs)
 
     @property
     def blobs(self) -> int:
@@ -99,7 +101,7 @@ class Outbound:
 
     @property
     def urgent(self) -> bool:
-        return bool(self._pushes or self._pulls)
+        return bool(self._pushes or self._later)
 
     async def wait(self, idle_s: float = math.inf) -> bool:
         """Wait until there is something to send: True; False when there was nothing for `idle_s`."""
@@ -114,7 +116,7 @@ class Outbound:
 
     async def run(
         self,
-        stream: trio.abc.SendStream,
+        stream: Paced,
         answer: Callable[[Message], object],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
@@ -134,7 +136,7 @@ class Outbound:
 
     async def _write_all(
         self,
-        stream: trio.abc.SendStream,
+        stream: Paced,
         answer: Callable[[Message], object],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
@@ -149,22 +151,23 @@ class Outbound:
                 continue
             parts: list[bytes] = []
             done: list[SendDone | Gave] = []
-            size = 0
-            while size < self._limits.write_bytes and len(self):
-                if self._pushes or self._pulls:
-                    queue = self._pushes or self._pulls
+            size, rest = 0, not self._pushes
+            most = min(self._limits.write_bytes, stream.part_bytes) if rest else self._limits.write_bytes
+            while size < most and (len(self) if rest else self._pushes):
+                queue = self._later if rest else self._pushes
+                if queue:
                     effect = queue.popleft()
                     size += self._gather(effect, parts)
                     index = effect.index if isinstance(effect, SendPiece) else -1
                     done.append(SendDone(peer, effect.stripe, effect.key, index, effect.pull))
                 else:
-                    given = await self._gather_part(parts, answer)
+                    given = await self._gather_part(parts, min(stream.part_bytes, self._limits.part_bytes), answer)
                     size += given
                     done += [Gave(peer, given)] if given else []
             if parts:
                 self._writing = True
                 patience.begin()
-                await stream.send_all(b"".join(parts))
+                await stream.send(b"".join(parts), rest=rest)
                 patience.end()
                 self._writing = False
             for event in done:
@@ -190,9 +193,9 @@ class Outbound:
             self._counts.pushed += len(body)
         return len(body)
 
-    async def _gather_part(self, parts: list[bytes], answer: Callable[[Message], object]) -> int:
-        """The next part of the first blob in the queue. Only that one is open: a peer that asks a lot costs one
-        blob."""
+    async def _gather_part(self, parts: list[bytes], most: int, answer: Callable[[Message], object]) -> int:
+        """The next part of the first blob in the queue, of `most` bytes. Only that one is open: a peer that asks a lot
+        costs one blob."""
         item = self._blobs.popleft()
         if not isinstance(item, _Sending):
             blob = await self._find(item)
@@ -204,7 +207,7 @@ class Outbound:
                 raise PeerError(f"request.offset: {offset} of {blob.total}")
             item = _Sending(item.request, blob, offset)
         blob = item.blob
-        size = min(self._limits.part_bytes, blob.total - item.offset)
+        size = min(most, blob.total - item.offset)
         body = blob.read(item.offset, size) if size else b""
         if len(body) != size:  # the file was replaced under us: the asker's deadline sends it elsewhere
             answer(Lacks(item.request))

@@ -62,9 +62,11 @@ class Process:
 class Arena:
     """A seed (`seed`) and a node (`box`), each listening on a port that is known."""
 
-    def __init__(self, swarm: Swarm, words: Words) -> None:
+    def __init__(self, swarm: Swarm, words: Words, density: float = 0.01) -> None:
+        """`density`: the share of the elements that a version changes."""
         self.swarm = swarm
         self.words = words
+        self.density = density
         self.version = 0
         self.seed_port, self.box_port = free_port(), free_port()
         self._publisher: subprocess.Popen[str] | None = None
@@ -165,7 +167,7 @@ class Arena:
     def publish(self) -> str:
         """The next version's root, as the seed says it."""
         self.version += 1
-        self.words = step(self.words, self.version)
+        self.words = step(self.words, self.version, self.density)
         folder = checkpoint(self.swarm.folder / f"step_{self.version}", self.words)
         if self._publisher is None or self._publisher.poll() is not None:
             self._publisher = subprocess.Popen(
@@ -203,10 +205,10 @@ class Arena:
 
 
 @contextlib.contextmanager
-def arena_in(folder: Path, words: Words | None = None, **options: Any) -> Iterator[Arena]:
+def arena_in(folder: Path, words: Words | None = None, density: float = 0.01, **options: Any) -> Iterator[Arena]:
     """`options`: as `Arena.start`, or the environment of its processes."""
     with swarm_in(folder) as swarm:
-        arena = Arena(swarm, words or FIRST)
+        arena = Arena(swarm, words or FIRST, density)
         arena.start(**options)
         try:
             yield arena

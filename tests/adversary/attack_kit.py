@@ -21,8 +21,9 @@ READY_S = 60.0
 class Attack:
     """One that runs. `told`: what it last said of itself: bytes and messages sent, how often it was thrown out."""
 
-    def __init__(self, process: trio.Process) -> None:
+    def __init__(self, process: trio.Process, members: int) -> None:
         self._process = process
+        self._members = members
         self.told: dict[str, Any] = {}
         self.ready = trio.Event()
 
@@ -43,7 +44,8 @@ class Attack:
             *lines, left = (left + data).split(b"\n")
             for line in lines:
                 self.told = json.loads(line)
-                self.ready.set()
+                if self.told["connections"] or self.told["begun"] >= max(1, self._members):
+                    self.ready.set()  # each of them is at it
 
 
 @asynccontextmanager
@@ -76,7 +78,7 @@ async def attack(
                 stderr=log,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"},
             )
-            made = Attack(process)
+            made = Attack(process, members)
             try:
                 nursery.start_soon(made.listen)
                 with trio.move_on_after(READY_S):

@@ -42,7 +42,8 @@ class Told:
     """What is reported once a second."""
 
     def __init__(self, mbit: float, most_s: float) -> None:
-        self.sent_bytes = self.thrown_out = self.refused = self.connections = 0
+        self.sent_bytes = self.thrown_out = self.refused = self.connections = self.begun = 0
+        """`begun`: members that have sent something of what they are to send, or were kept from it."""
         self._bytes_s = mbit * 1e6 / 8
         self._until_s = trio.current_time() + most_s
         self._next_s = trio.current_time()
@@ -63,7 +64,8 @@ class Told:
 
 async def send(stream: Any, blocks: Iterator[bytes], told: Told) -> None:
     """Until the other end hangs up."""
-    for block in blocks:
+    for number, block in enumerate(blocks):
+        told.begun += not number
         for at in range(0, len(block), AT_ONCE):
             part = block[at : at + AT_ONCE]
             await told.pace(len(part))
@@ -86,6 +88,7 @@ async def member_attacks(order: dict[str, Any], told: Told) -> None:
                     told.thrown_out += 1
                 else:
                     told.refused += 1
+                    told.begun += 1
                 await member.transport.disconnect(member.seed)
                 if order["at_box"]:
                     await member.transport.disconnect(bytes.fromhex(order["box"]))

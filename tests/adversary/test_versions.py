@@ -82,7 +82,7 @@ async def test_13_frames_of_others_are_no_progress(tmp_path: Path, attacked: boo
 async def test_uninvited_children_of_the_seed(tmp_path: Path) -> None:
     """Ten members that the plan gives other parents hang on the seed itself, in all stripes: its uplink is for those
     whom it planned first."""
-    with arena_in(tmp_path, words=weights(tensors=32, elements=480_000), up_mbit=30.0) as arena:
+    with arena_in(tmp_path, words=weights(tensors=32, elements=480_000), density=0.1, up_mbit=30.0) as arena:
         async with members(arena.ticket, 10) as sybils, trio.open_nursery() as nursery:
             for each in sybils:
                 nursery.start_soon(each.live)

@@ -510,3 +510,21 @@ def test_a_chunk_of_no_known_stripe_is_not_pushed() -> None:
     exchange.attached(ANNA, attach(), 0.0, effects)
     exchange.push(chunk, 0, None, 0.0, effects)
     assert sent_to(effects, ANNA) == []
+
+
+def test_a_crowd_of_guests_costs_one_look_and_leaves_the_rank_to_the_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten members that attach everywhere once had the trainer count all edges for each of them, after each piece."""
+    _, exchange, chunk = a_chunk()
+    exchange.entitled = lambda stripe, peer: peer == ANNA
+    crowd = [key_of(f"guest {i}").public for i in range(10)]
+    looks: list[float] = []
+    monkeypatch.setattr(exchange, "has_time", lambda now: looks.append(now) or True)
+    for peer in (ANNA, *crowd):
+        exchange.attached(peer, attach(have=(Have(0, 1, 0, 0, b""),)), 0.0, [])
+    looks.clear()
+    effects: list[Effect] = []
+    exchange.push(chunk, 2, None, 0.0, effects)
+    pieces = [e for e in effects if isinstance(e, SendPiece)]
+    assert {e.peer: e.guest for e in pieces} == {ANNA: False, **dict.fromkeys(crowd, True)}
+    assert pieces[0].peer == ANNA
+    assert len(looks) == 1

@@ -157,3 +157,40 @@ async def test_a_paced_stream_brings_what_it_is_given(autojump_clock: object) ->
     async for part in far:
         got += part
     assert got == b"".join(bytes([number]) * 1000 for number in range(10))
+
+
+async def test_what_the_plan_asks_goes_before_the_rest_which_is_left_a_fifth(autojump_clock: object) -> None:
+    """Ten streams of late joiners and one of a planned child, which has four fifths of the uplink and no eleventh."""
+    pacer, left = Pacer(MBIT), {True: 0, False: 0}
+    began = trio.current_time()
+
+    async def send(rest: bool) -> None:
+        while True:
+            await pacer.admit(20_000, rest=rest)
+            left[rest] += 20_000
+
+    with trio.move_on_after(10):
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(send, True)
+            await trio.sleep(1)
+            assert left[True] == pytest.approx(BYTES_S, rel=0.05), "while nobody else sends, they have all of it"
+            left[True] = 0
+            nursery.start_soon(send, False)
+    took = trio.current_time() - began - 1
+    assert left[False] == pytest.approx(0.8 * BYTES_S * took, rel=0.03)
+    assert left[True] == pytest.approx(0.2 * BYTES_S * took, rel=0.03)
+
+
+async def test_a_turn_of_the_rest_is_overtaken_until_it_has_come(autojump_clock: object) -> None:
+    pacer, left = Pacer(MBIT), []
+
+    async def send(name: str, rest: bool) -> None:
+        await pacer.admit(100_000, rest=rest)
+        left.append(name)
+
+    async with trio.open_nursery() as nursery:
+        for name, rest in (("a", True), ("b", True), ("c", True), ("d", True), ("e", True), ("f", False), ("g", False)):
+            nursery.start_soon(send, name, rest)
+            await trio.lowlevel.checkpoint()
+    assert left == ["a", "b", "c", "f", "g", "d", "e"]
