@@ -34,7 +34,7 @@ SHORT = ["reports with made-up keys", "huge Attach lists", "bad Work bodies", "f
 @pytest.fixture
 def large(tmp_path: Path) -> Iterator[Arena]:
     """An arena with 30 MB of model, so that a version takes a while."""
-    with arena_in(tmp_path, words=weights(tensors=32, elements=480_000)) as made:
+    with arena_in(tmp_path, words=weights(tensors=32, elements=480_000), density=0.1) as made:
         yield made
         made.unharmed()
 
