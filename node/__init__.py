@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from node.engines.base import SamplingParams
-    from node.trainers.api import Check, Swarm
+    from node.trainers.api import Check, PromptRefused, RefusedPrompt, Swarm
 
-__all__ = ["Check", "SamplingParams", "Swarm"]
+__all__ = ["Check", "PromptRefused", "RefusedPrompt", "SamplingParams", "Swarm"]
 
-_HOME_OF = {"Check": "node.trainers.api", "SamplingParams": "node.engines.base", "Swarm": "node.trainers.api"}
+_HOME_OF = {
+    "Check": "node.trainers.api",
+    "PromptRefused": "node.trainers.errors",
+    "RefusedPrompt": "node.trainers.rollouts",
+    "SamplingParams": "node.engines.base",
+    "Swarm": "node.trainers.api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,10 @@ from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
 from node.config import GatewayConfig
 from node.crew import Crews
-from node.ledger.service import LedgerService
+from node.ledger.service import VOLATILE, LedgerService
 from node.ledger.session import Session
 from node.ledger.state import Group
+from node.limits import limits_of
 from node.local import ChannelClosed, close_fds
 from node.local_async import AsyncChannel, serve
 from node.publisher import Publisher, Seed
@@ -33,6 +34,7 @@ from node.trainers.messages import (
     Judge,
     Judged,
     Offer,
+    OfferRefused,
     OpenGateway,
     OpenRollouts,
     PublishBegin,
@@ -55,6 +57,8 @@ MOST_CONNECTIONS: Final = MAX_RANKS + 64
 """Every rank that a trainer may have, its rollouts, gateways, and people who ask."""
 SAY_WITHIN_S: Final = 60.0
 """A process that connects says at once what for; one that was stopped may need a moment."""
+HANG_UP_WITHIN_S: Final = 2.0
+"""A trainer that asks again with a key has just closed its last connection: its end is waited for."""
 LEAVE_WITHIN_S: Final = 10.0
 """To drop what an open version left, and tell the other ranks."""
 
@@ -202,6 +206,10 @@ class Desk:
     # ------------------------------------------------------------ rollouts
 
     async def _rollouts(self, channel: AsyncChannel, asked: OpenRollouts) -> None:
+        if asked.session.startswith(VOLATILE):
+            raise UsageError(f"The rollouts key {asked.session!r} begins with {VOLATILE!r}: choose another key.")
+        with trio.move_on_after(HANG_UP_WITHIN_S):
+            await self._ledger.closed(asked.session)
         session = self._ledger.open(
             asked.session,
             asked.n,
@@ -210,16 +218,20 @@ class Desk:
             keep=asked.keep,
             whole=asked.whole,
             total=asked.total,
+            prompts=asked.prompts,
+            count=asked.count,
+            paced=True,
+            limits=limits_of(self._files()),
         )
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell, channel, session)
+                nursery.start_soon(self._tell, channel, session, asked.refusals)
                 while True:
                     message, fds = await channel.recv()
                     close_fds(fds)
                     match message:
-                        case Offer(group, prompt):
-                            self._ledger.offer(session, group, prompt)
+                        case Offer():
+                            self._offer(session, message)
                         case Taken(group):
                             self._ledger.taken(group)
                         case Accuse(group, sample, why):
@@ -233,12 +245,28 @@ class Desk:
         finally:
             self._ledger.close(session)
 
-    async def _tell(self, channel: AsyncChannel, session: Session) -> None:
+    def _offer(self, session: Session, offer: Offer) -> None:
+        if offer.skipped:
+            self._ledger.skip(session, offer.skipped)
+        try:
+            self._ledger.offer(session, offer.group, offer.prompt)
+        except PeerError as error:
+            session.refused[offer.group] = (str(error), False)
+            session.wake()
+
+    async def _tell(self, channel: AsyncChannel, session: Session, refusals: bool) -> None:
+        """`refusals`: the trainer knows that a single prompt may be refused."""
         allowed = 0
         while True:
             news = session.news
-            if session.impossible:
-                raise PeerError(f"No node can do this work: {next(iter(session.impossible.values()))}")
+            while session.impossible:
+                group, why = session.impossible.popitem()
+                session.refused[group] = (f"No node can do this work: {why}", False)
+            while session.refused:
+                group, (why, usage) = session.refused.popitem()
+                if not refusals:
+                    raise (UsageError if usage else PeerError)(why)
+                await channel.send(OfferRefused(group, why, usage))
             while session.groups:
                 await self._send_group(channel, session.groups.popleft())
             if session.allowed != allowed:

@@ -187,6 +187,15 @@ class Crew:
         done = sum(len(done.rollout.token_ids) // 4 for group in groups for done in group.done.values())
         return done + sum(m.engine.in_flight for m in self.members.values() if m.fault is None)
 
+    def seal_after(self, seconds: float) -> None:
+        """The trainer publishes a version, which is sealed so much later."""
+
+        async def later() -> None:
+            await trio.sleep(seconds)
+            await self.seal()
+
+        self._nursery.start_soon(later)
+
     async def seal(self) -> None:
         """The trainer publishes a version; each engine gets it when it has arrived."""
         version = self.head.version + 1
@@ -217,11 +226,36 @@ class Crew:
 
 
 class Trainer:
-    """Takes `groups` complete groups a step, computes for `train_s`, publishes; one step ahead by default."""
+    """Takes `groups` complete groups a step, computes for `train_s`, publishes; one step ahead by default. The version
+    is sealed `seal_s` later, while it gathers its next groups already. It says that it has taken a group when it asks
+    for the next, as the iterator of `Swarm.rollouts` does. `paced`: False for a ledger that does not look at that."""
 
-    def __init__(self, crew: Crew, groups: int, n: int, *, train_s: float, max_tokens: int, max_lag: int = 1) -> None:
-        self.crew, self._groups, self._train_s = crew, groups, train_s
-        self.session: Session = crew.service.open("run", n, SamplingParams(max_tokens, stop_tokens=(STOP,)), max_lag)
+    def __init__(
+        self,
+        crew: Crew,
+        groups: int,
+        n: int,
+        *,
+        train_s: float,
+        max_tokens: int,
+        max_lag: int = 1,
+        seal_s: float = 0.0,
+        paced: bool = True,
+    ) -> None:
+        self.crew, self._groups, self._train_s, self._seal_s = crew, groups, train_s, seal_s
+        sampling = SamplingParams(max_tokens, stop_tokens=(STOP,))
+        self.session: Session = crew.service.open("run", n, sampling, max_lag, paced=paced)
+        self._had: bytes | None = None
+        """The group that it got last, and has not said that it has."""
+        self._offered_at: dict[bytes, tuple[float, int]] = {}
+        """When each group was offered, and in which step."""
+        self.steps = 0
+        self.waits_s: list[float] = []
+        """From a group's offer until the trainer had it."""
+        self.worst_lag = 0
+        """Versions that a token was behind the newest sealed one when the trainer got it, at most."""
+        self.waits_steps: list[int] = []
+        """The same in steps."""
         self._numbers = count()
         self._offered = 0
         self.taken_tokens = 0
@@ -239,22 +273,37 @@ class Trainer:
             if got < self._groups:
                 await news.wait()
         await trio.sleep(self._train_s)
-        await self.crew.seal()
+        self.steps += 1
+        if self._seal_s:
+            self.crew.seal_after(self._seal_s)
+        else:
+            await self.crew.seal()
         return trio.current_time() - began
 
     def _exchange(self, wanted: int) -> int:
         service, session = self.crew.service, self.session
         taken = 0
-        while session.groups and taken < wanted:
+        while (session.groups or self._had) and taken < wanted:
+            if self._had is not None:
+                service.taken(self._had)
+                self._had = None
+                continue
             group = session.groups.popleft()
+            self._had = group.id
+            oldest = min(done.oldest for done in group.done.values())
+            self.worst_lag = max(self.worst_lag, self.crew.head.version - oldest[1])
+            at, step = self._offered_at.pop(group.id)
+            self.waits_s.append(trio.current_time() - at)
+            self.waits_steps.append(self.steps - step)
             self.taken_tokens += sum(len(done.rollout.token_ids) // 4 for done in group.done.values())
             self.invented += sum(self.crew.members[done.node].engine.lies for done in group.done.values())
             self.taken += group.n
-            service.taken(group.id)
             taken += 1
         while self._offered < session.allowed:
             number = next(self._numbers)
-            service.offer(session, number.to_bytes(16, "little"), pack_tokens((1, 2, 3 + number % 1000)))
+            name = number.to_bytes(16, "little")
+            self._offered_at[name] = (trio.current_time(), self.steps)
+            service.offer(session, name, pack_tokens((1, 2, 3 + number % 1000)))
             self._offered += 1
         return taken
 

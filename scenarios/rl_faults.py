@@ -97,7 +97,7 @@ async def run(share: float, steps: int, nodes: int, groups: int, check: float, s
             "invented": trainer.invented,
             "refused": report["refused"],
             "quarantined": sum(node["quarantine"] is not None for node in report["nodes"].values()),
-            "useful": report["useful"],
+            "useful": report["generating"],
         }
         nursery.cancel_scope.cancel()
     crew.book.close()

@@ -6,6 +6,7 @@ of anything before: so
 - an offered group survives from the moment the trainer is told how much more it may offer;
 - a lease survives from before its node hears of it: after a restart its holder may still deliver, and its token stays
   taken for ever (ids only grow, also when everything else was pruned);
+- what a key stands for survives from before the trainer may offer its first group;
 - an accepted rollout survives from before its verdict is sent: a node that heard "accepted" may forget it;
 - `taken` survives before the group is forgotten; a crash in between hands the group over once more, under its old id;
 - a quarantine survives, with its reason, and so does its end; one with a term begins that anew after a restart;
@@ -32,9 +33,11 @@ import msgspec
 from codec.errors import UsageError
 from codec.sign import SIGNATURE_BYTES
 from node.engines.base import SamplingParams
+from node.ledger.binding import KEPT, Binding
 from node.ledger.facts import (
     Accepted,
     Advanced,
+    Bound,
     Discarded,
     Dropped,
     Fact,
@@ -54,7 +57,7 @@ from swarm.store.private import make_private
 
 __all__ = ["Book"]
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 KEEP_TAKEN: Final = 20_000
 """Groups kept after the trainer took them, as a record, and to be handed over again if it dies before using them."""
 KEEP_HEADS: Final = 64
@@ -77,6 +80,9 @@ create table if not exists rollouts (grp blob, sample integer, lease integer not
     node blob not null, sealed blob not null, primary key (grp, sample));
 create table if not exists conduct (id integer primary key, node blob not null, at integer not null,
     what text not null, why text not null, seconds real, times integer);
+create table if not exists bindings (id integer primary key, session text not null unique, n integer not null,
+    sampling blob not null, max_lag integer not null, whole integer not null, prompts blob not null,
+    count integer not null);
 create table if not exists requeues (id integer primary key, lease integer, grp blob not null, samples blob not null,
     why text not null);
 """
@@ -89,6 +95,10 @@ alter table groups add column max_lag integer not null default 1;
 alter table groups add column affinity blob not null default x'';
 """,
     2: "alter table groups add column whole integer not null default 0;",
+    3: """
+insert or ignore into bindings (session, n, sampling, max_lag, whole, prompts, count)
+    select session, n, sampling, max_lag, whole, x'', 0 from groups group by session;
+""",
 }
 """What each format added to the one before: by the number of that one."""
 
@@ -146,6 +156,11 @@ class Book:
     def _note(self, fact: Fact) -> None:
         run = self._db.execute
         match fact:
+            case Bound(session, binding):
+                fields = (session, binding.n, _pack(binding.sampling), binding.max_lag, binding.whole)
+                columns = "session, n, sampling, max_lag, whole, prompts, count"
+                values = (*fields, binding.prompts, binding.count)
+                run(f"insert or replace into bindings ({columns}) values (?, ?, ?, ?, ?, ?, ?)", values)
             case Offered(group):
                 fields = (group.id, group.session, group.order, group.prompt, group.n, _pack(group.sampling))
                 columns = "id, session, ord, prompt, n, sampling, max_lag, affinity, whole"
@@ -197,6 +212,10 @@ class Book:
         heads = self._db.execute("select epoch, version, root from heads").fetchall()
         known = {(epoch, version): root for epoch, version, root in heads if (epoch, version) <= head.name}
         ledger.roots = OrderedDict(sorted((known | ledger.roots).items()))
+        columns = "session, n, sampling, max_lag, whole, prompts, count"
+        bound = self._db.execute(f"select {columns} from bindings order by id desc limit ?", (KEPT,)).fetchall()
+        for session, n, sampling, lag, whole, prompts, count in reversed(bound):
+            ledger.bindings[session] = Binding(n, _sampling(sampling), lag, bool(whole), prompts, count)
         for (group,) in self._db.execute("select id from groups where taken = 0 order by ord").fetchall():
             ledger.adopt(self._group(group))
         for lease in self._open_leases(now):
@@ -228,6 +247,13 @@ class Book:
             row = self._db.execute("select taken from groups where id = ?", (group,)).fetchone()
         return row is not None and bool(row[0])
 
+    def taken_work(self, group: bytes) -> tuple[bytes, int, SamplingParams] | None:
+        """Prompt, number of samples and sampling of a group that was taken, if it is kept here."""
+        query = "select prompt, n, sampling from groups where id = ? and taken = 1"
+        with self._lock:
+            row = self._db.execute(query, (group,)).fetchone()
+        return None if row is None else (row[0], row[1], _sampling(row[2]))
+
     def recall(self, group: bytes) -> Group | None:
         """A group that was taken and is wanted again: whole, and untaken from now on. None if it is not kept here."""
         if not self.was_taken(group):
@@ -244,6 +270,7 @@ class Book:
             for (group,) in run(old, (KEEP_TAKEN,)).fetchall():
                 run("delete from rollouts where grp = ?", (group,))
                 run("delete from groups where id = ?", (group,))
+            run("delete from bindings where id not in (select id from bindings order by id desc limit ?)", (KEPT,))
             run("delete from leases where grp not in (select id from groups)")
             run("delete from requeues where grp not in (select id from groups)")
             run(
@@ -265,8 +292,7 @@ class Book:
     def _group(self, group: bytes) -> Group:
         query = "select session, ord, prompt, n, sampling, max_lag, affinity, whole from groups where id = ?"
         session, order, prompt, n, sampling, max_lag, affinity, whole = self._db.execute(query, (group,)).fetchone()
-        params = msgspec.msgpack.decode(sampling, type=SamplingParams)
-        found = Group(group, session, order, prompt, n, params, max_lag, affinity, bool(whole))
+        found = Group(group, session, order, prompt, n, _sampling(sampling), max_lag, affinity, bool(whole))
         for sample, lease in self._db.execute("select sample, lease from slots where grp = ?", (group,)):
             found.leased[sample] = lease
         rows = self._db.execute("select sample, lease, token, node, sealed from rollouts where grp = ?", (group,))
@@ -295,6 +321,10 @@ class Book:
             )
             leases.append(lease)
         return leases
+
+
+def _sampling(packed: bytes) -> SamplingParams:
+    return msgspec.msgpack.decode(packed, type=SamplingParams)
 
 
 def _pack(value: SamplingParams | tuple[int, ...]) -> bytes:

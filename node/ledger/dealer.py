@@ -13,6 +13,7 @@ from node.ledger.settings import Settings
 from node.ledger.shares import duration_s, finishable, sample_s, share
 from node.ledger.state import Group, Head, Lease, Node
 from node.ledger.timetable import Average, Timetable
+from node.ledger.use import Use
 
 __all__ = ["MOST_LEASES", "Dealer"]
 
@@ -20,6 +21,10 @@ MOST_LEASES: Final = 256
 """Of one request at once, at 15 microseconds each; a node that has room for more gets the next in the next turn."""
 MOST_PROMPT_BYTES: Final = 4 << 20
 """Of their prompts together: a request of a hundred bytes must not make a hundred megabytes leave."""
+
+QUEUED: Final = 0.5
+"""A node that draws batch by batch holds two batches and draws one; what it holds beyond waits, and is begun at the
+version that is live then."""
 
 
 @dataclass(slots=True)
@@ -33,6 +38,10 @@ class _Hand:
     """By the lag that a group allows: what the node's version lets it finish."""
     why: Reason = Reason.NO_WORK
     """There is no more for it."""
+    held: int | None = None
+    """Sequences that all members hold at once; None: not counted yet."""
+    queued: float = 0.0
+    """Of those that are leased, about so many are not begun: they wait at their nodes."""
     whole: int = field(init=False)
     """Groups of so many will fit in, now or soon."""
     trial: bool = field(init=False)
@@ -71,7 +80,13 @@ class Dealer:
     """Moves samples of `pool` from free to leased, and leases into `table`. `nodes`, `members`: the ledger's own."""
 
     def __init__(
-        self, settings: Settings, pool: Pool, table: LeaseTable, nodes: Mapping[bytes, Node], members: Set[bytes]
+        self,
+        settings: Settings,
+        pool: Pool,
+        table: LeaseTable,
+        nodes: Mapping[bytes, Node],
+        members: Set[bytes],
+        uses: Mapping[str, Use],
     ) -> None:
         self.settings = settings
         self.timetable = Timetable()
@@ -81,6 +96,7 @@ class Dealer:
         self._table = table
         self._nodes = nodes
         self._members = members
+        self._uses = uses
         self._homes: OrderedDict[bytes, bytes] = OrderedDict()
         """affinity -> the node that has its prefix"""
 
@@ -122,10 +138,28 @@ class Dealer:
                 hand.limits[group.max_lag] = self._limit(node, head, group, hand.capacity, now)
             late = self._too_late(node, head, group, now) if group.urgent else hand.limits[group.max_lag] <= 0
             reason = Reason.LATE if late else None
+        if reason is None and not group.leased and not group.done:
+            reason = self._not_used(hand, group, head)
         if reason is not None:
             hand.why = reason
             return False
         return hand.part(group) > 0
+
+    def _not_used(self, hand: "_Hand", group: Group, head: Head) -> Reason | None:
+        """Why `group` may not be begun now: its trainer has as much as it will take before that is too old."""
+        use, version = self._uses.get(group.session), hand.node.version
+        assert version is not None
+        if use is None:
+            return None
+        if hand.held is None:
+            members = [self._nodes[key] for key in self._members if key in self._nodes]
+            hand.held = sum(node.capacity for node in members)
+            hand.queued = sum(max(0.0, node.outstanding - QUEUED * node.capacity) for node in members)
+        spare = group.max_lag - (head.version - version[1]) if version[0] == head.epoch else 0
+        most = use.most_begun(spare, hand.held)
+        if most is None or self._pool.begun(group.session) - use.hurry * hand.queued < most:
+            return None
+        return Reason.LATE if version < head.name and most < 1 else Reason.NO_WORK
 
     def _too_late(self, node: Node, head: Head, group: Group, now: float) -> bool:
         """One more sample, begun at once, would not be done while its version counts."""
@@ -197,8 +231,7 @@ class Dealer:
         )
         self._table.add(lease)
         node.leases.add(lease.id)
-        group.free.difference_update(samples)
-        group.leased.update(dict.fromkeys(samples, lease.id))
+        self._pool.lease(group, samples, lease.id)
         if group.affinity:
             remember(self._homes, group.affinity, node.key, self.settings.sticky_sessions)
             self._homes.move_to_end(group.affinity)

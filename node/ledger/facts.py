@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
+from node.ledger.binding import Binding
 from node.ledger.state import Done, Group, Head, Lease
 
 __all__ = [
     "Accepted",
     "Advanced",
+    "Bound",
     "Discarded",
     "Dropped",
     "Fact",
@@ -17,6 +19,13 @@ __all__ = [
     "Requeued",
     "Taken",
 ]
+
+
+class Bound(NamedTuple):
+    """This session's key stands for this work from now on."""
+
+    session: str
+    binding: Binding
 
 
 class Offered(NamedTuple):
@@ -90,4 +99,4 @@ class Released(NamedTuple):
     why: str
 
 
-Fact = Offered | Dropped | Leased | Requeued | Accepted | Discarded | Taken | Advanced | Quarantined | Released
+Fact = Bound | Offered | Dropped | Leased | Requeued | Accepted | Discarded | Taken | Advanced | Quarantined | Released

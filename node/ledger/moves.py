@@ -39,6 +39,8 @@ class Moves:
         """Nobody wants it. Gives the leases that are void now."""
         self.pool.remove(group.id)
         leases = [self.table.leases[lease] for lease in sorted(set(group.leased.values()))]
+        for done in group.done.values():
+            self.waste(done.node, len(done.rollout.token_ids) // 4, Reason.WITHDRAWN)
         for lease in leases:  # nothing goes back to a group that is gone
             self.nodes[lease.node].outstanding -= len(lease.open)
             lease.open.clear()
@@ -49,6 +51,10 @@ class Moves:
     def take(self, group: Group) -> None:
         """The trainer has it."""
         self.pool.remove(group.id)
+        for done in group.done.values():
+            node = self.node(done.node)
+            node.used += 1
+            node.used_tokens += len(done.rollout.token_ids) // 4
         self.facts.append(Taken(group.id))
 
     def grant(self, leases: list[Lease]) -> None:
@@ -80,8 +86,16 @@ class Moves:
 
     def discard(self, group: Group, sample: int, why: Reason) -> None:
         """What was accepted, and not handed over, is worth nothing: it is free again."""
+        done = group.done[sample]
+        self.waste(done.node, len(done.rollout.token_ids) // 4, why)
         self.pool.undo(group, sample)
         self.facts.append(Discarded(group.id, sample, str(why)))
+
+    def waste(self, node: bytes, tokens: int, why: Reason) -> None:
+        """A sample was drawn and will never be used."""
+        found = self.node(node)
+        found.unused[why] += 1
+        found.unused_tokens += tokens
 
     def _close(self, lease: Lease, samples: tuple[int, ...], why: Reason) -> None:
         group, node = self.pool.groups[lease.group], self.nodes[lease.node]

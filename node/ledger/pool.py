@@ -6,8 +6,9 @@ A sample is in exactly one place. No clock, no leases, no nodes: `node.ledger.ru
 """
 
 import heapq
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Final
 
 from node.engines.base import SamplingParams
@@ -32,7 +33,8 @@ class Pool:
         """Rises whenever samples become free."""
         self._open: dict[str, list[tuple[int, bytes]]] = {}
         """By session, a heap of (order, group) that may have free samples; entries that have none are skipped."""
-        self._ready: dict[str, deque[bytes]] = {}
+        self._ready: dict[str, list[tuple[int, bytes]]] = {}
+        """By session, (order, group) of complete groups that are not handed over: the one offered first comes first."""
         self.to_come: dict[str, int] = {}
         """Samples that a session will still offer, of those that have said so."""
         self.lags: Counter[int] = Counter()
@@ -46,6 +48,10 @@ class Pool:
         """Samples, those that are done included, of groups that are not complete."""
         self._complete: Counter[str] = Counter()
         """Samples of complete groups, by session."""
+        self._held: Counter[str] = Counter()
+        """Samples of all groups, by session."""
+        self._free: Counter[str] = Counter()
+        """Samples that are free, by session."""
 
     def add(self, group: Group) -> None:
         """Take in a group as it is: a new one, or one that the book kept."""
@@ -56,7 +62,7 @@ class Pool:
             heapq.heappush(self._open.setdefault(group.session, []), (group.order, group.id))
         self._count(group, 1)
         if group.complete:
-            self._ready.setdefault(group.session, deque()).append(group.id)
+            self._is_ready(group)
 
     def remove(self, group: bytes) -> Group | None:
         """Forget a group; it, if it was known."""
@@ -73,11 +79,13 @@ class Pool:
         if group.complete:
             self._incomplete -= group.n
             _add(self._complete, group.session, group.n)
-            self._ready.setdefault(group.session, deque()).append(group.id)
+            self._is_ready(group)
 
     def _count(self, group: Group, sign: int) -> None:
         """`group` came (1) or goes (-1)."""
         self._not_done += sign * (group.n - len(group.done))
+        _add(self._held, group.session, sign * group.n)
+        _add(self._free, group.session, sign * len(group.free))
         _add(self.lags, group.max_lag, sign)
         if group.max_lag:
             _add(self._lagging, group.session, sign)
@@ -90,8 +98,17 @@ class Pool:
         """Samples of `group` that are neither leased nor done any more may be leased again."""
         if not group.free:
             heapq.heappush(self._open.setdefault(group.session, []), (group.order, group.id))
+        before = len(group.free)
         group.free.update(samples)
+        _add(self._free, group.session, len(group.free) - before)
         self.freed += 1
+
+    def lease(self, group: Group, samples: Iterable[int], lease: int) -> None:
+        """Free samples of `group` are leased now."""
+        before = len(group.free)
+        group.free.difference_update(samples)
+        group.leased.update(dict.fromkeys(samples, lease))
+        _add(self._free, group.session, len(group.free) - before)
 
     def undo(self, group: Group, sample: int) -> None:
         """A sample of a group not yet handed over is worth nothing: it is to be drawn anew."""
@@ -105,18 +122,20 @@ class Pool:
 
     def reopen(self, session: str) -> None:
         """Hand over again what was on its way and never taken."""
-        ready = self._ready.setdefault(session, deque())
-        for group in sorted(self.groups.values(), key=lambda g: g.order):
+        for group in self.groups.values():
             if group.session == session and group.handed_over:
                 group.handed_over = False
-                ready.append(group.id)
+                self._is_ready(group)
 
-    def hand_over(self, session: str) -> Group | None:
-        """The next complete group of `session`, or None. It stays known until it is taken."""
-        ready = self._ready.get(session)
-        if not ready:
+    def hand_over(self, session: str, wanted: Container[bytes] | None = None) -> Group | None:
+        """Of the complete groups of `session` (None: all; else those `wanted`) the one offered first, or None. It stays
+        known until it is taken."""
+        ready = self._ready.get(session, [])
+        found = next((entry for entry in ready if wanted is None or entry[1] in wanted), None)
+        if found is None:
             return None
-        group = self.groups[ready.popleft()]
+        ready.remove(found)
+        group = self.groups[found[1]]
         if not ready:
             del self._ready[session]
         group.handed_over = True
@@ -153,6 +172,18 @@ class Pool:
         """Samples that are open; and, of `session`, those of complete groups that it has not taken."""
         return self._incomplete + (0 if session is None else self._complete[session])
 
+    def held(self, session: str) -> int:
+        """Samples that `session` has asked for and not taken."""
+        return self._held[session]
+
+    def begun(self, session: str) -> int:
+        """Of these, those that are leased or done."""
+        return self._held[session] - self._free[session]
+
+    def complete(self, session: str) -> int:
+        """Of these, those of complete groups."""
+        return self._complete[session]
+
     @property
     def wanted(self) -> int:
         """Samples that are free or leased, or known to come."""
@@ -163,10 +194,13 @@ class Pool:
         """There may be more than anybody has said, and none of it is waited for by a step that cannot begin before."""
         return any(session not in self.to_come for session in self._lagging)
 
+    def _is_ready(self, group: Group) -> None:
+        insort(self._ready.setdefault(group.session, []), (group.order, group.id))
+
     def _not_ready(self, group: Group) -> None:
         ready = self._ready.get(group.session)
-        if ready is not None and group.id in ready:
-            ready.remove(group.id)
+        if ready is not None and (entry := (group.order, group.id)) in ready:
+            ready.remove(entry)
 
 
 def _add(counts: "Counter[Any]", key: Any, count: int) -> None:

@@ -1,19 +1,24 @@
 """The ledger as people and programs see it: plain values, read and never changed.
 
 `groups_open`, `groups_ready`, `samples_free`, `samples_leased`, `samples_to_come` (of prompts whose number is known),
-`tokens_per_s` (all members), `useful` (the share of the nodes' time in which they generated), `accepted`, `refused` (by
+`tokens_per_s` (all members), `generating` (the share of the nodes' time in which they generated), `useful` (that share
+times the share of the tokens drawn that trainers and clients have used), `accepted`, `refused` (by reason),
+`samples_used` (taken by a trainer or a client), `samples_unused` (drawn, and never to be used) and `unused` (those by
 reason), `next_version_s` (until the next seal is expected, or None), `checks`, and `nodes` by public key in hex:
 
 - `member`, `tokens_per_s`, `spread`, `outstanding`, `capacity`, `accepted`, `tokens`, `refused`
 - `quarantine`: None, or `why` and `left_s` (None: until it is released); `quarantines`: how often; `checked`,
   `disputed`: of its samples
+- `used`, `unused`: its samples, as above
 - `arrival_s`: until its engine is expected to hold the head
-- `seconds`: where its time went (`generate`, `wait_work`, `wait_version`, `commit`), and `useful`; None: not said yet
+- `seconds`: where its time went (`generate`, `wait_work`, `wait_version`, `commit`), `generating` and `useful`, as
+  above; None: not said yet
 - `commits`: of its last versions, `version`, `wait_s`, `stage_s`, `pause_s`, `resume_s`
 """
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from node.ledger.rules import Ledger
@@ -25,7 +30,7 @@ __all__ = ["report"]
 def report(ledger: Ledger, now: float) -> dict[str, Any]:
     """How `ledger` stands."""
     groups = ledger.groups.values()
-    nodes = ledger.nodes.values()
+    nodes = list(ledger.nodes.values())
     due_s = ledger.dealer.timetable.due_s(now)
     return {
         "groups_open": sum(not group.complete for group in groups),
@@ -34,7 +39,11 @@ def report(ledger: Ledger, now: float) -> dict[str, Any]:
         "samples_leased": sum(len(group.leased) for group in groups),
         "samples_to_come": sum(ledger.pool.to_come.values()),
         "tokens_per_s": sum(ledger.nodes[key].rate.value for key in ledger.members),
-        "useful": _useful([ledger.nodes[key] for key in sorted(ledger.members)]),
+        "generating": (generating := _generating([ledger.nodes[key] for key in sorted(ledger.members)])),
+        "useful": None if generating is None else round(generating * _used_share(nodes), 4),
+        "samples_used": sum(node.used for node in nodes),
+        "samples_unused": sum(node.unused.total() for node in nodes),
+        "unused": {str(reason): n for reason, n in sum((node.unused for node in nodes), Counter()).items()},
         "next_version_s": None if math.isinf(due_s) else round(due_s, 3),
         "accepted": sum(node.accepted for node in nodes),
         "refused": dict(sum((Counter({str(r): n for r, n in node.refused.items()}) for node in nodes), Counter())),
@@ -76,7 +85,10 @@ def _node(ledger: Ledger, node: Node, now: float) -> dict[str, Any]:
             "wait_version": sheet.wait_version_s,
             "commit": sheet.commit_s,
         },
-        "useful": None if sheet is None else round(sheet.useful, 4),
+        "used": node.used,
+        "unused": {str(reason): count for reason, count in node.unused.items()},
+        "generating": None if sheet is None else round(sheet.useful, 4),
+        "useful": None if sheet is None else round(sheet.useful * _used_share([node]), 4),
         "commits": []
         if sheet is None
         else [
@@ -92,7 +104,13 @@ def _node(ledger: Ledger, node: Node, now: float) -> dict[str, Any]:
     }
 
 
-def _useful(nodes: list[Node]) -> float | None:
+def _used_share(nodes: Collection[Node]) -> float:
+    """Of the tokens of samples whose fate is known; 1 while none is."""
+    used, unused = (sum(getattr(node, name) for node in nodes) for name in ("used_tokens", "unused_tokens"))
+    return used / (used + unused) if used + unused else 1.0
+
+
+def _generating(nodes: list[Node]) -> float | None:
     """Generating seconds of all by all their seconds; None while nobody has said."""
     sheets = [node.timesheet for node in nodes if node.timesheet is not None]
     total = sum(s.generate_s + s.wait_work_s + s.wait_version_s + s.commit_s for s in sheets)

@@ -8,20 +8,23 @@ believes it stands.
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 from node.engines.base import SamplingParams, Version
+from node.ledger.binding import KEPT, Binding, refuse, work_pairs
 from node.ledger.court import Court
 from node.ledger.dealer import Dealer
-from node.ledger.facts import Advanced, Fact, Taken
+from node.ledger.facts import Advanced, Bound, Fact, Taken
 from node.ledger.intake import Intake
 from node.ledger.judge import lag_reason, oldest_version
+from node.ledger.leases import remember
 from node.ledger.messages import Reason, Rollout, WorkRequest
 from node.ledger.moves import Moves
 from node.ledger.pool import check_offer
 from node.ledger.settings import Settings
 from node.ledger.state import Done, Group, Head, Lease
+from node.ledger.use import Use
 
 __all__ = ["Ledger"]
 
@@ -46,7 +49,11 @@ class Ledger:
         self.pool, self.table, self.nodes = moves.pool, moves.table, moves.nodes
         self.court = Court(moves, self.members, rng or random.Random(0))
         self.intake = Intake(settings, self.table)
-        self.dealer = Dealer(settings, self.pool, self.table, self.nodes, self.members)
+        self.uses: dict[str, Use] = {}
+        """Of the sessions of trainers: how fast each takes what is drawn for it."""
+        self.dealer = Dealer(settings, self.pool, self.table, self.nodes, self.members, self.uses)
+        self.bindings: OrderedDict[str, Binding] = OrderedDict()
+        """By key: the work that it stands for."""
         moves.facts.append(Advanced(head))
 
     @property
@@ -86,17 +93,43 @@ class Ledger:
         whole: bool = False,
         now: float = 0.0,
     ) -> bool:
-        """Ask for `n` samples of `prompt` (packed tokens). False when a group of this id is known: it simply goes on.
+        """Ask for `n` samples of `prompt` (packed tokens). False when this very group is known: it simply goes on.
 
-        `max_lag`, `affinity`, `whole`: see `Group`. Raises `ValueError` for what no node could do; see `check_offer`.
+        `max_lag`, `affinity`, `whole`: see `Group`. Raises `ValueError` for what no node could do (see `check_offer`),
+        and `KeyTaken` when the group that is known under this id is another.
         """
         check_offer(prompt, n, sampling)
-        if group in self.groups:
+        if (known := self.groups.get(group)) is not None:
+            refuse(session, work_pairs(known.n, n, known.sampling, sampling, known.prompt, prompt))
+            if known.complete and (use := self.uses.get(session)) is not None:
+                use.give(now)
             return False
         lag = self.settings.max_lag if max_lag is None else max_lag
         order, free = self.pool.next_order, set(range(n))
         self.moves.offer(Group(group, session, order, prompt, n, sampling, lag, affinity, whole, now, free=free))
         return True
+
+    def bind(self, key: str, asked: Binding) -> None:
+        """Work is asked for under `key`. Raises `KeyTaken` when the key stands for other work."""
+        known = self.bindings.get(key)
+        binding = asked if known is None else known.check(key, asked)
+        remember(self.bindings, key, binding, KEPT)
+        if binding != known:
+            self.moves.facts.append(Bound(key, binding))
+
+    def pace(self, session: str, max_lag: int, now: float) -> None:
+        """A trainer takes the groups of `session` one after another: no more is begun for it than it will use."""
+        self.uses[session] = Use(max_lag, now, None if self.pool.complete(session) else now)
+
+    def gone(self, session: str) -> None:
+        """Nobody takes the groups of `session` at the moment."""
+        self.uses.pop(session, None)
+
+    def waits(self, session: str, now: float) -> None:
+        """What the trainer of `session` was given it has refused: it may have nothing left to use."""
+        if (use := self.uses.get(session)) is not None and not self.pool.complete(session):
+            use.take(0, 0, now)
+            self.pool.freed += 1
 
     def expect(self, session: str, samples: int | None) -> None:
         """So many more samples will be offered in `session`, so that all nodes can end with the last of them; None:
@@ -135,24 +168,32 @@ class Ledger:
         self.pool.reopen(session)
         self.discard_old()
 
-    def hand_over(self, session: str) -> Group | None:
-        """The next complete group of `session`, or None. It stays known until `taken`."""
-        return self.pool.hand_over(session)
+    def hand_over(self, session: str, wanted: Container[bytes] | None = None) -> Group | None:
+        """The next complete group of `session`, or None; see `Pool.hand_over`. It stays known until `taken`."""
+        return self.pool.hand_over(session, wanted)
 
-    def taken(self, group: bytes) -> None:
+    def taken(self, group: bytes, now: float) -> None:
         """The trainer has `group` and has made it its own: the ledger may forget it."""
         found = self.groups.get(group)
-        if found is not None and found.complete:
-            self.moves.take(found)
+        if found is None or not found.complete:
+            return
+        self.moves.take(found)
+        if (use := self.uses.get(found.session)) is not None:
+            use.take(found.n, self.pool.complete(found.session), now)
+            self.pool.freed += 1  # more may be begun now
 
     def room(self, session: str, n: int) -> int:
-        """Groups of `n` samples that the trainer should offer now: enough to keep the nodes busy, no more.
+        """Groups of `n` samples that the trainer should offer now: enough to keep the nodes busy, and no more than it
+        will use.
 
         Complete groups count until they are taken, so a trainer that is slow to take them is not drowned in them.
         """
         capacity, cold = self.capacity, min(self.settings.cold_groups * n, self.settings.max_open_samples)
         wanted = self.settings.open_samples(capacity) if capacity else cold
-        return max(0, math.ceil((wanted - self.pool.samples(session)) / n))
+        short = wanted - self.pool.samples(session)
+        if (use := self.uses.get(session)) is not None and (most := use.most_open()) is not None:
+            short = min(most + n, self.settings.max_open_samples) - self.pool.held(session)
+        return max(0, math.ceil(short / n))
 
     @property
     def capacity(self) -> int:
@@ -165,6 +206,8 @@ class Ledger:
             raise ValueError(f"head: {head.name} after {self.head.name}")
         if now is not None and head.name > self.head.name:
             self.dealer.timetable.sealed(head.name, now)
+            for use in self.uses.values():
+                use.seal(now)
         self.head = head
         self.roots[head.name] = head.root
         while len(self.roots) > self._longest_lag() + 16:
@@ -315,6 +358,8 @@ class Ledger:
             else:
                 self.moves.requeue(lease, reason, now, (rollout.sample,))
             self.intake.said(rollout, sealed, reason)
+        if reason is not None:
+            self.moves.waste(node, len(rollout.token_ids) // 4, reason)
         return self.court.note(node, reason, now)
 
     def void(self, node: bytes, lease: int) -> bool:
@@ -373,4 +418,6 @@ class Ledger:
         self.dealer.length.observe(len(rollout.token_ids) // 4)
         self.intake.accepted(group, done)
         self.moves.accept(lease, rollout.sample, done, now)
+        if group.complete and (use := self.uses.get(group.session)) is not None:
+            use.give(now)
         self.court.pick(lease.node, group, rollout, now)

@@ -14,6 +14,7 @@ import trio
 
 from codec.errors import PeerError
 from node.engines.base import SamplingParams, Version
+from node.ledger.binding import Binding, KeyTaken, refuse, work_pairs
 from node.ledger.book import Book
 from node.ledger.callers import Callers
 from node.ledger.dealer import MOST_LEASES
@@ -44,6 +45,7 @@ from node.ledger.state import Group, Head, Lease
 from node.ledger.takings import Takings
 from node.ledger.waiting import Waiting
 from node.ledger.wording import ask_message, lease_message, withdrawals
+from node.limits import NO_LIMITS, Limits
 from swarm.guard import Source, guarded
 
 __all__ = ["VOLATILE", "LedgerService"]
@@ -166,30 +168,41 @@ class LedgerService:
             if self._ledger.just_taken(group):
                 self._offers.append(offer)
                 continue
-            if group not in self._ledger.groups and self._book.was_taken(group):
-                if not session.keep:  # it was offered to a seed that had it done, and has come since
-                    continue
-                if (kept := self._book.recall(group)) is not None:
-                    self._ledger.adopt(kept)
-            self._ledger.offer(
-                group,
-                session.name,
-                offer.prompt,
-                offer.n,
-                offer.sampling,
-                max_lag=session.max_lag,
-                affinity=offer.affinity,
-                whole=session.whole,
-                now=self._clock(),
-            )
+            try:
+                self._take_offer(offer)
+            except KeyTaken as error:
+                session.refused[group] = (str(error), True)
+                session.wake()
         if offers:
             self._ledger.discard_old()
             self._due.set()
 
+    def _take_offer(self, offer: Offer) -> None:
+        session, group = offer.session, offer.group
+        if group not in self._ledger.groups and (known := self._book.taken_work(group)) is not None:
+            prompt, n, sampling = known
+            refuse(session.name, work_pairs(n, offer.n, sampling, offer.sampling, prompt, offer.prompt))
+            if not session.keep:  # it was offered to a seed that had it done, and has come since
+                return
+            if (kept := self._book.recall(group)) is not None:
+                self._ledger.adopt(kept)
+        self._ledger.offer(
+            group,
+            session.name,
+            offer.prompt,
+            offer.n,
+            offer.sampling,
+            max_lag=session.max_lag,
+            affinity=offer.affinity,
+            whole=session.whole,
+            now=self._clock(),
+        )
+        session.wanted.add(group)
+
     def _fetch(self, session: Session) -> list[Group]:
         """Groups that are complete; this turn's write makes them durable, then the trainer may have them."""
         found = []
-        while (group := self._ledger.hand_over(session.name)) is not None:
+        while (group := self._ledger.hand_over(session.name, session.wanted)) is not None:
             found.append(group)
         return found
 
@@ -198,7 +211,7 @@ class LedgerService:
             groups = self._fresh(ready.get(session, []))  # none for one that was opened during the write
             allowed = session.offered + self._ledger.room(name, session.n)
             if groups or allowed > session.allowed:
-                session.groups.extend(groups)
+                session.groups = deque(sorted([*session.groups, *groups], key=lambda group: group.order))
                 session.allowed = max(session.allowed, allowed)
                 session.wake()
 
@@ -343,21 +356,36 @@ class LedgerService:
         keep: bool = False,
         whole: bool = False,
         total: int | None = None,
+        prompts: bytes = b"",
+        count: int = 0,
+        paced: bool = False,
+        limits: Limits = NO_LIMITS,
     ) -> Session:
         """A trainer wants groups of `n` samples, no older than `max_lag` versions. `keep`: it may come back for them.
         `whole`: each is drawn by one node in one batch. `total`: how many groups it will offer, if that is known.
+        `prompts`, `count`: with `keep`, a hash of all the prompts and their number, if they are known. `paced`: it
+        takes groups one after another, and what is begun for it is limited by how fast it does. `limits`: of the model.
 
-        Raises `PeerError` when somebody has this session open.
+        Raises `PeerError` when somebody has this session open, `KeyTaken` when its name stands for other work.
         """
         if name in self._sessions:
             raise PeerError(f"rollouts.session: {name!r} is open already")
+        if keep:
+            self._ledger.bind(name, Binding(n, sampling, max_lag, whole, prompts, count))
         self._orphans.pop(name, None)
         self._ledger.reopen(name)
-        session = Session(name, n, sampling, max_lag, keep, whole, total)
+        session = Session(name, n, sampling, max_lag, keep, whole, total, limits)
         self._sessions[name] = session
+        if paced:
+            self._ledger.pace(name, max_lag, self._clock())
         self._expect(session)
         self._due.set()
         return session
+
+    async def closed(self, name: str) -> None:
+        """Wait until nobody has this session open."""
+        while (session := self._sessions.get(name)) is not None:
+            await session.ended.wait()
 
     def offer(
         self,
@@ -384,40 +412,58 @@ class LedgerService:
             check_offer(prompt, offer.n, offer.sampling)
         except ValueError as error:
             raise PeerError(f"rollouts.offer: {error}") from error
+        if (why := session.limits.why_not(prompt, offer.sampling.max_tokens)) is not None:
+            raise PeerError(why)
         self._offers.append(offer)
         self._expect(session)
         self._due.set()
 
     def _expect(self, session: Session) -> None:
         if session.total is not None:
-            self._ledger.expect(session.name, session.n * max(0, session.total - session.offered))
+            left = session.total - session.offered - session.skipped
+            self._ledger.expect(session.name, session.n * max(0, left))
+
+    def skip(self, session: Session, skipped: int) -> None:
+        """So many of the groups that were to come, in all, will not."""
+        session.skipped = skipped
+        self._expect(session)
 
     def withdraw(self, session: Session, group: bytes) -> None:
         """Nobody waits for this group any more."""
         self._offers = [offer for offer in self._offers if offer.group != group]
         self._withdraw(self._ledger.drop(group))
         session.impossible.pop(group, None)
+        session.wanted.discard(group)
 
     def taken(self, group: bytes) -> None:
         """The trainer has it."""
-        self._ledger.taken(group)
+        if (found := self._ledger.groups.get(group)) and (session := self._sessions.get(found.session)):
+            session.wanted.discard(group)
+        self._ledger.taken(group, self._clock())
         self._due.set()
 
     def stale(self, group: bytes, newest: Version) -> None:
         """The trainer was sent a group that is too old for it, who counts from `newest`: some of it is drawn anew."""
-        self._ledger.stale(group, newest)
-        self._due.set()
+        self._refused(group, self._ledger.stale(group, newest))
 
     def accuse(self, group: bytes, sample: int, why: str) -> None:
         """The trainer found a sample that it was sent to be a lie: whoever signed it is out, and it is drawn anew."""
         if self._ledger.court.accuse(group, sample, f"the trainer's own computation: {why}", self._clock()):
             _log.warning("a node was found out by the trainer: %s", why)
+        self._refused(group, True)
+
+    def _refused(self, group: bytes, anew: bool) -> None:
+        """The trainer did not take a group that it was given."""
+        if anew and (found := self._ledger.groups.get(group)) is not None:
+            self._ledger.waits(found.session, self._clock())
         self._due.set()
 
     def close(self, session: Session) -> None:
         """The trainer hung up."""
         del self._sessions[session.name]
+        session.ended.set()
         self._ledger.expect(session.name, None)
+        self._ledger.gone(session.name)
         if session.keep:
             self._orphans[session.name] = self._clock() + ORPHAN_TTL_S
         else:

@@ -7,6 +7,7 @@ import trio
 
 from node.engines.base import SamplingParams
 from node.ledger.state import Group
+from node.limits import NO_LIMITS, Limits
 
 __all__ = ["Offer", "Session"]
 
@@ -25,14 +26,26 @@ class Session:
     """Groups are drawn whole; see `node.ledger.state.Group`."""
     total: int | None = None
     """Groups that will be offered since the session was opened, if the trainer knows."""
+    limits: Limits = NO_LIMITS
+    """What the model can read; a prompt beyond it is refused when it is offered."""
     news: trio.Event = field(default_factory=trio.Event)
     offered: int = 0
+    skipped: int = 0
+    """Of `total`, those that will not be offered: the trainer's prompt cannot be drawn."""
     allowed: int = 0
     """Groups that may be offered since the session was opened: a total, so that news in flight cannot be misread."""
     impossible: dict[bytes, str] = field(default_factory=dict)
     """Groups that no node can do, and why."""
+    wanted: set[bytes] = field(default_factory=set)
+    """Groups that were offered since the session was opened, and not taken. No other is handed over: of those that an
+    earlier trainer left under this name, nobody has said yet that it asks for the same."""
+    refused: dict[bytes, tuple[str, bool]] = field(default_factory=dict)
+    """Groups that are not drawn, a sentence that says why, and whether it is that the key stands for other work."""
     groups: deque[Group] = field(default_factory=deque)
     """Complete and durable, not yet fetched."""
+
+    ended: trio.Event = field(default_factory=trio.Event)
+    """Its trainer hung up."""
 
     def wake(self) -> None:
         self.news.set()

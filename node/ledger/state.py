@@ -1,5 +1,6 @@
 """What the ledger knows: groups, leases, nodes. Values only, no rules."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,6 +130,12 @@ class Node:
     accepted: int = 0
     tokens: int = 0
     """Of accepted samples."""
+    used: int = 0
+    """Samples that a trainer, or a client of the gateway, has taken."""
+    used_tokens: int = 0
+    unused: Counter[Reason] = field(default_factory=Counter)
+    """Samples that were drawn and will never be used, by the reason."""
+    unused_tokens: int = 0
     refused: dict[Reason, int] = field(default_factory=dict)
     scores: bool = True
     """Its engine can score tokens, as far as is known."""

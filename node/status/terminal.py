@@ -14,7 +14,8 @@
 - `stripes`: list, one a stripe, of {child slot: parent slot or None for the trainer}
 - `steps`: list of `version`, `density`, `bits_per_change`, `delta_bytes`, `trainer_copies`, `extract_s`,
   `first_chunk_s`, `publish_to_all_s`, `stage_s`, `pause_s` (or `commit_pause_ms`), `resume_s`, `reward`
-- `work`: of which `useful`, the swarm's share of useful time
+- `work`: of which `useful` (the share of the nodes' time that made samples which were used) and `samples_unused`
+  (drawn, and never to be used)
 """
 
 from collections import Counter
@@ -110,7 +111,9 @@ def _heading(state: State) -> Text:
         if egress["refused"]:
             heading.append(f", {egress['refused']} requests wait for more", style="yellow")
     if (useful := state.get("work", {}).get("useful")) is not None:
-        heading.append(f"   generating {100 * useful:.0f} % of the nodes' time")
+        heading.append(f"   useful {100 * useful:.0f} % of the nodes' time")
+    if unused := state.get("work", {}).get("samples_unused"):
+        heading.append(f", {unused:,} samples drawn and never used")
     return heading
 
 

@@ -11,26 +11,31 @@ sharded by FSDP2 is attached and published by every rank, with the same calls in
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from codec import Layout
 from codec.errors import SwarmError, UsageError
 from node.engines.base import SamplingParams
 from node.local import Channel
 from node.trainers.attach import attach, default_threads
-from node.trainers.errors import SwarmBusy, SwarmDown, SwarmTimeout
+from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.messages import GatewayOpened, OpenGateway, OpenRollouts, Wanted
+from node.trainers.prompts import Prompt, Tokens, check_prompts
 from node.trainers.publication import Publication
 from node.trainers.publishing import OnBusy, PublishLine
-from node.trainers.rollouts import Check, Rollout, RolloutGroup, rollouts
+from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
 from node.trainers.seedlink import SeedProcess, ask_state, dial, expect, home_folder, speaking
 from node.trainers.standing import held_share, standing
 
 __all__ = [
     "Check",
+    "PromptRefused",
     "Publication",
+    "RefusedPrompt",
     "Rollout",
     "RolloutGroup",
     "SamplingParams",
@@ -52,10 +57,9 @@ class Swarm:
     ) -> None:
         self._home = home
         self._line = line
-        self._base = base
+        self._tokens = Tokens(base)
         self._seed = seed
         self._max_lag = max_lag
-        self._tokenizer: Any = None
         self._gateway: tuple[Channel, str] | None = None
 
     @classmethod
@@ -127,7 +131,7 @@ class Swarm:
 
     def rollouts(
         self,
-        prompts: Iterable[Sequence[int] | str],
+        prompts: Iterable[Prompt],
         n: int,
         sampling: SamplingParams,
         *,
@@ -135,20 +139,35 @@ class Swarm:
         whole: bool = False,
         check: Check | None = None,
         timeout_s: float = 600.0,
-    ) -> Iterator[RolloutGroup]:
-        """`n` accepted samples of every prompt, a group at a time, as they are complete.
+    ) -> Iterator[RolloutGroup | RefusedPrompt]:
+        """`n` accepted samples of every prompt, a group at a time, as they are complete; of those that are complete,
+        the earliest prompt first.
 
-        `prompts` (token ids, or text for the base folder's tokenizer) are taken as fast as the nodes work them off, so
-        an endless iterator is fine; of a list the nodes know where it ends, and end together. With a `key`, work that
-        is done survives this process: asked again with the same key and prompts, it goes on. `whole`: each group is
+        `prompts` (token ids, text, or chat messages, for the base folder's tokenizer and chat template) are taken as
+        fast as you take groups, so an endless iterator is fine; of a list the nodes know where it ends, and end
+        together. A prompt that cannot be drawn (it is none, or longer than the model reads) is not: a `RefusedPrompt`
+        comes in the place of its group, and the others go on. Look at `group.refused`, or use the group: one that was
+        refused raises `PromptRefused` then.
+
+        With a `key`, work that is done survives this process and the seed: asked again with the same key, it goes on.
+        The key stands for these prompts, `n`, `sampling`, `whole` and `max_lag` from its first use on; anything else
+        under it raises `UsageError`, so give each step its own. Of a list all prompts are compared before anything is
+        drawn, of other iterables each when its turn comes. `whole`: each group is
         drawn by one node in one batch, so that with a `key` its bits do not depend on who draws it. `check`: look at
         samples yourself before you get them. Raises `SwarmTimeout` when no group was completed for `timeout_s`,
         `SwarmDown` when the seed stays away that long. Closing the iterator withdraws the rest.
         """
-        session = key or os.urandom(16).hex()
+        check_prompts(prompts)
+        session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
-        asked = OpenRollouts(session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total)
-        return rollouts(self._home, asked, map(self._token_ids, prompts), timeout_s, check, self._counted_from)
+        asked = OpenRollouts(
+            session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True
+        )
+        try:
+            asked = msgspec.convert(msgspec.to_builtins(asked), OpenRollouts)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"rollouts: {error} (session: the key; 1 to 128 characters).") from error
+        return rollouts(self._home, asked, prompts, self._tokens.of, timeout_s, check, self._counted_from)
 
     def _counted_from(self) -> tuple[int, int]:
         """The version that lags are counted from; see `attach`. Of two that are not sealed the second has not begun."""
@@ -213,14 +232,3 @@ class Swarm:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _token_ids(self, prompt: Sequence[int] | str) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        if self._tokenizer is None:
-            if self._base is None:
-                raise UsageError("Prompts given as text need the base's tokenizer: give Swarm.attach the base folder.")
-            from transformers import AutoTokenizer
-
-            self._tokenizer = AutoTokenizer.from_pretrained(self._base, local_files_only=True)
-        return self._tokenizer(prompt)["input_ids"]

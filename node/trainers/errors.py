@@ -2,11 +2,20 @@
 
 from codec.errors import SwarmError
 
-__all__ = ["PublishFailed", "RolloutsFailed", "SwarmBusy", "SwarmDown", "SwarmTimeout"]
+__all__ = ["PromptRefused", "PublishFailed", "RolloutsFailed", "SwarmBusy", "SwarmDown", "SwarmTimeout"]
 
 
 class RolloutsFailed(SwarmError):
     """The seed refused the prompts or the sampling, or no node's engine can do what was asked for."""
+
+
+class PromptRefused(RolloutsFailed):
+    """A prompt was refused, and its rollouts are asked for. `index`: which of the prompts; `reason`: a sentence."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"Prompt {index} was refused, so it has no rollouts. {reason}")
+        self.index = index
+        self.reason = reason
 
 
 class SwarmDown(SwarmError):

@@ -8,7 +8,7 @@ Each connection has one purpose, which its first message names, and the trainer 
     or, in the place of a version:
         GoBack (rank 0) ---> WentBack (to each rank)
     OpenRollouts ---> Room                                             one batch of prompts; then, in any order:
-        Offer..., Taken..., Accuse..., Stale...   Room..., Sample...
+        Offer..., Taken..., Accuse..., Stale...   Room..., Sample..., OfferRefused...
     AskState ---> State
     OpenGateway ---> GatewayOpened                                     it serves until this connection ends
     Judge ---> Judged                                                  a person's word about a node
@@ -40,6 +40,7 @@ __all__ = [
     "Judge",
     "Judged",
     "Offer",
+    "OfferRefused",
     "OpenGateway",
     "OpenRollouts",
     "PublishBegin",
@@ -182,7 +183,9 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
 
     `session` names the batch. With `keep`, what was done for it outlives this connection: whoever opens the same
     session again goes on with it. `whole`: each group is drawn by one node, in one batch. `total`: how many prompts I
-    shall offer on this connection, if I know.
+    shall offer on this connection, if I know. `prompts`, `count`: hash and number of all the prompts of the session, if
+    I know them: with `keep` the session stands for these prompts, this `n` and this sampling, and for no others.
+    `refusals`: I know `OfferRefused`; without it a prompt that is refused ends the connection.
     """
 
     session: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -192,6 +195,9 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
     keep: bool = False
     whole: bool = False
     total: U63 | None = None
+    prompts: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    count: U63 = 0
+    refusals: bool = False
 
 
 class Room(msgspec.Struct, frozen=True, tag="room"):
@@ -201,10 +207,20 @@ class Room(msgspec.Struct, frozen=True, tag="room"):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """One prompt (packed token ids). Offering a group twice does no harm."""
+    """One prompt (packed token ids). Offering a group twice does no harm. `skipped`: so many of the `total` prompts so
+    far are none, and will not be offered."""
 
     group: GroupId
     prompt: Packed32
+    skipped: U63 = 0
+
+
+class OfferRefused(msgspec.Struct, frozen=True, tag="offer-refused"):
+    """This prompt is not drawn, and why; the others go on. `usage`: they do not: the key stands for other work."""
+
+    group: GroupId
+    why: str
+    usage: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True, tag="sample"):
@@ -336,6 +352,7 @@ FromSeed = (
     | PublishSealed
     | WentBack
     | Room
+    | OfferRefused
     | Sample
     | State
     | GatewayOpened

@@ -5,20 +5,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from blake3 import blake3
 from msgspec.structs import replace
 
+from codec.errors import UsageError
 from node.engines.base import Span, Version
 from node.ledger.checks import distance
 from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
 from node.local import Channel, ChannelTimeout, close_fds
-from node.trainers.errors import RolloutsFailed, SwarmDown, SwarmTimeout
-from node.trainers.messages import Accuse, Offer, OpenRollouts, Refusal, Room, Sample, Stale, Taken
+from node.trainers.errors import PromptRefused, RolloutsFailed, SwarmDown, SwarmTimeout
+from node.trainers.messages import Accuse, Offer, OfferRefused, OpenRollouts, Refusal, Room, Sample, Stale, Taken
+from node.trainers.prompts import BadPrompt
 from node.trainers.seedlink import dial, speaking
 
-__all__ = ["Check", "Rollout", "RolloutGroup", "group_id", "rollouts"]
+__all__ = ["Check", "RefusedPrompt", "Rollout", "RolloutGroup", "group_id", "rollouts"]
 
 LOOK_AGAIN_S: Final = 0.2
 """How soon a seed that went away is looked for again."""
@@ -52,9 +54,35 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]
 
     @property
+    def refused(self) -> None:
+        """Its prompt was drawn; see `RefusedPrompt`."""
+        return None
+
+    @property
     def oldest(self) -> Version:
         """The (epoch, version) of its oldest token."""
         return min(span.version for rollout in self.rollouts for span in rollout.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPrompt:
+    """What the iterator gives in the place of a group when a prompt cannot be drawn; the other prompts go on.
+
+    `index`: which of the prompts, counted from 0. `prompt`: as it was given. `refused`: why, in a sentence. A loop that
+    takes it for a group ends with `PromptRefused`, which names both.
+    """
+
+    index: int
+    prompt: Any
+    refused: str
+
+    @property
+    def rollouts(self) -> NoReturn:
+        raise PromptRefused(self.index, self.refused)
+
+    @property
+    def oldest(self) -> NoReturn:
+        raise PromptRefused(self.index, self.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +116,19 @@ def group_id(session: str, index: int) -> bytes:
 def rollouts(
     home: Path,
     asked: OpenRollouts,
-    prompts: Iterable[Sequence[int]],
+    prompts: Iterable[Any],
+    tokens: Callable[[Any], Sequence[int]],
     timeout_s: float,
     check: Check | None = None,
     counted_from: Callable[[], Version] = lambda: (0, 0),
-) -> Iterator[RolloutGroup]:
-    """See `Swarm.rollouts`. `counted_from()`: the version that lags are counted from."""
-    batch = _Batch(asked, prompts, timeout_s, check, counted_from)
+) -> Iterator[RolloutGroup | RefusedPrompt]:
+    """See `Swarm.rollouts`. `tokens(prompt)`: its token ids; raises `BadPrompt`. `counted_from()`: the version that
+    lags are counted from."""
+    read = (_read(index, prompt, tokens) for index, prompt in enumerate(prompts))
+    if asked.keep and isinstance(prompts, list | tuple):
+        known = list(read)
+        read, asked = iter(known), replace(asked, prompts=_hash(known), count=len(known))
+    batch = _Batch(asked, read, timeout_s, check, counted_from)
     while True:
         try:
             with speaking("it was asked for rollouts"), dial(home) as channel:
@@ -106,13 +140,39 @@ def rollouts(
             time.sleep(LOOK_AGAIN_S)  # a seed that is restarted kept what was done; only the news are lost
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """`given`: by the trainer. `packed`: its token ids, or None where it is none, and `why`."""
+
+    index: int
+    given: Any
+    packed: bytes | None
+    why: str = ""
+
+
+def _read(index: int, given: Any, tokens: Callable[[Any], Sequence[int]]) -> _Prompt:
+    try:
+        return _Prompt(index, given, pack_tokens(tokens(given)))
+    except BadPrompt as error:
+        return _Prompt(index, given, None, str(error))
+
+
+def _hash(prompts: Sequence[_Prompt]) -> bytes:
+    """Of all of them in order; what is no prompt has no length."""
+    state = blake3()
+    for prompt in prompts:
+        length = (1 << 32) - 1 if prompt.packed is None else len(prompt.packed)
+        state.update(length.to_bytes(4, "little") + (prompt.packed or b""))
+    return state.digest()
+
+
 class _Batch:
     """What was offered and what is still to come, over any number of connections."""
 
     def __init__(
         self,
         asked: OpenRollouts,
-        prompts: Iterable[Sequence[int]],
+        prompts: Iterator[_Prompt],
         timeout_s: float,
         check: Check | None,
         counted_from: Callable[[], Version],
@@ -123,91 +183,125 @@ class _Batch:
         self.deadline = time.monotonic() + timeout_s
         """For the next group; starts anew when the caller asks for it."""
         self._asked = asked
-        self._prompts = iter(prompts)
+        self._prompts = prompts
         self._count = 0
+        self._skipped = 0
+        """Of these, those that are no prompts."""
         self._last = False
         """There are no more prompts."""
-        self._open: dict[bytes, tuple[int, tuple[int, ...]]] = {}
+        self._open: dict[bytes, _Prompt] = {}
+        """By group, in the order of the prompts."""
+        self._ready: dict[bytes, tuple[Rollout, ...]] = {}
+        """Of these, those whose samples are here, and that the caller may have."""
         self._taken: list[bytes] = []
         """Handed to the caller, and not yet confirmed to the seed."""
         self._parts: dict[bytes, list[Sample]] = {}
 
-    def converse(self, channel: Channel) -> Iterator[RolloutGroup]:
-        total = self._asked.total
+    def converse(self, channel: Channel) -> Iterator[RolloutGroup | RefusedPrompt]:
+        total, skipped_before = self._asked.total, self._skipped
         channel.send(self._asked if total is None else replace(self._asked, total=self._left(total)))
         self._parts.clear()
-        for group, (_, prompt) in self._open.items():
-            channel.send(Offer(group, pack_tokens(prompt)))
+        self._ready.clear()
+        for group, prompt in self._open.items():
+            channel.send(Offer(group, prompt.packed or b""))
         offered, allowed = len(self._open), 0
         while True:
             for group in self._taken:
                 channel.send(Taken(group))
             self._taken.clear()
-            while offered < allowed and self._offer_next(channel):
+            while offered < allowed and (prompt := self._next()) is not None:
+                if prompt.packed is None:
+                    self._skipped += 1
+                    yield RefusedPrompt(prompt.index, prompt.given, prompt.why)
+                    self.deadline = time.monotonic() + self._timeout_s
+                    continue
+                group = group_id(self._asked.session, prompt.index)
+                self._open[group] = prompt
                 offered += 1
+                channel.send(Offer(group, prompt.packed, self._skipped - skipped_before))
             if self._last and not self._open:
                 return
-            message = self._receive(channel)
-            match message:
-                case Room(total):
-                    allowed = total
-                case Sample():
-                    if (group := self._collect(channel, message)) is not None:
-                        yield group
+            while (message := self._receive(channel, wait=not self._ready)) is not None:
+                match message:
+                    case Room(total):
+                        allowed = total
+                    case Sample():
+                        self._collect(channel, message)
+                    case OfferRefused(group, why, usage) if (refused := self._open.pop(group, None)) is not None:
+                        if usage:
+                            raise UsageError(f"Prompt {refused.index}: {why}")
+                        yield RefusedPrompt(refused.index, refused.given, why)
                         self.deadline = time.monotonic() + self._timeout_s
-                        self._taken.append(message.group)
-                case Refusal(why):
-                    raise RolloutsFailed(why)
+                    case Refusal(why, usage):
+                        raise (UsageError if usage else RolloutsFailed)(why)
+                if not self._ready and not isinstance(message, Sample):
+                    break  # more may be offered, or nothing is open any more
+            if (found := self._first(channel)) is not None:
+                group, made = found
+                yield made
+                self.deadline = time.monotonic() + self._timeout_s
+                self._taken.append(group)
 
     def _left(self, total: int) -> int:
         """Of `total` prompts, those whose groups were not had yet."""
         return max(0, total - self._count) + len(self._open)
 
-    def _receive(self, channel: Channel) -> Any:
+    def _receive(self, channel: Channel, *, wait: bool) -> Any:
+        """The next message; None where there is none, and nobody is to `wait` for it."""
         try:
-            message, fds = channel.recv(max(0.0, self.deadline - time.monotonic()))
+            message, fds = channel.recv(max(0.0, self.deadline - time.monotonic()) if wait else 0.0)
         except ChannelTimeout as error:
+            if not wait:
+                return None
             raise SwarmTimeout(
                 f"No group was completed in time; {len(self._open)} are open. Are nodes connected? See swarm.state."
             ) from error
         close_fds(fds)
         return message
 
-    def _offer_next(self, channel: Channel) -> bool:
+    def _next(self) -> _Prompt | None:
         if self._last:
-            return False
+            return None
         prompt = next(self._prompts, None)
         if prompt is None:
             self._last = True
-            return False
-        tokens = tuple(int(token) for token in prompt)
-        group = group_id(self._asked.session, self._count)
-        channel.send(Offer(group, pack_tokens(tokens)))
-        self._open[group] = (self._count, tokens)
-        self._count += 1
-        return True
+        else:
+            self._count += 1
+        return prompt
 
-    def _collect(self, channel: Channel, sample: Sample) -> RolloutGroup | None:
+    def _collect(self, channel: Channel, sample: Sample) -> None:
+        """One more sample of a group; with the last of them the caller may have the group."""
         if sample.group not in self._open:  # had before the connection broke
             if sample.left == 0:
-                self._taken.append(sample.group)
-            return None
+                channel.send(Taken(sample.group))
+            return
         parts = self._parts.setdefault(sample.group, [])
         parts.append(sample)
-        if sample.left:
-            return None
-        made = tuple(_rollout(part) for part in self._parts.pop(sample.group))
-        index, prompt = self._open[sample.group]
-        group, newest = RolloutGroup(index, prompt, made), self._counted_from()
-        if group.oldest < (newest[0], max(0, newest[1] - self._asked.max_lag)):  # that came while it was on its way
-            channel.send(Stale(sample.group, *newest))
-            return None  # it comes again
-        for i, rollout in enumerate(made):
-            if self._check is not None and (why := self._check.lie(prompt, rollout)) is not None:
-                channel.send(Accuse(sample.group, i, why))
-                return None  # it comes again
-        del self._open[sample.group]
-        return group
+        if not sample.left:
+            self._ready[sample.group] = tuple(_rollout(part) for part in self._parts.pop(sample.group))
+
+    def _first(self, channel: Channel) -> tuple[bytes, RolloutGroup] | None:
+        """Of the groups that are here, that of the earliest prompt. Those that may not be used are drawn anew."""
+        while self._ready:
+            name = min(self._ready, key=lambda name: self._open[name].index)
+            made, prompt = self._ready.pop(name), self._open[name]
+            group = RolloutGroup(prompt.index, unpack_tokens(prompt.packed or b""), made)
+            newest = self._counted_from()
+            if group.oldest < (newest[0], max(0, newest[1] - self._asked.max_lag)):  # that came while it was on its way
+                channel.send(Stale(name, *newest))
+            elif (lie := self._lie(group)) is not None:
+                channel.send(Accuse(name, *lie))
+            else:
+                del self._open[name]
+                return name, group
+        return None
+
+    def _lie(self, group: RolloutGroup) -> tuple[int, str] | None:
+        """The sample that the trainer itself computes otherwise, and how."""
+        for i, rollout in enumerate(group.rollouts):
+            if self._check is not None and (why := self._check.lie(group.prompt, rollout)) is not None:
+                return i, why
+        return None
 
 
 def _rollout(sample: Sample) -> Rollout:

@@ -37,7 +37,7 @@ def busy_ledger(book: Book) -> Ledger:
     for lease in leases[:2]:
         for sample in lease.samples:
             submit(ledger, lease, draw(lease, sample), 1.0)
-    ledger.taken(ledger.hand_over("s").id)
+    ledger.taken(ledger.hand_over("s").id, 0.0)
     other = ledger.request_work(BOB, ask(2), 1.0)
     submit(ledger, other[0], draw(other[0], other[0].samples[0], 2), 2.0)
     ledger.give_back(ALICE, [leases[2].id], 2.0)
@@ -111,7 +111,7 @@ def test_a_taken_group_can_be_recalled(tmp_path: Path):
     submit(ledger, lease, draw(lease, 0), 1.0)
     assert book.recall(group_id(0)) is None
     group = ledger.hand_over("s")
-    ledger.taken(group.id)
+    ledger.taken(group.id, 0.0)
     assert not book.was_taken(group.id), "not before it is written"
     book.write(ledger.take_facts())
     assert book.was_taken(group.id)

@@ -45,7 +45,7 @@ def test_one_step_ahead_the_newest_sealed_version_counts():
     assert not ledger.stale(group_id(9), (0, 4)), "nobody knows that one"
     complete(ledger, 1, version=3, now=6.0)
     assert ledger.hand_over("s") is group
-    ledger.taken(group.id)
+    ledger.taken(group.id, 0.0)
     assert not ledger.groups
 
 

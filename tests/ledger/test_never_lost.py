@@ -110,7 +110,7 @@ class World(RuleBasedStateMachine):
         if group.id not in self.taken:  # the trainer knows what it has
             self.taken.append(group.id)
             assert len({done.sealed for done in group.done.values()}) == group.n
-        self.ledger.taken(group.id)
+        self.ledger.taken(group.id, 0.0)
         self.persist(crash)
 
     def aside(self, node: bytes) -> bool:

@@ -21,6 +21,7 @@ from ledger_kit import (
 from msgspec.structs import replace
 
 from node.engines.base import SamplingParams
+from node.ledger.binding import KeyTaken
 from node.ledger.facts import Accepted, Advanced, Discarded, Dropped, Leased, Offered, Requeued, Taken
 from node.ledger.messages import Reason, VersionSpan, pack_floats, pack_tokens
 
@@ -45,7 +46,7 @@ def test_a_group_is_leased_done_handed_over_and_forgotten():
     assert group is not None
     assert sorted(group.done) == [0, 1, 2, 3]
     assert ledger.hand_over("s") is None
-    ledger.taken(group.id)
+    ledger.taken(group.id, 0.0)
     assert not ledger.groups
     assert not ledger.leases
     kinds = [type(fact) for fact in ledger.take_facts() if not isinstance(fact, Advanced)]
@@ -166,7 +167,7 @@ def test_a_repeated_result_is_accepted_once():
     assert ledger.nodes[ALICE].accepted == 1
     assert submit(ledger, lease, draw(lease, 0, token_ids=(9, 2)), 4.0) is Reason.DUPLICATE
     assert submit(ledger, lease, draw(lease, 1), 5.0) is None
-    ledger.taken(ledger.hand_over("s").id)
+    ledger.taken(ledger.hand_over("s").id, 0.0)
     assert submit(ledger, lease, rollout, 6.0) is None, "also after the group is gone"
     assert ledger.nodes[ALICE].accepted == 2
 
@@ -304,7 +305,7 @@ def test_a_trainer_that_comes_back_gets_again_what_it_did_not_take():
     ledger.reopen("s")
     assert ledger.hand_over("s") is group
     ledger.reopen("s")
-    ledger.taken(group.id)  # it had it after all
+    ledger.taken(group.id, 0.0)  # it had it after all
     assert ledger.hand_over("s") is None
 
 
@@ -317,8 +318,22 @@ def test_offers_are_checked_and_idempotent():
     with pytest.raises(ValueError, match="prompt"):
         ledger.offer(group_id(0), "s", PROMPT, 1, SamplingParams(max_tokens=1 << 17))
     assert ledger.offer(group_id(0), "s", PROMPT, 1, SAMPLING)
-    assert not ledger.offer(group_id(0), "s", PROMPT, 5, SAMPLING)
-    assert ledger.groups[group_id(0)].n == 1
+    assert not ledger.offer(group_id(0), "s", PROMPT, 1, SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "sampling", "says"),
+    [
+        (PROMPT, 5, SAMPLING, "bound to n=1; now it is asked with n=5"),
+        (PROMPT[::-1], 1, SAMPLING, r"the prompt=3 tokens with hash \w{8}; now .*the prompt=3 tokens with hash \w{8}"),
+        (PROMPT, 1, replace(SAMPLING, temperature=0.5), "temperature=1.0; now it is asked with temperature=0.5"),
+    ],
+)
+def test_other_work_under_a_known_group_is_refused_with_both_named(prompt, n, sampling, says):
+    ledger = ledger_at(groups=1, n=1)
+    with pytest.raises(KeyTaken, match=f"key 's' is .*{says}.*another key"):
+        ledger.offer(group_id(0), "s", prompt, n, sampling)
+    assert (ledger.groups[group_id(0)].n, ledger.groups[group_id(0)].prompt) == (1, PROMPT)
 
 
 def test_room_follows_what_the_nodes_hold_and_what_the_trainer_takes():
@@ -334,7 +349,7 @@ def test_room_follows_what_the_nodes_hold_and_what_the_trainer_takes():
         for sample in lease.samples:
             submit(ledger, lease, draw(lease, sample), 1.0)
     assert ledger.room("s", 4) == 1, "done, but not taken"
-    ledger.taken(ledger.hand_over("s").id)
+    ledger.taken(ledger.hand_over("s").id, 0.0)
     assert ledger.room("s", 4) == 2
     assert ledger.room("other", 4) == 3, "another's complete groups are no burden"
 
@@ -360,7 +375,7 @@ def work_off(ledger, speeds, n_groups, group_n=8, capacity=64):
         assert submit(ledger, lease, draw(lease, sample), now) is None
         made[node] += 3
         while (group := ledger.hand_over("s")) is not None:
-            ledger.taken(group.id)
+            ledger.taken(group.id, 0.0)
     return made, now
 
 

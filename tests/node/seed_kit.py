@@ -18,6 +18,7 @@ from codec.errors import UsageError
 from node.desk import Desk
 from node.ledger.book import Book
 from node.ledger.messages import (
+    Cannot,
     Rollout,
     SignedRollout,
     Verdict,
@@ -29,6 +30,7 @@ from node.ledger.messages import (
     pack_floats,
     pack_tokens,
     seal_rollout,
+    unpack_tokens,
     work_hash,
 )
 from node.ledger.service import LedgerService
@@ -72,6 +74,8 @@ class FakeSeed:
         for block in range(replica.layout.n_blocks):
             self.receiver.write_block(block, replica.read_block(block), replica.hashes[block].tobytes())
         self.head = (0, 0)
+        self.files: dict[str, bytes] = {}
+        """The base's small ones."""
         self.seals: list[Seal] = []
         self.kept: dict[bytes, list[Any]] = {}
         """The bits of every version, by root and block."""
@@ -163,6 +167,8 @@ class FakeNode:
         self.service: LedgerService
         self.verdicts: list[Verdict] = []
         self.paused = False
+        self.cannot: set[tuple[int, ...]] = set()
+        """Prompts that its engine refuses."""
 
     def ask(self) -> None:
         self.serial += 1
@@ -171,6 +177,8 @@ class FakeNode:
 
     async def send(self, node: bytes, body: bytes) -> None:
         match decode(body):
+            case WorkLease() as lease if unpack_tokens(lease.prompt) in self.cannot:
+                self.service.hear(self.key.public, encode(Cannot(lease.lease, lease.token, "it is too hard")))
             case WorkLease() as lease if not self.paused:
                 for sample in lease.samples:
                     self.service.hear(self.key.public, encode(SignedRollout(self.draw(lease, sample))))
@@ -213,7 +221,7 @@ class RunningSeed:
         self.node.service = self.service
         self.seed.on_sealed = self.service.sealed
         self.seed.on_begun, self.seed.on_abandoned = self.service.begun, self.service.abandoned
-        desk = Desk(self.seed, lambda: self.seed.head, self.service)
+        desk = Desk(self.seed, lambda: self.seed.head, self.service, lambda: self.seed.files)
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:

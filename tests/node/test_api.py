@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from codec import Layout, Replica, TensorSpec
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import UsageError
 from node import SamplingParams, Swarm
+from node.ledger.messages import pack_floats, pack_tokens
+from node.local import ChannelTimeout
 from node.trainers import publishing
 from node.trainers.api import Check, Rollout
-from node.trainers.errors import PublishFailed, RolloutsFailed, SwarmBusy, SwarmDown, SwarmTimeout
+from node.trainers.errors import PromptRefused, PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
+from node.trainers.messages import OpenRollouts, Room, Sample, Taken
+from node.trainers.rollouts import _Batch, _Prompt, group_id
 from swarm.store.disk import DiskFull
 
 torch.set_num_threads(1)
@@ -454,8 +459,6 @@ def test_a_group_that_takes_too_long_is_a_typed_error(tmp_path: Path):
         there.node.paused = True
         with pytest.raises(SwarmTimeout, match="1 are open"):
             next(swarm.rollouts([[1]], n=1, sampling=SAMPLING, timeout_s=0.3))
-        with pytest.raises(RolloutsFailed, match="prompt"):
-            next(swarm.rollouts([[]], n=1, sampling=SAMPLING, timeout_s=5))
 
 
 def test_a_key_makes_work_outlive_the_trainer_and_the_seed(tmp_path: Path):
@@ -469,6 +472,155 @@ def test_a_key_makes_work_outlive_the_trainer_and_the_seed(tmp_path: Path):
         again = list(swarm.rollouts([[1], [2], [3]], n=2, sampling=SAMPLING, key="step-7", timeout_s=30))
         assert sorted(group.index for group in again) == [0, 1, 2]
         assert first in again
+
+
+OTHER: list[tuple[str, Any, str]] = [
+    ("prompts", [[1], [2], [4]], r"prompts=3 prompts with hash \w{8}; now .*prompts=3 prompts with hash \w{8}"),
+    ("prompts", [[1], [2]], r"prompts=3 prompts with hash \w{8}; now .*prompts=2 prompts"),
+    ("iterator", [[1], [2], [4]], r"the prompt=1 tokens with hash \w{8}; now"),
+    ("n", 3, "n=2; now it is asked with n=3"),
+    ("sampling", SamplingParams(max_tokens=5, stop_tokens=(2,)), "max_tokens=4; now it is asked with max_tokens=5"),
+    ("sampling", SamplingParams(max_tokens=4, temperature=0.7), "temperature=1.0, stop_tokens=.2,.; now"),
+    ("whole", True, "whole=False; now it is asked with whole=True"),
+]
+
+
+@pytest.mark.parametrize(("what", "other", "says"), OTHER)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_key_stands_for_its_prompts_and_sampling(tmp_path: Path, what: str, other: Any, says: str, restarted: bool):
+    """Old samples never come under new prompts: other work under a key is refused, over a restart of the seed too."""
+    seed = FakeSeed(random_replica())
+    asked: dict[str, Any] = {"prompts": [[1], [2], [3]], "n": 2, "sampling": SAMPLING}
+    changed = {"prompts": iter(other)} if what == "iterator" else {what: other}
+
+    def again(swarm: Swarm) -> None:
+        with pytest.raises(UsageError, match=f"key 'train' is bound to .*{says}.*another key"):
+            list(swarm.rollouts(**(asked | changed), key="train", timeout_s=30))
+        first = list(swarm.rollouts(**asked, key="train", timeout_s=30))
+        assert sorted(group.prompt for group in first) == [(1,), (2,), (3,)], "what it stands for still comes"
+
+    with running(tmp_path, seed), Swarm.attach(home=tmp_path) as swarm:
+        list(swarm.rollouts(**asked, key="train", timeout_s=30))
+        if not restarted:
+            again(swarm)
+    if restarted:
+        with running(tmp_path, seed), Swarm.attach(home=tmp_path) as swarm:
+            again(swarm)
+
+
+def test_max_lag_is_part_of_what_a_key_stands_for(tmp_path: Path):
+    with running(tmp_path):
+        with Swarm.attach(home=tmp_path) as swarm:
+            list(swarm.rollouts([[1]], n=1, sampling=SAMPLING, key="k", timeout_s=30))
+        with (
+            Swarm.attach(home=tmp_path, max_lag=0) as swarm,
+            pytest.raises(UsageError, match="max_lag=0"),
+        ):
+            list(swarm.rollouts([[1]], n=1, sampling=SAMPLING, key="k", timeout_s=30))
+
+
+@pytest.mark.parametrize("key", ["", "k" * 129, "volatile/k"])
+def test_a_key_that_cannot_be_kept_is_refused(tmp_path: Path, key: str):
+    with running(tmp_path), Swarm.attach(home=tmp_path) as swarm, pytest.raises(UsageError, match="key"):
+        list(swarm.rollouts([[1]], n=1, sampling=SAMPLING, key=key, timeout_s=5))
+
+
+BAD: list[tuple[Any, str]] = [
+    ([], "empty"),
+    ([1.5, 2.0], "holds a float: give token ids, a text, or chat messages"),
+    ([[1, 2]], "holds a list"),
+    (7, "of type int"),
+    (None, "NoneType"),
+    (b"abc", "of type bytes"),
+    ({"messages": []}, "of type dict"),
+    ([-1], "token id -1"),
+    ([1 << 32], "token id 4294967296"),
+    ([1] * 70_000, "70,000 tokens; at most 65,536"),
+    ([1] * 50, "The model reads 32 tokens; the prompt has 50, and max_tokens asks for 4 more: give a shorter prompt"),
+    ([1] * 30, "asks for 4 more: ask for at most 2"),
+    ([5, 99], "Token 1 of the prompt is 99; the model's token ids are 0 to 63"),
+]
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_prompt_that_cannot_be_drawn_is_named_and_the_others_go_on(tmp_path: Path, sized: bool):
+    seed = FakeSeed(random_replica())
+    seed.files = {"config.json": b'{"max_position_embeddings": 32, "vocab_size": 64}'}
+    prompts = [prompt for bad, _ in BAD for prompt in ([1, 2], bad)] + [[3]]
+    with running(tmp_path, seed) as there, Swarm.attach(home=tmp_path) as swarm:
+        asked = prompts if sized else iter(prompts)
+        found = sorted(swarm.rollouts(asked, n=2, sampling=SAMPLING, timeout_s=30), key=lambda group: group.index)
+        assert [group.index for group in found] == list(range(len(prompts))), "each prompt has its answer"
+        for group, prompt in zip(found, prompts, strict=True):
+            why = next((why for bad, why in BAD if bad is prompt), None)
+            if why is None:
+                assert group.refused is None
+                assert len(group.rollouts) == 2
+                continue
+            assert why in (group.refused or "")
+            assert group.prompt is prompt, "as it was given"
+            with pytest.raises(PromptRefused, match=f"Prompt {group.index} was refused") as refused:
+                _ = group.rollouts
+            assert refused.value.index == group.index
+        state = there.call(there.service.state)
+        assert state["accepted"] == 2 * (len(BAD) + 1), "nothing was drawn for those that were refused"
+        assert state["samples_to_come"] == 0
+
+
+def test_what_no_engine_takes_is_a_refused_prompt_too(tmp_path: Path):
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        there.node.cannot = {(2,)}
+        found = list(swarm.rollouts([[1], [2], [3]], n=2, sampling=SAMPLING, timeout_s=30))
+        assert {group.index: group.refused for group in found} == {
+            0: None,
+            1: "No node can do this work: it is too hard",
+            2: None,
+        }
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ("hello", "prompts is one str"),
+        ([{"role": "user", "content": "hi"}], "one conversation: give a list of conversations"),
+        ([1, 2, 3], "one list of token ids"),
+    ],
+)
+def test_one_prompt_in_the_place_of_a_list_is_refused_at_once(tmp_path: Path, prompts: Any, says: str):
+    with running(tmp_path), Swarm.attach(home=tmp_path) as swarm, pytest.raises(UsageError, match=says):
+        swarm.rollouts(prompts, n=1, sampling=SAMPLING)
+
+
+class Delivered:
+    """A channel on which everything has come already."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages = deque(messages)
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def recv(self, timeout_s: float) -> tuple[Any, list[int]]:
+        if not self.messages:
+            raise ChannelTimeout("nothing more")
+        return self.messages.popleft(), []
+
+
+def test_of_the_groups_that_are_there_the_earliest_prompt_comes_first():
+    """The first prompt was done last, and before the trainer asked: it is not left behind those that came later."""
+    names = [group_id("s", index) for index in range(4)]
+    asked = OpenRollouts("s", 1, SAMPLING)
+    read = iter([_Prompt(index, [index], pack_tokens([index])) for index in range(4)])
+    batch = _Batch(asked, read, 5.0, None, lambda: (0, 0))
+    done = [
+        Sample(names[index], 0, 0, pack_tokens([9]), pack_floats([-1.0]), "length", ((0, 0, 1),), bytes(32))
+        for index in (2, 1, 3, 0)
+    ]
+    channel = Delivered([Room(5), *done])
+    groups = batch.converse(channel)  # type: ignore[arg-type]
+    assert [group.index for group in groups] == [0, 1, 2, 3]
+    assert [message.group for message in channel.sent if isinstance(message, Taken)] == names
 
 
 def test_a_seed_restarted_under_an_iterator(tmp_path: Path):

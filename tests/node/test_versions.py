@@ -225,7 +225,7 @@ async def test_every_second_is_accounted_for(tmp_path, autojump_clock):
         sheets = [m for m in map(decode, (body for _, body in swarm.wire.bodies)) if isinstance(m, Timesheet)]
         (node,) = service.state()["nodes"].values()
         assert node["seconds"]["generate"] == pytest.approx(sheets[-1].generate_s)
-        assert service.state()["useful"] == pytest.approx(sheets[-1].useful, abs=1e-3)
+        assert service.state()["generating"] == pytest.approx(sheets[-1].useful, abs=1e-3)
         nursery.cancel_scope.cancel()
 
 

@@ -130,8 +130,8 @@ def test_where_the_time_goes_and_who_is_aside() -> None:
     ]  # fmt: skip
     step = {"version": [0, 3], "extract_s": 5.04, "first_chunk_s": 0.021, "publish_to_all_s": 12.34,
             "stage_s": 0.3, "pause_s": 0.0391, "resume_s": 0.0}  # fmt: skip
-    text = shown({"nodes": nodes, "steps": [step], "work": {"useful": 0.871}})
-    assert "generating 87 % of the nodes' time" in text
+    text = shown({"nodes": nodes, "steps": [step], "work": {"useful": 0.871, "samples_unused": 1204}})
+    assert "useful 87 % of the nodes' time, 1,204 samples drawn and never used" in text
     assert ["good", "93.0%", "4.0%", "1.0%", "2.0%"] in [line.split() for line in text.splitlines()]
     for found in ("1,234", "93%", "5.04 s", "21.0 ms", "12.3 s", "0.30 s", "39.1 ms", "0.0 ms", "aside"):
         assert found in text, found

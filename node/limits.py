@@ -1,0 +1,67 @@
+"""What a model can read, as the `config.json` of its checkpoint says: how many tokens, and which. Needs no torch."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+__all__ = ["NO_LIMITS", "Limits", "limits_of"]
+
+LENGTHS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+"""What different families call the number of positions."""
+
+
+class Limits(NamedTuple):
+    """None: the model does not say."""
+
+    context: int | None = None
+    """Tokens of prompt and completion together."""
+    vocabulary: int | None = None
+    """Token ids are below it."""
+
+    def why_not(self, prompt: bytes, max_tokens: int) -> str | None:
+        """Why `prompt` (packed token ids) cannot be continued by `max_tokens` more, in a sentence; None: it can."""
+        tokens = len(prompt) // 4
+        if self.context is not None and tokens + max_tokens > self.context:
+            room = self.context - tokens
+            remedy = f"ask for at most {room:,}" if room > 0 else "give a shorter prompt"
+            return (
+                f"The model reads {self.context:,} tokens; the prompt has {tokens:,}, and max_tokens asks for "
+                f"{max_tokens:,} more: {remedy}."
+            )
+        ids = np.frombuffer(prompt, "<u4")
+        if self.vocabulary is not None and tokens and (largest := int(ids.max())) >= self.vocabulary:
+            at = int(ids.argmax())
+            return f"Token {at} of the prompt is {largest:,}; the model's token ids are 0 to {self.vocabulary - 1:,}."
+        return None
+
+
+NO_LIMITS: Final = Limits()
+
+
+def limits_of(files: Mapping[str, bytes]) -> Limits:
+    """`files`: the checkpoint's small files, by name."""
+    try:
+        config = msgspec.json.decode(files.get("config.json") or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return NO_LIMITS
+    text = config.get("text_config")
+    inner: dict[str, Any] = text if isinstance(text, dict) else {}
+    return Limits(_context(inner) or _context(config), _number(inner, "vocab_size") or _number(config, "vocab_size"))
+
+
+def _context(config: Mapping[str, Any]) -> int | None:
+    """With scaled rotary positions the longer of what the config says and what the scaling makes of it."""
+    said = next((found for name in LENGTHS if (found := _number(config, name))), None)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if said is None or not isinstance(scaling, dict):
+        return said
+    factor = scaling.get("factor")
+    original = _number(scaling, "original_max_position_embeddings") or said
+    return max(said, int(original * factor)) if isinstance(factor, int | float) else said
+
+
+def _number(config: Mapping[str, Any], name: str) -> int | None:
+    found = config.get(name)
+    return found if isinstance(found, int) and found > 0 else None

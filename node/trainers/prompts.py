@@ -1,0 +1,95 @@
+"""From what a trainer gives as a prompt to the token ids that nodes continue: token ids, a text, or chat messages."""
+
+import operator
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, Final
+
+from codec.errors import UsageError
+from node.engines.base import MAX_TOKEN
+from node.ledger.messages import MAX_TOKENS
+
+__all__ = ["BadPrompt", "Prompt", "Tokens", "check_prompts"]
+
+Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]]
+"""Token ids; a text; a conversation, as messages with `role` and `content`."""
+
+TAKEN: Final = "token ids, a text, or chat messages such as [{'role': 'user', 'content': '...'}]"
+
+
+class BadPrompt(ValueError):
+    """One prompt cannot be drawn; the message says why, and what to give instead."""
+
+
+def check_prompts(prompts: object) -> None:
+    """Raises `UsageError` for what is a single prompt and no series of prompts."""
+    if isinstance(prompts, str | bytes | Mapping):
+        raise UsageError(f"prompts is one {type(prompts).__name__}: give a list of prompts, each {TAKEN}.")
+    if isinstance(prompts, list | tuple) and prompts and isinstance(prompts[0], Mapping) and "role" in prompts[0]:
+        raise UsageError("prompts is one conversation: give a list of conversations, even of one: [messages].")
+    if isinstance(prompts, list | tuple) and prompts and isinstance(prompts[0], int):
+        raise UsageError("prompts is one list of token ids: give a list of prompts, even of one: [token_ids].")
+
+
+class Tokens:
+    """`base`: the folder whose tokenizer and chat template are used; loaded when the first text comes."""
+
+    def __init__(self, base: Path | None) -> None:
+        self._base = base
+        self._loaded: Any = None
+
+    def of(self, prompt: object) -> tuple[int, ...]:
+        """Raises `BadPrompt`; `UsageError` when no prompt of this kind can be read."""
+        if isinstance(prompt, str):
+            found = self._tokenizer("text")(prompt)["input_ids"]
+        elif _is_chat(prompt):
+            found = self._chat(prompt)
+        else:
+            found = None if isinstance(prompt, bytes | bytearray | Mapping | Set) else prompt
+        try:
+            ids = tuple(map(operator.index, found))  # type: ignore[arg-type]
+        except TypeError as error:
+            raise BadPrompt(f"The prompt is {_kind(prompt)}: give {TAKEN}.") from error
+        if not ids:
+            raise BadPrompt("The prompt is empty: give at least one token.")
+        if len(ids) > MAX_TOKENS:
+            raise BadPrompt(f"The prompt has {len(ids):,} tokens; at most {MAX_TOKENS:,} can be sent.")
+        if not 0 <= min(ids) <= max(ids) <= MAX_TOKEN:
+            raise BadPrompt(f"The prompt has the token id {min(ids) if min(ids) < 0 else max(ids)}: no model has that.")
+        return ids
+
+    def _chat(self, messages: Any) -> Any:
+        tokenizer = self._tokenizer("chat messages")
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise UsageError(
+                f"{self._base} has no chat template, so chat messages cannot be rendered: give text or token ids."
+            )
+        try:
+            text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is a program that came with a model, and jinja2 raises what it raises
+            raise BadPrompt(f"The chat template refuses these messages: {error}") from error
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _tokenizer(self, what: str) -> Any:
+        if self._loaded is None:
+            if self._base is None:
+                raise UsageError(
+                    f"Prompts given as {what} need the base's tokenizer: give Swarm.attach the base folder."
+                )
+            from transformers import AutoTokenizer
+
+            self._loaded = AutoTokenizer.from_pretrained(self._base, local_files_only=True)
+        return self._loaded
+
+
+def _is_chat(prompt: object) -> bool:
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(
+        isinstance(message, Mapping) and "role" in message for message in prompt
+    )  # fmt: skip
+
+
+def _kind(prompt: object) -> str:
+    name = f"of type {type(prompt).__name__}"
+    if isinstance(prompt, list | tuple) and prompt:
+        return f"{name} and holds a {type(prompt[0]).__name__}"
+    return name
