@@ -4,7 +4,7 @@
     python -m scenarios.rl_pressure --trainer 0.25 1 4 # a quarter as fast as its nodes, as fast, four times as fast
     python -m scenarios.rl_pressure --no-pace          # as if the ledger did not look at what the trainer takes
 
-Under the virtual clock (`scenarios.rl_crew`): the ledger's and the nodes' code is the product's, engines only take time.
+Under the virtual clock (`scenarios.rl_crew`): the ledger's and the nodes' code is the product's, engines take time.
 *trainer*: its speed by that of its nodes; 0.5 computes twice as long as they draw a step's samples. *held*: sequences
 that all engines draw at once, by the samples of a step. *gathers*: whether it gathers a step's groups when its version
 was sealed (*after*), or at once, while the version is on its way (*before*). *drawn by used*: tokens that engines have
@@ -38,7 +38,7 @@ WARM_UP: Final = 4
 REACH: Final = 1.15
 
 
-async def run(trainer: float, held: float, gathers: str, *, steps: int, max_lag: int, pace: bool) -> dict[str, Any]:
+async def run(trainer: float, held: float, gathers: str, steps: int, max_lag: int, pace: bool) -> dict[str, Any]:
     """One row."""
     at_once = NODES * KIND.rows
     groups = max(1, round(at_once / held / SAMPLES))
@@ -114,9 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("node").setLevel(logging.ERROR)
     rows = []
     for trainer, held, gathers in product(options.trainer, options.held, options.gathers):
-        row = virtually(lambda: run(
-            trainer, held, gathers, steps=options.steps, max_lag=options.max_lag, pace=not options.no_pace,
-        ))  # fmt: skip
+        row = virtually(run, trainer, held, gathers, options.steps, options.max_lag, not options.no_pace)
         rows.append(row)
         print(f"{trainer:g}, {held:g}, {gathers}: {row['drawn_by_used']:.3f}", file=sys.stderr, flush=True)
     print(json.dumps({"scenario": "rl_pressure", "rows": rows}) if options.json else _table(rows))

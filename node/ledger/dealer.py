@@ -22,10 +22,6 @@ MOST_LEASES: Final = 256
 MOST_PROMPT_BYTES: Final = 4 << 20
 """Of their prompts together: a request of a hundred bytes must not make a hundred megabytes leave."""
 
-QUEUED: Final = 0.5
-"""A node that draws batch by batch holds two batches and draws one; what it holds beyond waits, and is begun at the
-version that is live then."""
-
 
 @dataclass(slots=True)
 class _Hand:
@@ -40,8 +36,6 @@ class _Hand:
     """There is no more for it."""
     held: int | None = None
     """Sequences that all members hold at once; None: not counted yet."""
-    queued: float = 0.0
-    """Of those that are leased, about so many are not begun: they wait at their nodes."""
     whole: int = field(init=False)
     """Groups of so many will fit in, now or soon."""
     trial: bool = field(init=False)
@@ -152,12 +146,10 @@ class Dealer:
         if use is None:
             return None
         if hand.held is None:
-            members = [self._nodes[key] for key in self._members if key in self._nodes]
-            hand.held = sum(node.capacity for node in members)
-            hand.queued = sum(max(0.0, node.outstanding - QUEUED * node.capacity) for node in members)
+            hand.held = sum(self._nodes[key].capacity for key in self._members if key in self._nodes)
         spare = group.max_lag - (head.version - version[1]) if version[0] == head.epoch else 0
         most = use.most_begun(spare, hand.held)
-        if most is None or self._pool.begun(group.session) - use.hurry * hand.queued < most:
+        if most is None or self._pool.begun(group.session) - use.hand < most:
             return None
         return Reason.LATE if version < head.name and most < 1 else Reason.NO_WORK
 

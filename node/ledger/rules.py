@@ -102,7 +102,7 @@ class Ledger:
         if (known := self.groups.get(group)) is not None:
             refuse(session, work_pairs(known.n, n, known.sampling, sampling, known.prompt, prompt))
             if known.complete and (use := self.uses.get(session)) is not None:
-                use.give(now)
+                use.give(n, now)
             return False
         lag = self.settings.max_lag if max_lag is None else max_lag
         order, free = self.pool.next_order, set(range(n))
@@ -192,7 +192,7 @@ class Ledger:
         wanted = self.settings.open_samples(capacity) if capacity else cold
         short = wanted - self.pool.samples(session)
         if (use := self.uses.get(session)) is not None and (most := use.most_open()) is not None:
-            short = min(most + n, self.settings.max_open_samples) - self.pool.held(session)
+            short = min(most + n, self.settings.max_open_samples) - self.pool.held(session) + use.hand
         return max(0, math.ceil(short / n))
 
     @property
@@ -419,5 +419,5 @@ class Ledger:
         self.intake.accepted(group, done)
         self.moves.accept(lease, rollout.sample, done, now)
         if group.complete and (use := self.uses.get(group.session)) is not None:
-            use.give(now)
+            use.give(group.n, now)
         self.court.pick(lease.node, group, rollout, now)

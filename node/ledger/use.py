@@ -5,7 +5,7 @@ and is drawn again. So the samples of a session that are leased or done, and not
 will still take before a sample begun now is too old:
 
 - `step`: samples that it takes from one seal to the next, an average that forgets.
-- `taken`: samples that it has taken since the last seal.
+- `taken`: samples that it has used since the last seal, the group that it has in hand included.
 - `waiting`: the share of its time in which it waited for a group, an average that forgets.
 
 A trainer that never waits gets one step's samples drawn ahead, by nodes that hold the newest version. One that waits
@@ -35,25 +35,34 @@ class Use:
     """The last seal, or the opening of the session."""
     waits_since: float | None
     """The trainer has taken every complete group, and waits for another since then. None: it has groups to use."""
-    taken: int = 0
+    hand: int = 0
+    """Samples of the group that it has in hand: it says that it has taken a group when it asks for the next."""
     step: float | None = None
     """None: no whole step was seen yet."""
     waiting: float = 1.0
+    _said: int = 0
+    """Samples that it has said it has taken since the last seal, less those that it had in hand then."""
     _waited_s: float = 0.0
     _first: int | None = None
     """Samples taken before the first seal; None: there was none."""
 
     def take(self, samples: int, left: int, now: float) -> None:
         """The trainer has taken `samples`; `left` samples of complete groups are there for it."""
-        self.taken += samples
+        self._said += samples
+        self.hand = min(left, samples or left)
         if not left and self.waits_since is None:
             self.waits_since = now
 
-    def give(self, now: float) -> None:
-        """A group is complete: the trainer need not wait."""
+    def give(self, samples: int, now: float) -> None:
+        """A group of `samples` is complete: the trainer need not wait."""
         if self.waits_since is not None:
             self._waited_s += now - max(self.since, self.waits_since)
             self.waits_since = None
+            self.hand = samples
+
+    @property
+    def taken(self) -> int:
+        return self._said + self.hand
 
     def seal(self, now: float) -> None:
         """A version was sealed: a step is over."""
@@ -66,7 +75,7 @@ class Use:
         else:
             self.step += WEIGHT * (self.taken - self.step)
             self.waiting += WEIGHT * (share - self.waiting)
-        self.since, self.taken, self._waited_s = now, 0, 0.0
+        self.since, self._said, self._waited_s = now, -self.hand, 0.0
 
     @property
     def hurry(self) -> float:
