@@ -64,4 +64,4 @@ def _context(config: Mapping[str, Any]) -> int | None:
 
 def _number(config: Mapping[str, Any], name: str) -> int | None:
     found = config.get(name)
-    return found if isinstance(found, int) and found > 0 else None
+    return found if isinstance(found, int) and found is not True and found > 0 else None

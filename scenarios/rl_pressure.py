@@ -38,9 +38,11 @@ WARM_UP: Final = 4
 REACH: Final = 1.15
 
 
-async def run(trainer: float, held: float, gathers: str, steps: int, max_lag: int, pace: bool) -> dict[str, Any]:
+async def run(
+    trainer: float, held: float, gathers: str, steps: int, max_lag: int, pace: bool, nodes: int = NODES
+) -> dict[str, Any]:
     """One row."""
-    at_once = NODES * KIND.rows
+    at_once = nodes * KIND.rows
     groups = max(1, round(at_once / held / SAMPLES))
     sequence_s = KIND.mean / KIND.tokens_s
     draw_s = sequence_s * max(1.0, groups * SAMPLES / at_once)
@@ -48,7 +50,7 @@ async def run(trainer: float, held: float, gathers: str, steps: int, max_lag: in
     async with trio.open_nursery() as nursery:
         crew = Crew(nursery, Settings(check_share=0.0))
         await nursery.start(crew.service.run)
-        for _ in range(NODES):
+        for _ in range(nodes):
             await crew.hire(KIND)
         taker = Trainer(
             crew, groups, SAMPLES, train_s=train_s, max_tokens=2 * KIND.mean, max_lag=max_lag,

@@ -8,8 +8,9 @@ import pytest
 from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
 
 from codec.errors import UsageError
+from node.ledger.binding import Binding, KeyTaken
 from node.ledger.book import Book
-from node.ledger.facts import Dropped
+from node.ledger.facts import Bound, Dropped
 from node.ledger.messages import Reason
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
@@ -194,8 +195,30 @@ def test_a_book_of_the_first_format_goes_on(tmp_path: Path):
     again = book.restore(Settings(), head(1), 0.0)
     group = again.groups[group_id(7)]
     assert (group.free, group.max_lag, group.affinity, group.sampling) == ({0, 1}, 1, b"", SAMPLING)
+    again.bind("s", Binding(2, SAMPLING, 1, False, b"h" * 32, 1))
+    with pytest.raises(KeyTaken, match=r"'s' is bound to n=2; now it is asked with n=3\."):
+        again.bind("s", Binding(3, SAMPLING, 1, False))
     book.close()
     assert Book(tmp_path / "old.sqlite").counts()["groups"] == 1
+
+
+def test_what_a_key_stands_for_is_kept(tmp_path: Path):
+    """Also when all its groups were dropped: nobody came back for them."""
+    book, ledger = Book(tmp_path / "ledger.sqlite"), ledger_at(groups=0)
+    first = Binding(2, SAMPLING, 1, False, b"h" * 32, 64)
+    ledger.bind("train", first)
+    ledger.bind("other", Binding(2, SAMPLING, 1, False))
+    ledger.bind("train", first._replace(prompts=b"", count=0))  # an iterator, of which nothing is known yet
+    ledger.bind("other", first)
+    facts = ledger.take_facts()
+    assert [fact.session for fact in facts if isinstance(fact, Bound)] == ["train", "other", "other"]
+    book.write(facts)
+    book.prune()
+    book.close()
+    again = Book(tmp_path / "ledger.sqlite").restore(Settings(), head(3), 0.0)
+    assert again.bindings == ledger.bindings == {"train": first, "other": first}
+    with pytest.raises(KeyTaken, match=r"64 prompts with hash 68686868; .*64 prompts with hash 69696969"):
+        again.bind("train", first._replace(prompts=b"i" * 32))
 
 
 def test_an_impossible_fact_is_our_bug_and_changes_nothing(tmp_path: Path):

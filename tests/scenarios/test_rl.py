@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import rl_faults, rl_hetero
+from scenarios import rl_faults, rl_hetero, rl_pressure
+from scenarios.rl_crew import virtually
 
 pytestmark = pytest.mark.slow
 
@@ -14,6 +15,20 @@ def test_unequal_nodes_are_used_whole():
     row = rl_hetero.virtual_row(4.0, nodes=2, steps=2)
     assert rl_hetero.met(row), row
     assert row["gain"] > 0.5, row
+
+
+@pytest.mark.parametrize("gathers", rl_pressure.GATHERS)
+@pytest.mark.parametrize("held", rl_pressure.HELD)
+def test_nodes_draw_no_more_than_a_slower_trainer_uses(held: float, gathers: str):
+    """And the trainer is no slower for it: a step takes little more than its own computing."""
+    paced, free = (virtually(rl_pressure.run, 0.5, held, gathers, 8, 1, pace, 2) for pace in (True, False))
+    assert rl_pressure.met(paced), paced
+    assert paced["worst_lag"] <= 1
+    assert paced["step_ratio"] <= max(1.1, free["step_ratio"] + 0.02), (paced, free)
+    if held > 1:
+        assert free["drawn_by_used"] > 2, "or nothing is shown"
+        assert paced["unused_by_used"] < 0.05, "status says so too"
+        assert free["useful"] < 0.5 * free["generating"], "what nobody used is not useful"
 
 
 def test_faults_cost_no_more_than_what_the_struck_had():
