@@ -194,6 +194,8 @@ class _Training:
         self.payload = run.delta_bytes if carrier == "swarm" else run.full_bytes
         self.broadcast = self._broadcast(carrier, wan.regions)
         self._chance = random.Random(seed)
+        self._had: bytes | None = None
+        """The group that the trainer got last, and has not said that it has."""
 
     def _broadcast(self, carrier: str, regions: int) -> Broadcast:
         world, run = self.world, self.run
@@ -267,7 +269,7 @@ class _Training:
     async def _train(self, steps: int) -> None:
         run = self.run
         sampling = SamplingParams(round(run.tokens * (1 + run.spread)), stop_tokens=(STOP,))
-        session = self.service.open("run", run.group, sampling, self.max_lag)
+        session = self.service.open("run", run.group, sampling, self.max_lag, paced=True)
         async with trio.open_nursery() as nursery:
             if self.max_lag:
                 nursery.start_soon(self._offer_for_ever, session)
@@ -297,16 +299,20 @@ class _Training:
             await news.wait()
 
     async def _batch(self, session: Session) -> list[Group]:
-        """A step's groups; what is left over waits for the next."""
+        """A step's groups; what is left over waits for the next. As the trainer's iterator does, it says that it has
+        taken a group when it asks for the next."""
         groups: list[Group] = []
         while len(groups) < self.run.samples // self.run.group:
             news = session.news
+            if self._had is not None:
+                self.service.taken(self._had)
+                self._had = None
             if not session.groups:
                 await news.wait()
                 continue
             group = session.groups.popleft()
             self.lag = max(self.lag, self.head - _oldest(group))
-            self.service.taken(group.id)
+            self._had = group.id
             groups.append(group)
         return groups
 
