@@ -27,20 +27,20 @@ class KeyTaken(UsageError):
 
 
 class Binding(NamedTuple):
-    """`prompts`: hash of them all, `count` of them; empty where they were not known beforehand (an iterator)."""
+    """`prompts`: hash of all `prompt_count` of them; empty where they were not known beforehand (an iterator)."""
 
     n: int
     sampling: SamplingParams
     max_lag: int
     whole: bool
     prompts: bytes = b""
-    count: int = 0
+    prompt_count: int = 0
 
     def check(self, key: str, asked: "Binding") -> "Binding":
         """What the key stands for from now on. Raises `KeyTaken` when that is not what is asked."""
         pairs = work_pairs(self.n, asked.n, self.sampling, asked.sampling)
         pairs += [("whole", self.whole, asked.whole), ("max_lag", self.max_lag, asked.max_lag)]
-        if self.prompts and asked.prompts and (self.prompts, self.count) != (asked.prompts, asked.count):
+        if self.prompts and asked.prompts and (self.prompts, self.prompt_count) != (asked.prompts, asked.prompt_count):
             pairs.append(("prompts", _prompts(self), _prompts(asked)))
         refuse(key, pairs)
         return self if self.prompts or not asked.prompts else asked
@@ -79,4 +79,4 @@ def _digest(prompt: bytes) -> str:
 
 
 def _prompts(binding: Binding) -> str:
-    return f"{binding.count} prompts with hash {binding.prompts[:4].hex()}"
+    return f"{binding.prompt_count} prompts with hash {binding.prompts[:4].hex()}"

@@ -159,7 +159,7 @@ class Book:
             case Bound(session, binding):
                 fields = (session, binding.n, _pack(binding.sampling), binding.max_lag, binding.whole)
                 columns = "session, n, sampling, max_lag, whole, prompts, count"
-                values = (*fields, binding.prompts, binding.count)
+                values = (*fields, binding.prompts, binding.prompt_count)
                 run(f"insert or replace into bindings ({columns}) values (?, ?, ?, ?, ?, ?, ?)", values)
             case Offered(group):
                 fields = (group.id, group.session, group.order, group.prompt, group.n, _pack(group.sampling))

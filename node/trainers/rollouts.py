@@ -117,7 +117,7 @@ def rollouts(
     home: Path,
     asked: OpenRollouts,
     prompts: Iterable[Any],
-    tokens: Callable[[Any], Sequence[int]],
+    tokens: Callable[[Any], tuple[int, ...]],
     timeout_s: float,
     check: Check | None = None,
     counted_from: Callable[[], Version] = lambda: (0, 0),
@@ -150,7 +150,7 @@ class _Prompt:
     why: str = ""
 
 
-def _read(index: int, given: Any, tokens: Callable[[Any], Sequence[int]]) -> _Prompt:
+def _read(index: int, given: Any, tokens: Callable[[Any], tuple[int, ...]]) -> _Prompt:
     try:
         return _Prompt(index, given, pack_tokens(tokens(given)))
     except BadPrompt as error:

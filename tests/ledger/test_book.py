@@ -208,7 +208,7 @@ def test_what_a_key_stands_for_is_kept(tmp_path: Path):
     first = Binding(2, SAMPLING, 1, False, b"h" * 32, 64)
     ledger.bind("train", first)
     ledger.bind("other", Binding(2, SAMPLING, 1, False))
-    ledger.bind("train", first._replace(prompts=b"", count=0))  # an iterator, of which nothing is known yet
+    ledger.bind("train", first._replace(prompts=b"", prompt_count=0))  # an iterator, of which nothing is known yet
     ledger.bind("other", first)
     facts = ledger.take_facts()
     assert [fact.session for fact in facts if isinstance(fact, Bound)] == ["train", "other", "other"]
