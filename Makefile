@@ -3,9 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := codec swarm node scenarios
 WORKERS ?= 2
-# The heavy marks. What gives a verdict on time or memory runs alone; the rest WORKERS at a time.
-TIMED := (adversary or wan) and not long
-HEAVY := (slow or foreign or vllm or conformance) and not adversary and not wan and not long
+# The heavy marks: what judges time or memory runs alone, the rest WORKERS at a time.
+HEAVY := (slow or adversary or foreign or vllm or conformance) and not alone and not long
+ALONE := alone and not long
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
@@ -36,7 +36,7 @@ test: install ## the everyday tests, at most five minutes: WORKERS=2 at a time
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
 	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
-	$(BIN)/pytest -m '$(TIMED)' --no-skips $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(ALONE)' --no-skips $(PYTEST_FLAGS)
 
 test-long: install ## those for which CI has no time
 	$(BIN)/pytest -m long --no-skips $(PYTEST_FLAGS)

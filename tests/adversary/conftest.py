@@ -18,3 +18,16 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
     with arena_in(tmp_path) as made:
         yield made
         made.unharmed()
+
+
+@pytest.fixture(scope="module")
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    with arena_in(tmp_path_factory.mktemp("arena")) as made:
+        yield made
+
+
+@pytest.fixture
+def shared_arena(_shared: Arena) -> Iterator[Arena]:
+    """The same for all tests of a file, whose attacks leave nothing behind."""
+    yield _shared
+    _shared.unharmed()

@@ -61,25 +61,25 @@ async def says_to_seed_and_box(arena: Arena, i: int, *messages_: Message) -> Non
         arena.unharmed()
 
 
-async def test_01_report_that_is_no_utf8(arena: Arena) -> None:
-    probe = await hostile_to(arena, 1)
+async def test_01_report_that_is_no_utf8(shared_arena: Arena) -> None:
+    probe = await hostile_to(shared_arena, 1)
     async with probe.running():
         assert await probe.enter()
         names = list(bad_reports(probe))
     for i, name in enumerate(names):
-        member = await hostile_to(arena, 2 + i)
+        member = await hostile_to(shared_arena, 2 + i)
         async with member.running():
             assert await member.enter()
-            to_box = await member.greet(arena.box_public, arena.box_port)
+            to_box = await member.greet(shared_arena.box_public, shared_arena.box_port)
             bad = bad_reports(member)[name]
             for stream in (member.stream, to_box):
                 await member.say(stream, Reports(0, (bad,)), Bye(bad))
             await trio.sleep(0.1)
-        arena.unharmed(name)
-    await arena.works()
+        shared_arena.unharmed(name)
+    await shared_arena.works()
 
 
-async def test_01_other_documents_that_are_no_utf8(arena: Arena) -> None:
+async def test_01_other_documents_that_are_no_utf8(shared_arena: Arena) -> None:
     """The same bytes where every other document stands: grants, heartbeats, rosters, manifests; as a stranger too."""
     junk = bytes(64) + b"\x9f" + b"\xa3" + INVALID
     lies: tuple[Message, ...] = (
@@ -89,13 +89,16 @@ async def test_01_other_documents_that_are_no_utf8(arena: Arena) -> None:
         Welcome(junk, junk, junk, junk),
     )
     for i, lie in enumerate(lies):
-        await says_to_seed_and_box(arena, 0x30 + i, lie)
+        await says_to_seed_and_box(shared_arena, 0x30 + i, lie)
     for i, lie in enumerate((Hello(junk, 0, 0, 0, 0), Bye(junk), *lies)):
         async with Villain(Key(bytes([0x60 + i]) * 32)).running() as villain:
-            for peer, port in ((arena.seed_public, arena.seed_port), (arena.box_public, arena.box_port)):
+            for peer, port in (
+                (shared_arena.seed_public, shared_arena.seed_port),
+                (shared_arena.box_public, shared_arena.box_port),
+            ):
                 stream = await villain.dial(peer, port)
                 await villain.say(stream, lie)
-    await arena.works()
+    await shared_arena.works()
 
 
 def rollouts(key: Key) -> list[bytes]:
@@ -117,7 +120,7 @@ def rollouts(key: Key) -> list[bytes]:
     return [*signed, messages.seal_rollout(key, nan), messages.seal_rollout(Key(b"\x01" * 32), rollout)]
 
 
-async def test_02_rollout_that_is_no_utf8(arena: Arena) -> None:
+async def test_02_rollout_that_is_no_utf8(shared_arena: Arena) -> None:
     from swarm.protocol.wire import Work
 
     sampling = SamplingParams(max_tokens=1)
@@ -138,20 +141,20 @@ async def test_02_rollout_that_is_no_utf8(arena: Arena) -> None:
     key = Key(b"\x52" * 32)
     rolled = [messages.encode(messages.SignedRollout(sealed)) for sealed in rollouts(key)]
     for i, body in enumerate([*rolled, *bodies]):  # each by a member of its own: whoever says it may be dropped
-        member = Member(key if i < len(rolled) else Key(bytes([i]) + b"\x52" * 31), arena.ticket)
+        member = Member(key if i < len(rolled) else Key(bytes([i]) + b"\x52" * 31), shared_arena.ticket)
         async with member.running():
             if await member.enter():
                 await member.say(member.stream, Work(body))
                 await trio.sleep(0.05)
-        arena.unharmed(f"Work {body[:60]!r}")
-    await arena.works()
-    assert arena.swarm.state("seed")["work"] is not None
+        shared_arena.unharmed(f"Work {body[:60]!r}")
+    await shared_arena.works()
+    assert shared_arena.swarm.state("seed")["work"] is not None
 
 
-async def test_05_reports_of_bytes_beyond_all_bounds(arena: Arena) -> None:
+async def test_05_reports_of_bytes_beyond_all_bounds(shared_arena: Arena) -> None:
     """What a member says it fetched is added up: 2^63 - 1, then 0, and the same again must not overflow a record."""
-    ticket = await trio.to_thread.run_sync(lambda: arena.swarm.ticket("--nodes", "8", "--quota-gb", "100"))
-    for used in (arena.ticket, ticket):
+    ticket = await trio.to_thread.run_sync(lambda: shared_arena.swarm.ticket("--nodes", "8", "--quota-gb", "100"))
+    for used in (shared_arena.ticket, ticket):
         member = Member(Key(b"\x55" * 32), used)
         async with member.running():
             if not await member.enter():
@@ -160,16 +163,16 @@ async def test_05_reports_of_bytes_beyond_all_bounds(arena: Arena) -> None:
                 every = tuple((slot, size) for slot in range(8))
                 await member.renew(fetched_bytes=size, gave=every, sent_bytes=size, received_bytes=size)
             await trio.sleep(0.3)
-        await arena.lets_in(ticket=arena.ticket)
-    state = await trio.to_thread.run_sync(arena.swarm.state, "seed")
+        await shared_arena.lets_in(ticket=shared_arena.ticket)
+    state = await trio.to_thread.run_sync(shared_arena.swarm.state, "seed")
     assert state
-    await arena.works()
+    await shared_arena.works()
 
 
-async def test_boot_number_of_the_last(arena: Arena) -> None:
+async def test_boot_number_of_the_last(shared_arena: Arena) -> None:
     """A heartbeat needs the swarm's own key: what a member makes up of one neither stops the seed nor is passed on."""
-    async with observed(arena), members(arena.ticket, 1) as (member,):
+    async with observed(shared_arena), members(shared_arena.ticket, 1) as (member,):
         forged = bytes(64) + member.heartbeat[64:]
         await member.say(member.stream, HeartbeatNews(forged))
         assert await member.hung_up(member.stream)
-    await arena.works()
+    await shared_arena.works()

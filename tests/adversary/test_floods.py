@@ -15,7 +15,7 @@ from attack_kit import attack
 from kit import weights
 from traffic_kit import BULK, CONTROL, GOSSIP, REPLAY
 
-pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 
 SLOWER = 1.3
 """A version in flight may take so many times as long as without the attack,"""

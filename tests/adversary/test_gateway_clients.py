@@ -9,7 +9,7 @@ import trio
 from arena_kit import FLOOD_S, LATE_S, MIB, Arena, arena_in, observed
 from stranger_kit import BROKEN, quietly
 
-pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 pytest.importorskip("h11")
 
 API_KEY = "correct-horse-battery-staple"

@@ -10,7 +10,7 @@ from codec import ChunkKey
 from codec.sign import Key
 from swarm.protocol.wire import NO_STRIPE, Frame, FrameKind, pack_frame
 
-pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 
 CONNECTIONS = 8
 STREAMS = 120

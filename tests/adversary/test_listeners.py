@@ -16,10 +16,10 @@ PROBED_WITHIN_S = 10.0
 SAME_KEY = Key(b"\x66" * 32)
 
 
-async def probed(arena: Arena, behave: str) -> None:
+async def probed(arena: Arena, behave: str, key: Key) -> None:
     """A member names an address at which something answers as `behave` says; the seed dials it back."""
-    async with listening(behave, SAME_KEY) as (port, came):
-        member = Member(SAME_KEY, arena.ticket, addrs=(f"/ip4/127.0.0.1/tcp/{port}",) * 1)
+    async with listening(behave, key) as (port, came):
+        member = Member(key, arena.ticket, addrs=(f"/ip4/127.0.0.1/tcp/{port}",) * 1)
         async with member.running():
             assert await member.enter()
             with trio.fail_after(PROBED_WITHIN_S):
@@ -29,39 +29,41 @@ async def probed(arena: Arena, behave: str) -> None:
             arena.unharmed()
 
 
-async def test_03_dial_back_finds_a_garbage_key(arena: Arena) -> None:
-    await probed(arena, "garbage key")
-    await arena.works()
+async def test_03_dial_back_finds_a_garbage_key(shared_arena: Arena) -> None:
+    await probed(shared_arena, "garbage key", SAME_KEY)
+    await shared_arena.works()
     # The enrolment is on disk: a restarted seed dials it again.
     async with listening("garbage key", SAME_KEY):
-        await trio.to_thread.run_sync(arena.swarm.signal, "seed")
+        await trio.to_thread.run_sync(shared_arena.swarm.signal, "seed")
         await trio.to_thread.run_sync(
-            lambda: arena.swarm.seed(arena.base, "--listen", f"127.0.0.1:{arena.seed_port}", **arena.options)
+            lambda: shared_arena.swarm.seed(
+                shared_arena.base, "--listen", f"127.0.0.1:{shared_arena.seed_port}", **shared_arena.options
+            )
         )
         await trio.sleep(4)
-        arena.unharmed()
+        shared_arena.unharmed()
 
 
 @pytest.mark.parametrize("behave", ["reset", "silent", "garbage", "garbage extension", "wrong", "endless", "half"])
-async def test_04_dial_back_finds(arena: Arena, behave: str) -> None:
-    async with observed(arena) as observer:
-        await probed(arena, behave)
+async def test_04_dial_back_finds(shared_arena: Arena, behave: str) -> None:
+    async with observed(shared_arena) as observer:
+        await probed(shared_arena, behave, Key.generate())
         assert observer.late_s < 1.0
-    await arena.works()
+    await shared_arena.works()
 
 
-async def test_04_listener_that_resets_many(arena: Arena) -> None:
+async def test_04_listener_that_resets_many(shared_arena: Arena) -> None:
     """`getpeername` of a socket that is reset already, again and again: each new lease is another dial-back."""
     async with listening("reset", SAME_KEY) as (port, came):
         for i in range(12):
             addrs = tuple(f"/ip4/127.0.0.{1 + n}/tcp/{port}" for n in range(4))
-            member = Member(Key(bytes([i + 1]) + b"\x67" * 31), arena.ticket, addrs=addrs)
+            member = Member(Key(bytes([i + 1]) + b"\x67" * 31), shared_arena.ticket, addrs=addrs)
             async with member.running():
                 assert await member.enter()
         await trio.sleep(1)
         assert came
-    arena.unharmed()
-    await arena.works()
+    shared_arena.unharmed()
+    await shared_arena.works()
 
 
 @pytest.mark.parametrize(
@@ -72,42 +74,42 @@ async def test_04_listener_that_resets_many(arena: Arena) -> None:
     ],
     ids=["garbage key", "zero key", "rsa", "empty extension", "endless extension", "bad signature"],
 )  # fmt: skip
-async def test_03_joiner_shows(arena: Arena, wrong: dict) -> None:
+async def test_03_joiner_shows(shared_arena: Arena, wrong: dict) -> None:
     """The same certificates from one that dials in: refused, and nobody else is."""
     shown = context(certificate(SAME_KEY, **wrong))
-    for port in (arena.seed_port, arena.box_port):
+    for port in (shared_arena.seed_port, shared_arena.box_port):
         tls = await secured(port, shown)
         assert await closed_by_peer(tls, 5.0)
-    arena.unharmed()
-    await arena.lets_in()
+    shared_arena.unharmed()
+    await shared_arena.lets_in()
 
 
-async def test_20_unknown_critical_extension_is_refused(arena: Arena) -> None:
-    tls = await secured(arena.seed_port, context(certificate(SAME_KEY, unknown_critical=True)))
+async def test_20_unknown_critical_extension_is_refused(shared_arena: Arena) -> None:
+    tls = await secured(shared_arena.seed_port, context(certificate(SAME_KEY, unknown_critical=True)))
     assert await closed_by_peer(tls, 5.0)
-    proper = await secured(arena.seed_port, context(certificate(SAME_KEY)))
+    proper = await secured(shared_arena.seed_port, context(certificate(SAME_KEY)))
     await proper.send_all(control_stream(b""))
     assert not await closed_by_peer(proper, 1.0)
     await trio.aclose_forcefully(proper)
 
 
-async def test_22_clock_that_is_a_day_ahead(arena: Arena) -> None:
+async def test_22_clock_that_is_a_day_ahead(shared_arena: Arena) -> None:
     """A certificate of tomorrow is a machine whose clock is wrong, and no attack: the key is what counts."""
     for ahead in (timedelta(days=1), timedelta(days=400)):
-        tls = await secured(arena.seed_port, context(certificate(SAME_KEY, begins_in=ahead)))
+        tls = await secured(shared_arena.seed_port, context(certificate(SAME_KEY, begins_in=ahead)))
         await tls.send_all(control_stream(b""))
         assert not await closed_by_peer(tls, 1.0), f"a clock {ahead} ahead is turned away"
         await trio.aclose_forcefully(tls)
 
 
-async def test_tls_that_is_no_tls(arena: Arena) -> None:
+async def test_tls_that_is_no_tls(shared_arena: Arena) -> None:
     """Bytes where TLS belongs, and connections that end at every step of the way in."""
     from stranger_kit import HEADER, TLS, said
 
     for begun in (b"", b"\x13", said(HEADER), said(HEADER, "/noise"), TLS, TLS + b"\x16\x03\x01\xff\xff" + bytes(100)):
         for _ in range(3):
-            stream = await tcp(arena.seed_port)
+            stream = await tcp(shared_arena.seed_port)
             await stream.send_all(begun) if begun else None
             await trio.aclose_forcefully(stream)
-    arena.unharmed()
-    await arena.lets_in()
+    shared_arena.unharmed()
+    await shared_arena.lets_in()

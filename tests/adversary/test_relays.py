@@ -16,7 +16,7 @@ from node import keyfile
 from node.ticket import Ticket
 from swarm.transport.circuit import HOP_ID, HopMessage, Status, peer_in, read_message, write_message
 
-pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 
 _source: ContextVar[str | None] = ContextVar("_source", default=None)
 """The address from which the tasks begun in this context dial."""

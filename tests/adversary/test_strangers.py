@@ -26,7 +26,7 @@ from codec.sign import Key
 from swarm.transport.base import Lane
 from swarm.transport.libp2p import Libp2pTransport
 
-pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 
 
 async def crowd(arena: Arena, nursery: trio.Nursery, count: int, addresses: int, say: bytes | None) -> list[object]:

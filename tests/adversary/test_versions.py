@@ -15,7 +15,7 @@ from codec.sign import Key
 from swarm.protocol.wire import FRAME_HEAD, FrameKind, pack_frame, unpack_frame_head
 from swarm.transport.base import Lane
 
-pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 
 REPAIRED_S = 8.0
 """Pulls begin half a second after a stripe stands still; a dead connection is noticed only after twenty."""

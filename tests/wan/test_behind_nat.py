@@ -18,7 +18,7 @@ from node.status.query import ask
 from scenarios.wan import Host, Network
 from swarm.transport.base import Unreachable
 
-pytestmark = pytest.mark.wan
+pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 PATIENCE_S = 150.0
 """Eleven processes start on two cores, which CI shares."""

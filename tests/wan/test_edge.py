@@ -6,7 +6,7 @@ import pytest
 
 from scenarios.transport_wan import ROWS, measure
 
-pytestmark = pytest.mark.wan
+pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 
 def test_a_long_fat_path_gets_several_connections_and_control_stays_quick() -> None:

@@ -12,7 +12,7 @@ import pytest
 from codec.errors import UsageError
 from scenarios.wan import Host, Network
 
-pytestmark = pytest.mark.wan
+pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 SERVE = """
 import socket, sys

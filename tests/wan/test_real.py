@@ -10,7 +10,7 @@ from scenarios.real import Node, RealSwarm
 from scenarios.wan import Network
 from scenarios.wan_table import ROWS, measure, row_of
 
-pytestmark = pytest.mark.wan
+pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 
 def test_a_file_reaches_two_regions_and_crosses_the_border_once() -> None:
