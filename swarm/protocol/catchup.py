@@ -49,6 +49,16 @@ class _Request:
     deadline: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Unlisted:
+    """A block that a peer sent under the label of a version whose block hashes we lack."""
+
+    block: int
+    peer: bytes
+    deadline: float
+    """The block is asked of another peer after this: nobody signs a label, so there may be no such version."""
+
+
 class Catchup:
     """Brings the replica to a version. `sources()` gives the peers to ask, the authority last."""
 
@@ -67,7 +77,7 @@ class Catchup:
         self._todo: deque[int] = deque()
         self._labels: dict[int, VersionId] = {}
         self._lists: set[VersionId] = set()
-        self._unlisted: dict[VersionId, list[int]] = {}
+        self._unlisted: dict[VersionId, list[_Unlisted]] = {}
         self._total = 0
         self._replaying: VersionId | None = None
         self._chain_until = 0.0
@@ -130,7 +140,10 @@ class Catchup:
         request = self._requests.pop(event.request, None)
         if request is None or request.peer != event.peer:
             return
-        if request.kind == BLOCK:
+        if request.kind == BLOCK and event.label < self._state.floor:  # nothing is replayed from that far back
+            self._lacking.setdefault(request.name, set()).add(event.peer)
+            self._todo.append(request.block)
+        elif request.kind == BLOCK:
             self._labels[request.block] = event.label
         elif request.kind == Blob.LAYOUT:
             self._wanted = deque((Blob.FILE, name) for name in event.needs)
@@ -150,7 +163,8 @@ class Catchup:
             self._lacking.setdefault(request.name, set()).add(event.peer)
             self._todo.append(request.block)
         else:
-            self._unlisted.setdefault(event.label, []).append(request.block)
+            deadline = now + self._state.tuning.request_deadline_s
+            self._unlisted.setdefault(event.label, []).append(_Unlisted(request.block, event.peer, deadline))
             self._want_seal(event.label, event.peer, now)
         self.tick(now)
 
@@ -202,6 +216,7 @@ class Catchup:
         if self.phase is Phase.CHAIN:
             self._look_for_chain(now)
         if self.phase is Phase.BLOCKS:
+            self._give_up_labels(now)
             self._ask_for_lists(now)
             if not self._todo and not self._requests and not self._unlisted and not self._wanted:
                 self._enter(Phase.REPLAY)
@@ -274,7 +289,19 @@ class Catchup:
             self._todo = deque(event.differs)
             self._total = len(event.differs)
             self._enter(Phase.BLOCKS)
-        self._todo.extend(self._unlisted.pop(event.label, ()))
+        self._todo.extend(each.block for each in self._unlisted.pop(event.label, ()))
+
+    def _give_up_labels(self, now: float) -> None:
+        """Ask others for the blocks whose label's list has not come in time."""
+        for label, waiting in list(self._unlisted.items()):
+            late = [each for each in waiting if now >= each.deadline]
+            for each in late:
+                self._lacking.setdefault(b"", set()).add(each.peer)
+                self._todo.append(each.block)
+            self._unlisted[label] = [each for each in waiting if now < each.deadline]
+            if not self._unlisted[label]:
+                del self._unlisted[label]
+                self._seals_asked.pop(label, None)
 
     def _ask_for_lists(self, now: float) -> None:
         """Lists of versions that givers have moved on to, once their manifests are here."""

@@ -1,6 +1,6 @@
 """Who stands where, as the authority decides it: planned when membership changes, told as the change that it was."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import groupby
 from statistics import median
 
@@ -85,19 +85,26 @@ class Scheme:
     def _members(self, now: float) -> tuple[Member, ...]:
         offered = {slot: self._enrolled[lease.grant.peer].join.up_mbit for slot, lease in self._book.leases.items()}
         typical = median(offered.values()) if offered else 0.0
-        able = self._able() - self._narrow(offered)
+        able = self._able()
+        able -= self._narrow(able, typical)
         return tuple(self._member(slot, typical, able, now) for slot in sorted(self._book.leases))
 
-    def _narrow(self, offered: Mapping[int, float]) -> set[bytes]:
-        """Whose downlink takes less than everybody would get by the uplinks of those alone who have more of it: what
-        hangs on it would be late. `offered`: uplinks in Mbit/s by slot."""
-        peers = {slot: lease.grant.peer for slot, lease in self._book.leases.items()}
-        widest_first = sorted(peers, key=lambda slot: -self._enrolled[peers[slot]].join.down_mbit)
+    def _narrow(self, able: set[bytes], typical: float) -> set[bytes]:
+        """The members whose downlink is slower than the rate that each member could be sent at if only the members with
+        faster downlinks sent: whatever such a member passes on would be late.
+
+        Only uplinks of members that may stand inside a tree count, and no more of each than the plan uses. Otherwise a
+        member that nobody has had a byte from could make leaves of all others by what it says of its own link, and the
+        trainer would send a copy to each of them.
+        """
+        inside = [(slot, lease.grant.peer) for slot, lease in self._book.leases.items() if lease.grant.peer in able]
+        joins = {slot: self._enrolled[peer].join for slot, peer in inside}
+        widest_first = sorted(joins, key=lambda slot: -joins[slot].down_mbit)
         given = 0.0
-        for down_mbit, slots in groupby(widest_first, key=lambda slot: self._enrolled[peers[slot]].join.down_mbit):
-            if down_mbit * len(peers) < given:
-                return {peer for peer in peers.values() if self._enrolled[peer].join.down_mbit <= down_mbit}
-            given += sum(offered[slot] for slot in slots)
+        for down_mbit, slots in groupby(widest_first, key=lambda slot: joins[slot].down_mbit):
+            if down_mbit * len(self._book.leases) < given:
+                return {peer for slot, peer in inside if joins[slot].down_mbit <= down_mbit}
+            given += sum(self._rates.uplink(slot, joins[slot].up_mbit, typical) for slot in slots)
         return set()
 
     def _able(self) -> set[bytes]:

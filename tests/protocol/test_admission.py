@@ -33,6 +33,7 @@ from swarm.protocol.events import (
     Timer,
     VersionId,
 )  # fmt: skip
+from swarm.protocol.roster import AUTHORITY as TRAINER
 from swarm.protocol.roster import open_whole
 from swarm.protocol.wire import (
     Attach,
@@ -111,6 +112,20 @@ def test_a_downlink_that_holds_up_others_makes_a_leaf(links: list[tuple[float, f
     for slot, (up, down) in enumerate(links):
         join(core, slot, 1.0 + slot, replace(join_message(TICKET, up_mbit=up), down_mbit=down))
     assert _whole(core, range(len(links)), 1, 4.0) == leaves
+
+
+@pytest.mark.parametrize("says_it_is_whole", [False, True])
+def test_a_claim_of_a_huge_link_makes_no_leaf_of_anybody_else(says_it_is_whole: bool) -> None:
+    """The trainer would send a copy of each version to every member, by the word of one whom nobody has a byte from."""
+    core = an_authority()
+    for slot in range(8):
+        join(core, slot, 1.0 + 0.3 * slot, replace(join_message(TICKET, up_mbit=100.0), down_mbit=100.0))
+    assert _whole(core, range(8), 1, 4.0) == [False] * 8
+    join(core, 8, 4.5, replace(join_message(TICKET, up_mbit=1e7), down_mbit=1e7))
+    assert _whole(core, range(8 + says_it_is_whole), 2, 5.0)[:8] == [False] * 8
+    roster = core.state.roster
+    assert roster is not None
+    assert [len(roster.children(stripe, TRAINER)) for stripe in range(roster.stripes)] == [1] * roster.stripes
 
 
 def test_who_comes_while_a_version_is_on_its_way_is_a_leaf_until_it_has_arrived() -> None:

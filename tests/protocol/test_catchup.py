@@ -281,6 +281,35 @@ def test_a_giver_that_is_behind_is_not_asked_over_and_over() -> None:
     assert [giver for giver, _ in asked(effects)] == [SWARM]
 
 
+def test_a_label_of_a_version_that_there_is_not_costs_its_giver_its_turn_and_no_more() -> None:
+    """Nobody signs labels. One false label held its block back for ever, and the whole catch-up with it."""
+    peer, _ = a_newcomer(1, 2)
+    wants = asked(to_blocks(peer))
+    liar = wants[0][0]
+    mine = [want for giver, want in wants if giver == liar]
+    for number, want in enumerate(mine):
+        peer.apply(UnknownLabel(liar, want.request, version(1 << 40 | number)), 13.0)
+    bring(peer, [want for want in wants if want[0] != liar])
+    again = asked(peer.apply(Timer("tick"), 13.0 + TUNING.request_deadline_s))
+    assert sorted(want.block for _, want in again) == sorted(want.block for want in mine)
+    assert {giver for giver, _ in again} == {key_of(1).public, key_of(2).public} - {liar}
+    (job,) = run_jobs(bring(peer, again, now=13.1 + TUNING.request_deadline_s))
+    assert (job.kind, job.version) == (JobKind.REPLAY, HEAD)
+    assert not peer.catchup._unlisted
+    assert not peer.catchup._seals_asked
+
+
+def test_a_block_of_a_version_before_the_one_that_we_aim_at_is_asked_of_another_peer() -> None:
+    """Its hash may be right, where we have that version's list; but no replay begins that far back."""
+    peer, _ = a_newcomer(1, 2)
+    wants = asked(to_blocks(peer))
+    giver, want = wants[0]
+    bring(peer, wants[1:])
+    (again,) = asked(peer.apply(PartsDone(giver, want.request, version(4)), 13.0))
+    assert again[1].block == want.block
+    assert again[0] != giver
+
+
 def test_a_block_that_does_not_match_after_the_replay_is_fetched_again() -> None:
     peer, _ = a_newcomer(1)
     (job,) = run_jobs(bring(peer, asked(to_blocks(peer, differs=3))))
