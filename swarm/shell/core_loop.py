@@ -48,11 +48,14 @@ class CoreLoop:
         perform: Callable[[list[Effect]], None],
         note: Callable[[Event], None],
         close: Callable[[bytes, str], None],
+        applied: Callable[[bytes], None],
         limits: Limits,
     ) -> None:
         """`perform` begins effects. `note` sees each event of a peer just before the core does, and may raise
-        `PeerError`. `close` ends a peer's session."""
+        `PeerError`. `close` ends a peer's session. `applied` is called after each event and timer, with the peer that
+        caused the event, or `OURS`."""
         self._core, self._perform, self._note, self._close = core, perform, note, close
+        self._applied = applied
         self._queue = EventQueue(limits.events, limits.events_bytes)
         self._timers: dict[str, float] = {}
         self._turn: Waiting | None = None
@@ -97,6 +100,7 @@ class CoreLoop:
             if self._due_s <= trio.current_time():
                 self._go_off(min(self._timers, key=lambda name: (self._timers[name], name)))
                 self._queue.prune()
+                self._apply_waiting()  # where a turn of all tasks takes longer than a tick, a timer is always due
                 await trio.lowlevel.checkpoint()
             else:
                 with trio.CancelScope(deadline=self._due_s) as until_due:
@@ -113,22 +117,27 @@ class CoreLoop:
             self._perform(self._core.apply(Timer(name), trio.current_time()))
         if outcome.error is not None:
             self._timers.setdefault(name, trio.current_time() + _TIMER_AGAIN_S)
+        self._applied(OURS)
 
     async def _apply_until(self, until_due: trio.CancelScope) -> None:
         """Apply events until a timer is due. One scope for all of them: to make one costs as much as an event does."""
         while until_due.deadline > trio.current_time():
             await self._queue.wait()
-            began = now = time.perf_counter()
-            while now - began < _TURN_S and (waiting := self._queue.take()) is not None:
-                self._turn = waiting
-                self._apply(waiting)
-                self._turn = None
-                before, now = now, time.perf_counter()
-                self._queue.served(waiting, now - before)
+            self._apply_waiting()
             await trio.lowlevel.checkpoint()
             due_s = self._due_s
             if due_s != until_due.deadline:
                 until_due.deadline = due_s
+
+    def _apply_waiting(self) -> None:
+        """Apply events that wait, for at most `_TURN_S`."""
+        began = now = time.perf_counter()
+        while now - began < _TURN_S and (waiting := self._queue.take()) is not None:
+            self._turn = waiting
+            self._apply(waiting)
+            self._turn = None
+            before, now = now, time.perf_counter()
+            self._queue.served(waiting, now - before)
 
     def _apply(self, waiting: Waiting) -> None:
         if waiting.owner == OURS:
@@ -139,6 +148,7 @@ class CoreLoop:
                 self._perform(self._core.apply(waiting.event, trio.current_time()))
             if outcome.is_rule_broken:
                 self._expel(waiting.owner, outcome.why)
+        self._applied(waiting.owner)
         if waiting.done is not None:
             waiting.done.set()
 

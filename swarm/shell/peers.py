@@ -6,7 +6,6 @@ can mend goes on up.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final
 
 import structlog
 import trio
@@ -16,6 +15,7 @@ from swarm.protocol.events import PeerDown, PeerUp, PieceBad, Probed
 from swarm.shell.bulk import BulkStreams
 from swarm.shell.core_loop import CoreLoop
 from swarm.shell.counts import Counts
+from swarm.shell.event_queue import OURS
 from swarm.shell.inbound import Inbound
 from swarm.shell.limits import Limits
 from swarm.shell.outbound import FindBlob, Outbound
@@ -26,8 +26,6 @@ from swarm.transport.base import Lane, Stream, Transport
 
 __all__ = ["Peers"]
 
-_ADMIT_S: Final = 0.02
-"""How often a bulk stream that came early looks whether its peer is admitted by now."""
 _log = structlog.get_logger(__name__)
 
 
@@ -62,7 +60,9 @@ class Peers:
         self._banned: dict[bytes, float] = {}
         self._dialing: set[bytes] = set()
         self._bulk_in: dict[bytes, list[trio.CancelScope]] = {}
-        self._arrival = trio.Event()
+        self._early: dict[bytes, trio.Event] = {}
+        """Peers whose bulk streams came before their session, or before the core read their hello; set when the core
+        has admitted the peer."""
         self._pacer = Pacer(limits.up_mbit, transport.departed_bytes)
         self._probing = trio.CapacityLimiter(limits.probes)
 
@@ -132,8 +132,6 @@ class Peers:
         bulk = BulkStreams(self._make_queue, self._limits, self._pacer)
         session = Session(peer, stream, dialed=dialed, bulk=bulk, counts=self._counts, limits=self._limits)
         self._sessions[peer] = session
-        self._arrival.set()
-        self._arrival = trio.Event()
         await self._post(PeerUp(peer, dialed, self._transport.remote_address(peer)))
         broken = await self._judged(Source.CONTROL, peer, session, lambda: self._run(session))
         del self._sessions[peer]
@@ -158,11 +156,8 @@ class Peers:
 
     async def _take_bulk(self, peer: bytes, stream: Stream) -> None:
         """Receive what a peer that has shown a grant sends; of too many streams the oldest goes."""
-        with trio.move_on_after(self._limits.dial_deadline_s):  # its control stream may come by a slower connection
-            while peer not in self._sessions:
-                await self._arrival.wait()
-            while not self._admits(peer):  # noqa: ASYNC110  # and the core must read its hello first
-                await trio.sleep(_ADMIT_S)
+        if not self._is_admitted(peer):  # its control stream may come by a slower connection
+            await self._wait_until_admitted(peer)
         session = self._sessions.get(peer)
         if session is None or not self._admits(peer):
             return
@@ -178,6 +173,30 @@ class Peers:
             streams.remove(scope)
         if not streams and self._bulk_in.get(peer) is streams:
             del self._bulk_in[peer]
+
+    async def _wait_until_admitted(self, peer: bytes) -> None:
+        """Return when `peer` has a session and the core has admitted it, or after `dial_deadline_s`.
+
+        Strangers may open a thousand such streams, so none of them may wake before there is something for it to do.
+        """
+        early = self._early.get(peer)
+        if early is None or early.is_set():
+            early = self._early[peer] = trio.Event()
+        try:
+            with trio.move_on_after(self._limits.dial_deadline_s):
+                await early.wait()
+        finally:
+            if not early.statistics().tasks_waiting and self._early.get(peer) is early:
+                del self._early[peer]
+
+    def applied(self, owner: bytes) -> None:
+        """The core has applied an event of this peer, or one of ours: it may have admitted somebody."""
+        for peer in (owner,) if owner != OURS else list(self._early):
+            if peer in self._early and self._is_admitted(peer):
+                self._early[peer].set()
+
+    def _is_admitted(self, peer: bytes) -> bool:
+        return peer in self._sessions and self._admits(peer)
 
     async def _judged(self, source: Source, peer: bytes, session: Session, run: Callable[[], Awaitable[None]]) -> str:
         """Run a part of a session; why it failed, or nothing. The one place that decides what an error means."""

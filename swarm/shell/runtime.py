@@ -113,7 +113,9 @@ class Shell:
         self._run_sync = run_sync
         self._outward = outward
         self._authority = authority
-        self._loop = CoreLoop(core, self.perform, self._note, self._close_session, self._limits)
+        self._loop = CoreLoop(
+            core, self.perform, self._note, self._close_session, lambda owner: self.peers.applied(owner), self._limits
+        )
         self._persisting: deque[Persist] = deque()
         self._persist_asked = self._persist_done = 0
         self._persisted = trio.Event()

@@ -84,3 +84,46 @@ async def test_a_stranger_may_say_little(tmp_path: Path, autojump_clock: object)
         await stream.send_all((8193).to_bytes(4, "little"))
         await b.settle()
         assert [event.what for event in b.core.of(PieceBad)] == ["message: 8193 bytes, at most 8192"]
+
+
+async def test_timers_that_are_always_due_keep_no_event_from_its_turn(tmp_path: Path, autojump_clock: object) -> None:
+    """Where a turn of all tasks takes longer than a tick, some timer is always due. Renewals waited; leases ended."""
+    async with bench(tmp_path) as b:
+        stream, apply, heard = await b.control(), b.core.apply, trio.Event()
+
+        def again(event: Event, now: float) -> list[Effect]:
+            if event == Timer("tick") and not heard.is_set():
+                b.shell._loop.set_timer("tick", now)
+            if isinstance(event, Heard) and event.message == Detach(3):
+                heard.set()
+            return apply(event, now)
+
+        b.core.apply = again  # type: ignore[method-assign]
+        b.shell._loop.set_timer("tick", trio.current_time())
+        await b.shell.apply(Timer("anything"))
+        await stream.send_all(frame_message(Detach(3)))
+        for _ in range(1000):
+            await trio.lowlevel.checkpoint()
+        happened = heard.is_set()
+        heard.set()  # or the clock of this test would stand still for ever
+        assert happened
+
+
+async def test_bulk_streams_of_strangers_wake_nobody(tmp_path: Path, autojump_clock: object) -> None:
+    """Each looked fifty times a second whether its peer had been admitted; strangers may have a thousand of them."""
+    async with bench(tmp_path) as b:
+        b.core.strangers.add(PEER.public)
+        await b.control()
+        asked = 0
+        admits = b.shell.peers._admits
+
+        def counted(peer: bytes) -> bool:
+            nonlocal asked
+            asked += 1
+            return admits(peer)
+
+        b.shell.peers._admits = counted
+        for _ in range(5):
+            await b.bulk()
+        await trio.sleep(10)
+        assert asked <= 10
