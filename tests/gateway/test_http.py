@@ -1,15 +1,18 @@
 """Hostile HTTP: whatever comes, the gateway answers or closes, holds little, and goes on."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import trio
-from gateway_kit import gateway, raw, with_client
+from gateway_kit import base_files, gateway, raw, with_client
 
 from codec.errors import UsageError
 from node.config import GatewayConfig
 from node.gateway.http import Limits, Request, Response, json_response, serve
+from node.gateway.text import Text
 
 GOOD = json.dumps({"prompt": "abc", "max_tokens": 4}).encode()
 
@@ -186,3 +189,22 @@ def test_a_gateway_for_the_world_needs_a_key():
     for wrong in ({"at": "x:70000"}, {"in_flight": 0}, {"max_lag": -1}, {"model_name": ""}):
         with pytest.raises(UsageError, match=r"--|port"):
             GatewayConfig(**wrong)
+
+
+def test_a_long_prompt_lets_the_rest_of_the_process_run_while_it_is_read():
+    """The tokenizer held the interpreter's lock: a prompt of 4 MiB kept the seed from its heartbeats for six seconds."""
+    text, turns, reading = Text(base_files()), 0, threading.Event()
+
+    def read() -> None:
+        reading.set()
+        text.encode("a" * (1 << 17))
+        reading.clear()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    reading.wait()
+    while reading.is_set():
+        time.sleep(0)
+        turns += 1
+    reader.join()
+    assert turns > 300  # 13, and some thousand now
