@@ -379,14 +379,23 @@ class Ledger:
         return count
 
     def cannot(self, node: bytes, lease: int, token: int, now: float) -> Group | None:
-        """`node`'s engine refuses this work: others may try. The group, when enough of them have."""
+        """`node`'s engine refuses this work: others may try. The group, when each node that generates has refused it,
+        and `refusers` of them: an error for the trainer, which a few members that refuse everything must not cause."""
         found = self.leases.get(lease)
         if found is None or found.node != node or found.token != token:
             return None
         group = self.groups[found.group]
         group.refusers.add(node)
         self.moves.requeue(found, Reason.IMPOSSIBLE, now)
-        return group if len(group.refusers) >= min(self.settings.refusers, len(self.members)) else None
+        enough = len(group.refusers) >= min(self.settings.refusers, len(self.members))
+        return group if enough and not any(self._may_take(group, key, now) for key in self.members) else None
+
+    def _may_take(self, group: Group, key: bytes, now: float) -> bool:
+        """This member generates, and has not refused the group: it may still be asked."""
+        node = self.nodes.get(key)
+        if node is None or key in group.refusers or node.conduct.sentence is not None:
+            return False
+        return node.capacity > 0 and (bool(node.leases) or now - node.asked <= self.settings.asking_ttl_s)
 
     def tick(self, now: float) -> None:
         """End leases whose deadline has passed or whose node is gone or hangs, checks that nobody can make, quarantines

@@ -44,7 +44,8 @@ class Settings:
     fresh_s: float = 8.0
     """A request that waits for work is repeated every five seconds; one that was not is not served any more."""
     refusers: int = 3
-    """A group that the engines of this many nodes refuse (or of all, where there are fewer) is impossible."""
+    """A group is impossible when so many nodes (or all members, where there are fewer) have refused it, and no other
+    node that generates is left to ask."""
     remembered: int = 1 << 16
     """Ended leases and judged samples remembered, to answer repeated results as the first time."""
 

@@ -192,7 +192,7 @@ def test_a_gateway_for_the_world_needs_a_key():
 
 
 def test_a_long_prompt_lets_the_rest_of_the_process_run_while_it_is_read():
-    """The tokenizer held the interpreter's lock: a prompt of 4 MiB kept the seed from its heartbeats for six seconds."""
+    """The tokenizer held Python's lock: a prompt of 4 MiB kept the seed from its heartbeats for six seconds."""
     text, turns, reading = Text(base_files()), 0, threading.Event()
 
     def read() -> None:

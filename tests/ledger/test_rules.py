@@ -5,6 +5,7 @@ from ledger_kit import (
     ALICE,
     BOB,
     CAROL,
+    DAVE,
     KEY_OF,
     PROMPT,
     SAMPLING,
@@ -208,6 +209,30 @@ def test_giving_back_is_at_once_and_only_ones_own():
     ledger.give_back(ALICE, [lease.id, 77], 1.0)
     places(ledger)
     assert one_lease(ledger, BOB).samples == (0, 1)
+
+
+def test_members_that_refuse_everything_do_not_make_work_impossible():
+    """Three of them were enough, and the trainer was told that no node could do its work, which ended its session."""
+    ledger = ledger_at(3, groups=1, n=1)
+    (busy,) = ledger.request_work(DAVE, ask(1), 1.0)
+    ledger.offer(group_id(1), "s", PROMPT, 1, SAMPLING)
+    for node in (ALICE, BOB, CAROL):
+        (lease,) = ledger.request_work(node, ask(4), 2.0)
+        assert ledger.cannot(node, lease.id, lease.token, 2.0) is None
+    assert submit(ledger, busy, draw(busy, 0), 3.0) is None
+    (lease,) = ledger.request_work(DAVE, ask(1), 3.0)
+    assert (lease.group, submit(ledger, lease, draw(lease, 0), 4.0)) == (group_id(1), None)
+
+
+def test_work_is_impossible_when_every_node_that_generates_has_refused_it():
+    ledger = ledger_at(3, groups=1, n=1)
+    (lease,) = ledger.request_work(DAVE, ask(4), 1.0)
+    ledger.give_back(DAVE, (lease.id,), 1.0)  # and is not heard of again
+    late, found = 2.0 + ledger.settings.asking_ttl_s, []
+    for node in (ALICE, BOB, CAROL):
+        (lease,) = ledger.request_work(node, ask(4), late)
+        found.append(ledger.cannot(node, lease.id, lease.token, late))
+    assert [group and group.id for group in found] == [None, None, group_id(0)]
 
 
 def test_a_lease_lost_on_the_way_is_sent_again():
