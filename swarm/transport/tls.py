@@ -199,7 +199,9 @@ class TlsSession(ISecureConn):
         self.muxer = None if protocol == _NO_MUXER else protocol
         """The muxer that the handshake agreed on, or None when it is still to be negotiated."""
         self._raw = raw
-        self._tls = tls
+        self._tls: ssl.SSLObject | None = tls
+        """None once it is closed. The objects of a connection refer to one another, and the garbage collector may come
+        to them late: OpenSSL's 40 KiB must not wait for it, or strangers that come and go take 150 MiB."""
         self._incoming = incoming
         self._outgoing = outgoing
         self._private = private
@@ -225,23 +227,29 @@ class TlsSession(ISecureConn):
 
     async def send(self, parts: Sequence[bytes | memoryview]) -> None:
         small = bytearray()
-        for part in parts:
-            if len(part) < _SMALL_BYTES:
-                small += part
-                continue
+        try:
+            for part in parts:
+                if len(part) < _SMALL_BYTES:
+                    small += part
+                    continue
+                if small:
+                    self._encrypt(small)
+                    small = bytearray()
+                self._encrypt(part)
             if small:
                 self._encrypt(small)
-                small = bytearray()
-            self._encrypt(part)
-        if small:
-            self._encrypt(small)
-        try:
             await (self._socket or self._raw).write(self._outgoing.read())
         except IOException as error:
             raise trio.BrokenResourceError(str(error)) from error
 
     async def aclose(self) -> None:
-        await self._raw.close()
+        await self.close()
+
+    def _open(self) -> ssl.SSLObject:
+        """Raises `ConnectionClosedError` when we have closed it."""
+        if self._tls is None:
+            raise ConnectionClosedError("the connection is closed")
+        return self._tls
 
     async def _decrypt(self) -> memoryview:
         """What one read of the socket brings, decrypted; empty at the end. Valid until the next call."""
@@ -249,7 +257,7 @@ class TlsSession(ISecureConn):
         while True:
             try:
                 while length < _READ_BYTES:
-                    taken = self._tls.read(_RECORD_BYTES, view[length:])  # type: ignore[arg-type]
+                    taken = self._open().read(_RECORD_BYTES, view[length:])  # type: ignore[arg-type]
                     if not taken:
                         return view[:length]
                     length += int(taken)
@@ -282,7 +290,7 @@ class TlsSession(ISecureConn):
     def _encrypt(self, part: bytes | bytearray | memoryview) -> None:
         view = memoryview(part)
         while view:
-            view = view[self._tls.write(view) :]
+            view = view[self._open().write(view) :]
 
     # As libp2p's ISecureConn.
 
@@ -298,6 +306,8 @@ class TlsSession(ISecureConn):
         await self._raw.write(self._outgoing.read())
 
     async def close(self) -> None:
+        self._tls, self._incoming, self._outgoing = None, ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ciphertext = memoryview(b"")
         await self._raw.close()
 
     def get_local_peer(self) -> ID:

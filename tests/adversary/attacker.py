@@ -152,6 +152,12 @@ def opened_and_reset() -> Iterator[bytes]:
         yield frame(WINDOW, 1, i) + frame(0, 0, i, body=hello) + frame(WINDOW, 8, i)
 
 
+def bulk_streams(count: int) -> bytes:
+    """So many bulk streams opened, with nothing on them."""
+    hello = said(HEADER, "/swarm-node/bulk/1")
+    return b"".join(frame(WINDOW, 1, i) + frame(0, 0, i, body=hello) for i in range(3, 3 + 2 * count, 2))
+
+
 async def by_hand(order: dict[str, Any], key: Key, told: Told, frames: Any) -> None:
     """Yamux frames on a connection of its own; what comes back is read and forgotten."""
     port = int(Ticket.parse(order["ticket"]).addrs[0].rpartition("/")[2])
@@ -177,9 +183,10 @@ async def drain(stream: Any, scope: trio.CancelScope) -> None:
 async def crowd(order: dict[str, Any], told: Told) -> None:
     """Connections that come and go, or come and stay silent; some with a handshake."""
     port = int(Ticket.parse(order["ticket"]).addrs[0].rpartition("/")[2])
-    shown = [context(certificate(Key(bytes([i + 1]) + b"\xbb" * 31))) for i in range(8)]
+    what, stays_s = order["what"], 30.0 if order["what"] in ("strangers", "early bulk streams") else 0.0
+    keys = 200 if what == "early bulk streams" else 8  # what a peer may cost is counted for all of its connections
+    shown = [context(certificate(Key(bytes([i + 1]) + b"\xbb" * 31))) for i in range(keys)]
     places = itertools.cycle(list(sources(order["addresses"])))
-    what, stays_s = order["what"], 30.0 if order["what"] == "strangers" else 0.0
     limiter = trio.CapacityLimiter((order["count"] and 1500) or 64)
 
     async def one(i: int) -> None:
@@ -187,8 +194,8 @@ async def crowd(order: dict[str, Any], told: Told) -> None:
             if what == "connections" or (what == "strangers" and i % 2):
                 stream: Any = await tcp(port, next(places))
             else:
-                stream = await secured(port, shown[i % 8], next(places))
-                await stream.send_all(control_stream(b""))
+                stream = await secured(port, shown[i % len(shown)], next(places))
+                await stream.send_all(control_stream(b"") + (bulk_streams(5) if what == "early bulk streams" else b""))
             told.connections += 1
             with trio.move_on_after(stays_s):
                 await drain(stream, trio.CancelScope())

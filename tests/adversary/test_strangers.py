@@ -161,6 +161,17 @@ async def test_connection_flood(arena: Arena) -> None:
     assert arena.process().descriptors < 1000
 
 
+async def test_bulk_streams_of_strangers(arena: Arena) -> None:
+    """Each stranger opens its control stream and five bulk streams, and says nothing. Each stream looked fifty times a
+    second whether its peer had been admitted; the loop did nothing but its timers, and members' leases ended."""
+    async with observed(arena) as observer, attack(arena, "early bulk streams", count=10_000, addresses=64) as flood:
+        observer.reset()
+        await trio.sleep(max(FLOOD_S, 8.0))  # longer than a lease
+        assert observer.late_s < LATE_S, flood.told
+        await arena.lets_in(10.0)
+    assert arena.honest_leases_lost() == []
+
+
 async def test_18_traffic_tables_forget_strangers() -> None:
     """One transport, and 300 keys that come and go: nothing of them is kept for good."""
     victim = Libp2pTransport(Key(b"\x41" * 32), ["/ip4/127.0.0.1/tcp/0"], admits=lambda peer: False)
