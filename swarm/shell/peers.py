@@ -26,6 +26,8 @@ from swarm.transport.base import Lane, Stream, Transport
 
 __all__ = ["Peers"]
 
+_BANNED = 1024
+"""Bans that are kept, over or not, before those that are over are looked for."""
 _log = structlog.get_logger(__name__)
 
 
@@ -58,6 +60,7 @@ class Peers:
         self._longest = longest
         self._sessions: dict[bytes, Session] = {}
         self._banned: dict[bytes, float] = {}
+        self._prune_at = _BANNED
         self._dialing: set[bytes] = set()
         self._bulk_in: dict[bytes, list[trio.CancelScope]] = {}
         self._early: dict[bytes, trio.Event] = {}
@@ -75,7 +78,9 @@ class Peers:
     def ban(self, peer: bytes, ban_s: float) -> None:
         """Refuse its streams for so long."""
         now = trio.current_time()
-        self._banned = {other: until for other, until in self._banned.items() if until > now}
+        if len(self._banned) >= self._prune_at:  # not each time: strangers can have 60,000 of their keys banned
+            self._banned = {other: until for other, until in self._banned.items() if until > now}
+            self._prune_at = max(_BANNED, 2 * len(self._banned))
         self._banned[peer] = now + ban_s
 
     async def accept(self, peer: bytes, lane: Lane, stream: Stream) -> None:
