@@ -27,7 +27,9 @@ from node.holdings import Held, Holdings, Job, Result, together
 from node.hours import Hours
 from node.ledger.messages import (
     MAX_CAPACITY,
+    Abilities,
     Ask,
+    AskAbilities,
     Cannot,
     GiveBack,
     Reason,
@@ -127,6 +129,8 @@ class NodeWorker:
         """Samples of a lease, so far."""
         self._behind = False
         """The ledger says that our version is too old for the work there is."""
+        self._abilities_wanted = False
+        """The ledger asked what our engine can do."""
         self._news = trio.Event()
         self._serial = time.time_ns()
         """Of requests: must also rise over our own restarts, and nobody but us compares it with anything."""
@@ -211,6 +215,8 @@ class NodeWorker:
                     _log.warning("the ledger gives this node no work: %s", reason)
             case Ask():
                 self._witness.ask(message)
+            case AskAbilities():
+                self._abilities_wanted = True
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for a node")
 
@@ -341,7 +347,9 @@ class NodeWorker:
     async def _generate(self, flight: _Flight) -> None:
         self._know(self._engine.version, self._engine.root)
         jobs = together(flight.jobs)
-        prompts = [Prompt(held.prompt, stream_of(held.message.group, sample)) for held, sample in jobs]
+        prompts = [
+            Prompt(held.prompt, stream_of(held.message.group, sample, held.message.sampling)) for held, sample in jobs
+        ]
 
         def count(counts: tuple[int, ...]) -> None:
             for (held, sample), tokens in zip(jobs, counts, strict=True):
@@ -429,6 +437,9 @@ class NodeWorker:
                 await self._send(result.body)
             for renewal in self._holdings.renewals(now, self._pace.renew_every_s):
                 await self._send(encode(renewal))
+            if self._abilities_wanted and self._engine.ready:
+                self._abilities_wanted = False
+                await self._send(encode(Abilities(tuple(sorted(self._engine.abilities)), self._engine.kind)))
             await self._ask_if_due()
             times = [result.next_send for result in self._holdings.results.values()] + [
                 self._asked_at + self._pace.ask_every_s

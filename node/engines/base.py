@@ -23,17 +23,24 @@ from codec.errors import SwarmError
 from codec.layout import Layout
 
 __all__ = [
+    "ABILITIES",
     "BASE_VERSION",
+    "EXACT_SEED",
+    "OPTIONS",
+    "SCORE_OPTIONS",
     "Completion",
     "Engine",
     "EngineError",
     "Patch",
     "Prompt",
+    "SamplingOptions",
     "SamplingParams",
     "Scorer",
     "Span",
     "SteppedEngine",
     "Version",
+    "needs",
+    "scoring_needs",
 ]
 
 Version = tuple[int, int]
@@ -65,14 +72,120 @@ TOP_P_BORDER: Final = 0.05
 most of the mass. Without it, one token in 500 of an honest node's would be impossible in another's arithmetic."""
 
 
+OPTIONS: Final = "options"
+"""The ability to draw by `SamplingOptions`."""
+SCORE_OPTIONS: Final = "score-options"
+"""The ability to score tokens that were drawn by `SamplingOptions` which change the distribution."""
+EXACT_SEED: Final = "exact-seed"
+"""The ability to draw the same tokens for the same seed, whatever else the engine draws meanwhile."""
+ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED})
+"""What an engine may be able to do beyond `SamplingParams` without options."""
+
+MAX_LISTED: Final = 4096
+"""Tokens that may be allowed: 20 kB of a work lease."""
+MAX_BIASED: Final = 1024
+"""OpenAI's endpoint takes 300."""
+MAX_BANNED: Final = 256
+"""Banned token sequences; vLLM takes 1,000 words."""
+MAX_BANNED_LENGTH: Final = 64
+"""Tokens of one."""
+MAX_STOP_TEXTS: Final = 16
+MAX_STOP_TEXT: Final = 1024
+"""Characters."""
+
+
 class EngineError(SwarmError):
     """The engine cannot serve: nothing is loaded or attached, or a commit failed and it waits to be reloaded."""
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What not every engine and not every release can do. Each default changes nothing.
+
+    An engine works on the logits in this order: `allowed`, `banned`, `min_tokens`, `logit_bias`, the penalties; then,
+    unless it is greedy, temperature, `min_p`, `top_k`, `SamplingParams.top_p`. That is vLLM's order.
+    Raises `ValueError` when out of range.
+    """
+
+    min_tokens: int = 0
+    """Neither a stop token nor a stop text ends a completion before it has so many tokens."""
+    top_k: int = 0
+    """Only the so many likeliest tokens are drawn; 0: all."""
+    min_p: float = 0.0
+    """Only tokens at least this share as likely as the likeliest are drawn."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that was drawn before."""
+    frequency_penalty: float = 0.0
+    """The same, as often as the token was drawn."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that are in the prompt or were drawn: divided by it where positive, else multiplied."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit), ascending by token."""
+    allowed: tuple[int, ...] = ()
+    """Only these tokens are drawn, ascending; empty: all."""
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that are not drawn: after all but the last token of one, the last is not drawn."""
+    stop_texts: tuple[str, ...] = ()
+    """A completion ends with the token that completes one of these in the text that was drawn."""
+    special: bool = False
+    """That text includes special tokens."""
+    seeded: bool = False
+    """The random numbers depend on the seed and the sample's number alone, not on the group."""
+    exact: bool = False
+    """What else the engine draws meanwhile changes no token. Needs the ability `EXACT_SEED`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_tokens <= MAX_LENGTH:
+            raise ValueError("min_tokens: 0 to 2^31 - 1")
+        if not 0 <= self.top_k <= MAX_LENGTH:
+            raise ValueError("top_k: 0 (all tokens) to 2^31 - 1")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError("min_p: 0 to 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise ValueError(f"{name}: -2 to 2")
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            raise ValueError("repetition_penalty: above 0, at most 100")
+        if not _ascending([token for token, _ in self.logit_bias], MAX_BIASED):
+            raise ValueError(f"logit_bias: at most {MAX_BIASED} token ids, each once, from 0 to 2^32 - 1")
+        if not all(-100.0 <= bias <= 100.0 for _, bias in self.logit_bias):
+            raise ValueError("logit_bias: each value from -100 to 100")
+        if not _ascending(self.allowed, MAX_LISTED):
+            raise ValueError(f"allowed: at most {MAX_LISTED} token ids, each once, from 0 to 2^32 - 1")
+        if len(self.banned) > MAX_BANNED or not all(1 <= len(each) <= MAX_BANNED_LENGTH for each in self.banned):
+            raise ValueError(f"banned: at most {MAX_BANNED} sequences of 1 to {MAX_BANNED_LENGTH} tokens")
+        if not all(0 <= token <= MAX_TOKEN for each in self.banned for token in each):
+            raise ValueError("banned: token ids from 0 to 2^32 - 1")
+        if len(self.stop_texts) > MAX_STOP_TEXTS or not all(
+            1 <= len(text) <= MAX_STOP_TEXT for text in self.stop_texts
+        ):
+            raise ValueError(f"stop: at most {MAX_STOP_TEXTS} texts of 1 to {MAX_STOP_TEXT} characters")
+
+    @property
+    def reshapes(self) -> bool:
+        """It changes the distribution that tokens are drawn from."""
+        return self != SamplingOptions(
+            stop_texts=self.stop_texts, special=self.special, seeded=self.seeded, exact=self.exact
+        )
+
+    def never(self, stop_tokens: Sequence[int]) -> set[int]:
+        """Tokens that may be out of the question at some moment, `stop_tokens` being those that end a completion."""
+        return {each[-1] for each in self.banned} | (set(stop_tokens) if self.min_tokens else set())
+
+
+def _ascending(tokens: Sequence[int], most: int) -> bool:
+    in_range = len(tokens) <= most and all(0 <= token <= MAX_TOKEN for token in tokens)
+    return in_range and all(a < b for a, b in pairwise(tokens))
+
+
+_PLAIN: Final = SamplingOptions()
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
     """How to sample. `temperature` 0 is greedy. Raises `ValueError` when out of range.
 
     A completion ends after `max_tokens` tokens, or with the first of `stop_tokens`, which is then its last token.
+    `options`: left out of the encoded form where it is unset, so that older nodes sign the same `work_hash`; work that
+    has options goes only to nodes that say that they know them (`node.ledger.messages.Abilities`).
     """
 
     max_tokens: int
@@ -80,6 +193,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_p: float = 1.0
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
+    options: SamplingOptions | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_tokens <= MAX_LENGTH:
@@ -92,11 +206,34 @@ class SamplingParams(msgspec.Struct, frozen=True):
             raise ValueError("seed: 0 to 2^64 - 1")
         if len(self.stop_tokens) > MAX_STOP_TOKENS or not all(0 <= token <= MAX_TOKEN for token in self.stop_tokens):
             raise ValueError(f"stop_tokens: at most {MAX_STOP_TOKENS} token ids, each from 0 to 2^32 - 1")
+        if self.options is msgspec.UNSET:
+            return
+        if self.options.min_tokens > self.max_tokens:
+            raise ValueError("min_tokens: at most max_tokens")
+        if self.options.allowed and not set(self.options.allowed) - self.options.never(self.stop_tokens):
+            raise ValueError("allowed_token_ids: bad_words and min_tokens leave none of these tokens to draw")
 
     @property
     def widest_top_p(self) -> float:
         """What the top-p cut may have been by another's rounding."""
         return min(1.0, self.top_p + TOP_P_BORDER)
+
+    @property
+    def extra(self) -> SamplingOptions:
+        """`options`, or those that change nothing."""
+        return _PLAIN if self.options is msgspec.UNSET else self.options
+
+
+def needs(sampling: SamplingParams) -> frozenset[str]:
+    """The abilities that an engine needs to draw by `sampling`."""
+    if sampling.options is msgspec.UNSET:
+        return frozenset()
+    return frozenset({OPTIONS, EXACT_SEED} if sampling.options.exact else {OPTIONS})
+
+
+def scoring_needs(sampling: SamplingParams) -> frozenset[str]:
+    """The abilities that an engine needs to score what was drawn by `sampling`."""
+    return frozenset({SCORE_OPTIONS} if sampling.extra.reshapes else ())
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -128,8 +265,8 @@ class Completion(msgspec.Struct, frozen=True):
     """What an engine sampled for one prompt.
 
     `logprobs`: one float32 value a token, the natural logarithm of the probability that the token had in the
-    distribution it was drawn from: after temperature and after the top-p cut. For a greedy completion it is that of
-    the distribution at temperature 1, since the true one would say 0 everywhere.
+    distribution it was drawn from: after temperature, after the top-p cut and after what `SamplingOptions` do to it. For
+    a greedy completion it is that of the distribution at temperature 1, since the true one would say 0 everywhere.
 
     Raises `ValueError` when lengths disagree, a log-probability is not one, or the spans are not the tokens in order.
     """
@@ -166,6 +303,12 @@ class Engine(ABC):
 
     poisoned: str | None
     """Why the engine may not serve, or None."""
+
+    abilities: frozenset[str] = frozenset()
+    """Of `ABILITIES`: an engine that names none is given no work that needs one."""
+
+    kind: str = ""
+    """Engines of one kind draw the same tokens for the same seed, as far as their machines compute alike."""
 
     @abstractmethod
     def load(self, folder: Path, *, weights: bool = True) -> None:

@@ -19,7 +19,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
-from node.engines.sampling import draw, scores, uniforms
+from node.engines.sampling import check_options, draw, reshaped, scores, uniforms
+from node.engines.texts import StopText
 
 __all__ = ["Cohort", "can_cache", "score"]
 
@@ -36,11 +37,18 @@ class Cohort:
     """`prompts` must be equally long. Call `step` until `done`."""
 
     def __init__(
-        self, model: PreTrainedModel, prompts: Sequence[Prompt], sampling: SamplingParams, *, cached: bool = True
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        *,
+        cached: bool = True,
+        tokenizer: Any = None,
     ) -> None:
-        """`cached`: see `can_cache`; without, the whole text is read for each token.
+        """`cached`: see `can_cache`; without, the whole text is read for each token. `tokenizer`: of the `tokenizers`
+        package, for stop texts.
 
-        Raises `ValueError` for a token id that the model does not have.
+        Raises `ValueError` for a token id that the model does not have, and for stop texts without a tokenizer.
         """
         self._model = model
         self._cached = cached
@@ -48,6 +56,7 @@ class Cohort:
         device = model.device
         ids = torch.tensor([prompt.token_ids for prompt in prompts], dtype=torch.int64)
         check_tokens(model, ids)
+        check_options(sampling, vocabulary_of(model))
         self._prompts = ids.to(device)
         uniform = uniforms(sampling.seed, [prompt.stream for prompt in prompts], sampling.max_tokens)
         self._uniform = torch.from_numpy(uniform).to(device)
@@ -56,6 +65,10 @@ class Cohort:
         self._logprobs: list[torch.Tensor] = []
         self._lengths = torch.full((len(prompts),), sampling.max_tokens, device=device)
         self._running = torch.ones(len(prompts), dtype=torch.bool, device=device)
+        self._texts = [_stop_text(tokenizer, prompt, sampling) for prompt in prompts if sampling.extra.stop_texts]
+        """Of each row, where there are stop texts."""
+        self._said: set[int] = set()
+        """Rows that ended with a stop text."""
         self._versions: list[tuple[Version, int]] = []
         """Each version that drew tokens, and the first of those."""
         self.done = False
@@ -75,16 +88,28 @@ class Cohort:
         """
         at = len(self._tokens)
         logits = _read_all(self._model, self._current) if self._past is None else self._past.read(self._current)
+        logits = reshaped(logits, self._prompts, self._tokens, self._sampling)
         token, logprob = draw(logits, self._uniform[:, at], self._sampling)
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if not self._versions or self._versions[-1][0] != version:
             self._versions.append((version, at))
         ended = self._running & torch.isin(token, self._stops)
+        for row in self._ended_by_text(token, ended):
+            ended[row] = True
         self._lengths[ended] = at + 1
         self._running &= ~ended
         self._current = token[:, None] if self._cached else torch.cat([self._current, token[:, None]], 1)
         self.done = at + 1 == self._sampling.max_tokens or not bool(self._running.any())
+
+    def _ended_by_text(self, token: torch.Tensor, ended: torch.Tensor) -> list[int]:
+        """Rows whose stop text this token completes. A row that a stop token ended is none: that is no text."""
+        if not self._texts:
+            return []
+        going = (self._running & ~ended).tolist()
+        found = [row for row, value in enumerate(token.tolist()) if going[row] and self._texts[row].add(value)]
+        self._said.update(found)
+        return found
 
     @property
     def counts(self) -> list[int]:
@@ -101,7 +126,7 @@ class Cohort:
                 Completion(
                     token_ids=ids,
                     logprobs=tuple(logprobs[row, :length].tolist()),
-                    finish_reason="stop" if ids[-1] in self._sampling.stop_tokens else "length",
+                    finish_reason="stop" if row in self._said or ids[-1] in self._sampling.stop_tokens else "length",
                     spans=self._spans(length),
                 )
             )
@@ -142,7 +167,7 @@ def can_cache(model: PreTrainedModel) -> bool:
     Some architectures want a cache of their own kind, some take ours and do not use it: they would draw from the last
     token alone, and nothing would say so.
     """
-    vocabulary = len(cast(torch.nn.Embedding, model.get_input_embeddings()).weight)
+    vocabulary = vocabulary_of(model)
     ids = (torch.arange(CACHE_PROBE_TOKENS, device=model.device) * 7 + 3).remainder(vocabulary)[None]
     try:
         past = _Past(model)
@@ -170,6 +195,13 @@ def score(
     check_tokens(model, ids)
     kept = len(token_ids) + 1
     logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=kept).logits[0, :-1]
+    if sampling.extra.reshapes:
+        text, start = ids.to(logits.device), len(prompt)
+        rows = [
+            reshaped(row[None], text[:, :start], tuple(text[:, start : start + i].unbind(1)), sampling)
+            for i, row in enumerate(logits)
+        ]
+        logits = torch.cat(rows)
     chosen = ids[0, len(prompt) :].to(logits.device)
     found = scores(logits, sampling).gather(-1, chosen[:, None])[:, 0]
     return tuple(found.float().cpu().tolist())
@@ -177,6 +209,18 @@ def score(
 
 def check_tokens(model: PreTrainedModel, ids: torch.Tensor) -> None:
     """Raises `ValueError` for a token id that `model` does not have."""
-    vocabulary = len(cast(torch.nn.Embedding, model.get_input_embeddings()).weight)
+    vocabulary = vocabulary_of(model)
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise ValueError(f"prompt: a token id outside 0 to {vocabulary - 1}")
+
+
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """How many tokens `model` has."""
+    return len(cast(torch.nn.Embedding, model.get_input_embeddings()).weight)
+
+
+def _stop_text(tokenizer: Any, prompt: Prompt, sampling: SamplingParams) -> StopText:
+    if tokenizer is None:
+        raise ValueError("stop: the base has no tokenizer.json, and without one no text can be looked for")
+    options = sampling.extra
+    return StopText(tokenizer, prompt.token_ids, options.stop_texts, special=options.special, least=options.min_tokens)

@@ -51,6 +51,14 @@ class EngineGroup:
         return self._oldest.scores
 
     @property
+    def abilities(self) -> frozenset[str]:
+        return frozenset.intersection(*(host.abilities for host in self.hosts))
+
+    @property
+    def kind(self) -> str:
+        return "+".join(sorted({host.kind for host in self.hosts}))
+
+    @property
     def ready(self) -> bool:
         return bool(self._ready)
 

@@ -189,6 +189,10 @@ class EngineHost:
         """Sequences begun at different times share its steps, so each may be a call of `generate` by itself."""
         self.scores = False
         """It can say how likely given tokens are."""
+        self.abilities: frozenset[str] = frozenset()
+        """What else it can do: of `node.engines.base.ABILITIES`."""
+        self.kind = ""
+        """Engines of one kind draw the same tokens for the same seed."""
         self.restarts = 0
         self.reloads = 0
         self._reloading = trio.Lock()
@@ -275,6 +279,7 @@ class EngineHost:
             raise ChannelClosed("not an engine, or one too many")
         self._link = link = _Link(channel)
         self.carries, self.joins, self.scores = hello.carries, hello.joins, hello.scores
+        self.abilities, self.kind = frozenset(hello.abilities), hello.kind
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._attach, link)

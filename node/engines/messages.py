@@ -113,12 +113,15 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The process runs; nothing is loaded yet. `carries`, `joins`, `scores`: what its engine can do."""
+    """The process runs; nothing is loaded yet. `carries`, `joins`, `scores`, `abilities`: what its engine can do
+    (`node.engines.base.ABILITIES`). `kind`: engines of one kind draw the same tokens for the same seed."""
 
     pid: int
     carries: bool = False
     scores: bool = False
     joins: bool = False
+    abilities: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)] = ()
+    kind: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

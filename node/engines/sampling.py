@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from node.engines.base import SamplingParams
+from node.engines.base import SamplingOptions, SamplingParams
+from node.engines.vllm.plugin.swarm_vllm.reshape import BORDER_NATS, keep, reshape
 
-__all__ = ["draw", "log_probabilities", "scores", "uniforms"]
+__all__ = ["check_options", "draw", "log_probabilities", "reshaped", "scores", "uniforms"]
 
 
 def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float64]:
@@ -38,22 +39,64 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) 
     return token[:, 0], logprobs.gather(-1, token)[:, 0]
 
 
+def check_options(sampling: SamplingParams, vocabulary: int) -> None:
+    """Raises `ValueError` for options that name tokens outside the vocabulary, or might leave no token to draw."""
+    options = sampling.extra
+    named = {token for token, _ in options.logit_bias}.union(options.allowed, *options.banned)
+    if named and max(named) >= vocabulary:
+        raise ValueError(f"sampling: a token id outside 0 to {vocabulary - 1}")
+    if len(options.never(sampling.stop_tokens)) >= vocabulary:
+        raise ValueError("sampling: bad_words and min_tokens leave no token of the vocabulary to draw")
+
+
+def reshaped(
+    logits: torch.Tensor, prompts: torch.Tensor, drawn: Sequence[torch.Tensor], sampling: SamplingParams
+) -> torch.Tensor:
+    """`logits` as `sampling.options` change them before the temperature; the very same where they do not.
+
+    `prompts`: (rows, length). `drawn`: each step's tokens, (rows,).
+    """
+    options = sampling.extra
+    if not options.reshapes:
+        return logits
+    made = torch.stack(list(drawn), 1) if drawn else prompts[:, :0]
+    known = [token for token in sampling.stop_tokens if token < logits.shape[-1]]
+    return reshape(logits, prompts, made, options, known)
+
+
 def log_probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """What `Completion.logprobs` are measured in: float32, (rows, vocabulary); -inf for what top-p cuts off."""
+    """What `Completion.logprobs` are measured in: float32, (rows, vocabulary); -inf for what is cut off.
+
+    `logits`: as `reshaped` gives them.
+    """
     if sampling.temperature == 0.0:
         return torch.log_softmax(logits.float(), -1)
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
-    return torch.log_softmax(_nucleus(logprobs, sampling.top_p), -1) if sampling.top_p < 1.0 else logprobs
+    kept = _cut(logprobs, sampling.extra, sampling.top_p, 0.0)
+    return logprobs if kept is logprobs else torch.log_softmax(kept, -1)
 
 
 def scores(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """`log_probabilities`, but a token that lies just outside the nucleus (`SamplingParams.widest_top_p`) is as likely
-    as it would be inside: by another's rounding it was."""
-    if sampling.temperature == 0.0 or sampling.top_p == 1.0:
+    """`log_probabilities`, but a token that lies just outside a border (`SamplingParams.widest_top_p`, `BORDER_NATS`)
+    is as likely as it would be inside: by another's rounding it was."""
+    if sampling.temperature == 0.0:
         return log_probabilities(logits, sampling)
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
-    mass = _nucleus(logprobs, sampling.top_p).logsumexp(-1, keepdim=True)
-    return _nucleus(logprobs, sampling.widest_top_p) - mass
+    kept = _cut(logprobs, sampling.extra, sampling.top_p, 0.0)
+    if kept is logprobs:
+        return logprobs
+    return _cut(logprobs, sampling.extra, sampling.widest_top_p, BORDER_NATS) - kept.logsumexp(-1, keepdim=True)
+
+
+def _cut(logprobs: torch.Tensor, options: SamplingOptions, top_p: float, slack: float) -> torch.Tensor:
+    """`logprobs` as they are where a token may be drawn, else -inf; the very same where nothing is cut off."""
+    kept = keep(logprobs, options, slack)
+    if top_p == 1.0:
+        return kept
+    if kept is logprobs:
+        return _nucleus(logprobs, top_p)
+    inside = _nucleus(torch.log_softmax(kept, -1), top_p) > float("-inf")
+    return kept.masked_fill(~inside, float("-inf"))
 
 
 def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:

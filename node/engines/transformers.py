@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from codec.checkpoint import Checkpoint
 from codec.layout import Layout
 from node.engines.base import (
+    ABILITIES,
     BASE_VERSION,
     Completion,
     EngineError,
@@ -49,6 +50,8 @@ BATCH_ROWS: Final = 128
 class TransformersEngine(SteppedEngine):
     """See `SteppedEngine`."""
 
+    abilities = ABILITIES
+
     def __init__(
         self,
         *,
@@ -70,6 +73,10 @@ class TransformersEngine(SteppedEngine):
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
         self._dtype = torch.float32
+        self._texts: Path | None = None
+        """The tokenizer's file, where the base has one."""
+        self._tokenizer: Any = None
+        """Read when a stop text is asked for."""
         self._folder: Path | None = None
         """Where the weights were loaded from; None: they were not."""
         self._model: PreTrainedModel | None = None
@@ -82,11 +89,16 @@ class TransformersEngine(SteppedEngine):
         self.root = b""
         self.poisoned: str | None = None
 
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return f"transformers/{self._arithmetic}/{self.device.type}"
+
     def load(self, folder: Path, *, weights: bool = True) -> None:
         self._dtype = chosen_dtype(folder, self._arithmetic, self.device)
         self._model = (load_model if weights else build_model)(folder, self._dtype, self.device)
         self._model.requires_grad_(False)
         self._folder = folder if weights else None
+        self._texts, self._tokenizer = folder / "tokenizer.json", None
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
         self._cached = None
         self._flights.clear()
@@ -128,12 +140,15 @@ class TransformersEngine(SteppedEngine):
         by_length: dict[int, list[int]] = {}
         for i, prompt in enumerate(prompts):
             by_length.setdefault(len(prompt.token_ids), []).append(i)
-        parts = [rows[at : at + BATCH_ROWS] for rows in by_length.values() for at in range(0, len(rows), BATCH_ROWS)]
+        most = 1 if sampling.extra.exact else BATCH_ROWS  # matrix kernels round a row by how many there are
+        parts = [rows[at : at + most] for rows in by_length.values() for at in range(0, len(rows), most)]
         if self._cached is None:
             self._cached = can_cache(model)
         cached = self._cached
+        tokenizer = self._read_tokenizer() if sampling.extra.stop_texts else None
         self._flights[flight] = [
-            (Cohort(model, [prompts[i] for i in rows], sampling, cached=cached), rows) for rows in parts
+            (Cohort(model, [prompts[i] for i in rows], sampling, cached=cached, tokenizer=tokenizer), rows)
+            for rows in parts
         ]
 
     def step(self) -> list[tuple[int, list[Completion]]]:
@@ -181,6 +196,14 @@ class TransformersEngine(SteppedEngine):
     def _collect(parts: list[tuple[Cohort, list[int]]]) -> list[Completion]:
         placed = {place: made for cohort, rows in parts for place, made in zip(rows, cohort.completions(), strict=True)}
         return [placed[place] for place in range(len(placed))]
+
+    def _read_tokenizer(self) -> Any:
+        """None where the base has none."""
+        if self._tokenizer is None and self._texts is not None and self._texts.exists():
+            from tokenizers import Tokenizer
+
+            self._tokenizer = Tokenizer.from_file(str(self._texts))
+        return self._tokenizer
 
     def _loaded(self) -> PreTrainedModel:
         if self._model is None:

@@ -76,7 +76,14 @@ class Worker:
         """Work in this thread until the process ends; never returns."""
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         threading.Thread(target=self._work_off, args=(self._stagings,), name="stage", daemon=True).start()
-        ready = Ready(os.getpid(), self._stepped is not None, isinstance(self._engine, Scorer))
+        engine = self._engine
+        ready = Ready(
+            os.getpid(),
+            self._stepped is not None,
+            isinstance(engine, Scorer),
+            abilities=tuple(sorted(engine.abilities)),
+            kind=engine.kind,
+        )
         self._channel.send(ready)
         if self._stepped is None:
             self._work_off(self._tasks)

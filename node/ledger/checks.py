@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.engines.base import SamplingParams, Version
+from node.engines.base import SamplingParams, Version, scoring_needs
 from node.ledger.messages import Rollout, unpack_floats
 from node.ledger.settings import Settings
 
@@ -99,10 +99,13 @@ class Checks:
         self._next += 1
         self.begun += 1
 
-    def ask(self, node: bytes, version: Version, now: float) -> Check | None:
-        """A check that `node`, whose engine holds `version`, can make: of another's sample, one that nobody is at."""
+    def ask(self, node: bytes, version: Version, now: float, abilities: frozenset[str] | None = None) -> Check | None:
+        """A check that `node`, whose engine holds `version` and has `abilities`, can make: of another's sample, one
+        that nobody is at."""
         for check in self.open.values():
             if check.version != version or node == check.author or node in check.asked:
+                continue
+            if not scoring_needs(check.sampling) <= (abilities or frozenset()):
                 continue
             if node in check.declined:
                 continue

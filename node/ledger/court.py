@@ -88,7 +88,7 @@ class Court:
             return None
         if not found.scores or found.conduct.sentence:
             return None
-        return self.checks.ask(node, found.version, now)
+        return self.checks.ask(node, found.version, now, found.abilities)
 
     def answer_check(self, node: bytes, check: int, version: Version, logprobs: tuple[float, ...], now: float) -> None:
         """What `node` computed; nothing at all: its engine cannot."""

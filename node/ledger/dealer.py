@@ -124,6 +124,8 @@ class Dealer:
         """May some of `group` go into this hand? Notes why not, where it is for the node's version."""
         node = hand.node
         assert node.version is not None
+        if not group.fits(node.abilities):
+            return False
         if node.key in group.refusers or self._kept_for_another(group, node.key, now) or hand.shuns(group):
             return False
         reason = lag_reason(node.version, head, group.max_lag)

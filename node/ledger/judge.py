@@ -37,12 +37,13 @@ def too_fast(rollout: Rollout, seconds: float, settings: Settings) -> bool:
 
 
 def fingerprint(rollout: Rollout, group: Group, settings: Settings) -> bytes | None:
-    """What another sample has only by copying: prompt and tokens, where these were improbable. None: they were not.
+    """What another sample has only by copying: prompt and tokens, where these were improbable. None: they were not, or
+    a seed was asked for, with which they are the same every time.
 
     Goes by what the node says of their probability; who claims that everything was certain is found out by a check.
     """
     surprise = -float(np.frombuffer(rollout.logprobs, "<f4").sum(dtype=np.float64))
-    if group.sampling.temperature == 0.0 or surprise < settings.copy_surprise:
+    if group.sampling.temperature == 0.0 or group.sampling.extra.seeded or surprise < settings.copy_surprise:
         return None
     return blake3(len(group.prompt).to_bytes(4, "little") + group.prompt + rollout.token_ids).digest(16)
 
@@ -77,15 +78,22 @@ def _well_formed(rollout: Rollout, group: Group) -> bool:
     if len(rollout.token_ids) % 4 or len(rollout.logprobs) != len(rollout.token_ids):
         return False
     tokens, logprobs = np.frombuffer(rollout.token_ids, "<u4"), np.frombuffer(rollout.logprobs, "<f4")
-    if not 0 < len(tokens) <= group.sampling.max_tokens:
+    most = group.sampling.max_tokens
+    if not 0 < len(tokens) <= most:
         return False
     ends_here = np.isin(tokens, np.array(group.sampling.stop_tokens, np.uint32))
+    options = group.sampling.extra
+    if options.allowed and not np.isin(tokens, np.array(options.allowed, np.uint32)).all():
+        return False
+    by_text = rollout.finish_reason == "stop" and bool(options.stop_texts)  # which text it was its client can see
+    if rollout.finish_reason == "stop" and len(tokens) <= options.min_tokens:
+        return False
     ends = [span.end for span in rollout.spans]
     versions = [(span.epoch, span.version) for span in rollout.spans]
     return (
         bool(((logprobs >= MIN_LOGPROB) & (logprobs <= LOGPROB_SLACK)).all())  # which no NaN is
         and not ends_here[:-1].any()
-        and (bool(ends_here[-1]) if rollout.finish_reason == "stop" else len(tokens) == group.sampling.max_tokens)
+        and (by_text or bool(ends_here[-1]) if rollout.finish_reason == "stop" else len(tokens) == most)
         and ends[-1] == len(tokens)
         and all(a < b for a, b in itertools.pairwise([0, *ends]))
         and all(a < b for a, b in itertools.pairwise(versions))  # an engine only moves forward

@@ -14,6 +14,8 @@
       <-------------------------------------- Ask  how likely are these tokens, of another's sample?
       Answer       ------------------------->
       Timesheet    ------------------------->  where my time went
+      <------------------------------ AskAbilities  what can your engine do?
+      Abilities    ------------------------->
 
 Any of these may be lost, repeated or late: requests name what the node holds, so that a lost lease is sent again, and a
 result is safe to repeat. A message is a byte of protocol version and a MessagePack array `[tag, field...]`. A rollout
@@ -36,8 +38,10 @@ __all__ = [
     "MAX_CAPACITY",
     "MAX_TOKENS",
     "ROLLOUT_DOMAIN",
+    "Abilities",
     "Answer",
     "Ask",
+    "AskAbilities",
     "Cannot",
     "Commits",
     "GiveBack",
@@ -265,6 +269,19 @@ class Timesheet(WorkMessage, frozen=True, tag=13):
         return self.generate_s / total if total else 0.0
 
 
+class AskAbilities(WorkMessage, frozen=True, tag=14):
+    """What can your engine do beyond what every release can? Asked where work needs it. A node of an older release drops
+    this unread, and gets no such work."""
+
+
+class Abilities(WorkMessage, frozen=True, tag=15):
+    """Answer to `AskAbilities`: of `node.engines.base.ABILITIES`, and the engine's kind (`Engine.kind`). Never sent
+    unasked: an older seed would count it as nonsense."""
+
+    names: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)]
+    kind: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens up to `end` (exclusive; from the previous span's end) were sampled from this version with this root."""
 
@@ -304,6 +321,8 @@ _ALL = (
     | Ask
     | Answer
     | Timesheet
+    | AskAbilities
+    | Abilities
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)
@@ -342,8 +361,11 @@ def work_hash(group: bytes, sample: int, prompt: bytes, sampling: SamplingParams
     return blake3(group + sample.to_bytes(4, "little") + _encoder.encode(sampling) + prompt).digest()
 
 
-def stream_of(group: bytes, sample: int) -> int:
-    """The random stream of a sample: the same whichever node draws it, and however often."""
+def stream_of(group: bytes, sample: int, sampling: SamplingParams | None = None) -> int:
+    """The random stream of a sample: the same whichever node draws it, and however often. Where `sampling` is seeded,
+    the same in every group: its number."""
+    if sampling is not None and sampling.extra.seeded:
+        return sample
     return int.from_bytes(blake3(group + sample.to_bytes(4, "little")).digest(8), "little")
 
 

@@ -4,7 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from node.engines.base import SamplingParams, Version
+import msgspec
+
+from node.engines.base import SamplingParams, Version, needs
 from node.ledger.conduct import Conduct
 from node.ledger.messages import Reason, Rollout, Timesheet
 from node.ledger.pulse import Pulse
@@ -76,6 +78,10 @@ class Group:
     def complete(self) -> bool:
         return len(self.done) == self.n
 
+    def fits(self, abilities: frozenset[str] | None) -> bool:
+        """An engine with these abilities (None: nobody knows which) can draw it."""
+        return self.sampling.options is msgspec.UNSET or needs(self.sampling) <= (abilities or frozenset())
+
     @property
     def urgent(self) -> bool:
         """What is done of it grows old: the rest goes to whoever has a place, and is begun there before all else."""
@@ -139,5 +145,10 @@ class Node:
     refused: dict[Reason, int] = field(default_factory=dict)
     scores: bool = True
     """Its engine can score tokens, as far as is known."""
+    abilities: frozenset[str] | None = None
+    """What its engine can do beyond what every release can; None: it has not said."""
+    abilities_asked: float = float("-inf")
+    kind: str = ""
+    """Of its engine, as it said with its abilities."""
     timesheet: Timesheet | None = None
     """Where its time went, as it says."""

@@ -43,6 +43,8 @@ class ModelledEngine:
     carries: bool = True
     joins: bool = True
     scores: bool = False
+    abilities: frozenset[str] = frozenset()
+    kind: str = "modelled"
     ready: bool = True
 
     def __post_init__(self) -> None:

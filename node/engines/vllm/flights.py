@@ -5,11 +5,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
 from node.engines.vllm.links import Link, wait
-from node.engines.vllm.plugin.swarm_vllm.messages import Forget, Generate, Generated, Output, Score, Scored, Told
+from node.engines.vllm.plugin.swarm_vllm.messages import (
+    Forget,
+    Generate,
+    Generated,
+    Options,
+    Output,
+    Score,
+    Scored,
+    Told,
+)
 
 __all__ = ["Completed", "Flights", "ScoresFound", "score"]
 
@@ -45,12 +55,8 @@ class Flights:
             if self._flights.pop(flight, None) is not None:
                 done(flight, _completions(future, len(prompts)))
 
-        future = front.ask(
-            lambda n: Generate(
-                n, flight, ids, seeds, sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop_tokens
-            ),
-            told=told,
-        )
+        how = sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop_tokens, _options(front, sampling)
+        future = front.ask(lambda n: Generate(n, flight, ids, seeds, *how), told=told)
         self._flights[flight] = _Flight(future, counts)
         future.add_done_callback(ended)
 
@@ -78,7 +84,7 @@ def score(
     the older weights, and some by the newer.
     """
     ids = tuple(prompt), tuple(token_ids)
-    how = sampling.temperature, sampling.top_p, sampling.widest_top_p
+    how = sampling.temperature, sampling.top_p, sampling.widest_top_p, sampling.stop_tokens, _options(front, sampling)
     future = front.ask(lambda n: Score(n, *ids, *how))
     future.add_done_callback(lambda future: done(_scores(future, len(ids[1]), version)))
 
@@ -103,6 +109,16 @@ def _scores(future: "Future[Any]", count: int, version: Version) -> "tuple[float
         return answer.logprobs
     except EngineError as error:
         return error
+
+
+def _options(front: Link, sampling: SamplingParams) -> Options | None:
+    """Raises `EngineError` when vLLM's plugin is too old to know them: it would ignore them."""
+    if sampling.options is msgspec.UNSET:
+        return None
+    if not getattr(front.hello, "options", False):
+        raise EngineError("vLLM's plugin is older than this node: install it anew (docs/vllm.md)")
+    given = {name: getattr(sampling.options, name) for name in Options.__struct_fields__}
+    return Options(**given)
 
 
 def _version(text: str) -> Version:

@@ -18,7 +18,7 @@ import numpy as np
 
 from codec import Layout, Replica, state_root
 from codec.errors import PeerError, SwarmError, UsageError
-from node.engines.base import Completion, EngineError, Version
+from node.engines.base import EXACT_SEED, OPTIONS, SCORE_OPTIONS, Completion, EngineError, Version
 from node.engines.messages import (
     Attach,
     Cancel,
@@ -62,7 +62,10 @@ class VllmWorker(Worker):
     def serve(self) -> None:
         for run, name in ((self._receive, "receive"), (self._stage_for_ever, "stage"), (self._tell_for_ever, "tell")):
             threading.Thread(target=run, name=name, daemon=True).start()
-        self._channel.send(Ready(os.getpid(), carries=True, scores=True, joins=True))
+        abilities, kind = _abilities(self._where)
+        self._channel.send(
+            Ready(os.getpid(), carries=True, scores=True, joins=True, abilities=tuple(sorted(abilities)), kind=kind)
+        )
         self._work_off(self._tasks)
 
     def _stage_for_ever(self) -> None:
@@ -145,6 +148,17 @@ def _lost(why: str) -> None:
     """vLLM is gone: the node starts us anew."""
     print(why, file=sys.stderr, flush=True)
     end_all(1)
+
+
+def _abilities(where: Installed | None) -> tuple[set[str], str]:
+    """Of the vLLM in `where`, or of one that somebody else runs; and its kind. By itself vLLM rounds a token's logits by
+    what else is in its batch; on a GPU it can be told not to, before it starts."""
+    found = {OPTIONS, SCORE_OPTIONS}
+    if where is None:
+        return found, "vllm"
+    if not where.cpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+        found.add(EXACT_SEED)
+    return found, f"vllm/{where.version}/{'cpu' if where.cpu else 'gpu'}"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -41,6 +41,7 @@ from .messages import (
     Learned,
     Load,
     Open,
+    Options,
     Output,
     Score,
     Scored,
@@ -257,6 +258,7 @@ class SwarmFront:
                 task.cancel()
 
     async def _one(self, client: Any, message: Generate, i: int, counts: list[int]) -> Output:
+        options = message.options or Options()
         sampling = SamplingParams(
             max_tokens=message.max_tokens,
             temperature=message.temperature,
@@ -265,9 +267,21 @@ class SwarmFront:
             stop_token_ids=list(message.stop_tokens),
             ignore_eos=True,
             logprobs=0,
-            detokenize=False,
+            detokenize=bool(options.stop_texts),
             output_kind=RequestOutputKind.DELTA,
+            min_tokens=options.min_tokens,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            logit_bias=dict(options.logit_bias) or None,
+            allowed_token_ids=list(options.allowed) or None,
+            stop=list(options.stop_texts),
+            skip_special_tokens=not options.special,
         )
+        if options.banned:  # as vLLM makes them of `bad_words`, of which the gateway has made them already
+            sampling._bad_words_token_ids = [list(banned) for banned in options.banned]
         ids: list[int] = []
         logprobs: list[float] = []
         made = None
@@ -287,7 +301,8 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
     parallel, model = config.parallel_config, config.model_config
     folder = Path(model.model)
     files = {path.name: blake3(path.read_bytes()).digest() for path in _small_files(folder)}
-    return Front(os.getpid(), __version__, int(parallel.world_size), files, _refusal(config, state, folder), learned)
+    refusal = _refusal(config, state, folder)
+    return Front(os.getpid(), __version__, int(parallel.world_size), files, refusal, learned, options=True)
 
 
 def _small_files(folder: Path) -> list[Path]:

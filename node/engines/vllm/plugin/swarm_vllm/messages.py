@@ -44,6 +44,7 @@ __all__ = [
     "Mapped",
     "Model",
     "Open",
+    "Options",
     "Output",
     "Part",
     "Policy",
@@ -177,8 +178,25 @@ class Unchanged(msgspec.Struct, frozen=True, tag="unchanged"):
     names: tuple[str, ...]
 
 
+class Options(msgspec.Struct, frozen=True, omit_defaults=True):
+    """See `node.engines.base.SamplingOptions`, of which these are the fields that an engine draws by."""
+
+    min_tokens: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
+    stop_texts: tuple[str, ...] = ()
+    special: bool = False
+
+
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
-    """One completion a prompt. `seeds`: one a prompt, of its random numbers. `flight`: to call it off by."""
+    """One completion a prompt. `seeds`: one a prompt, of its random numbers. `flight`: to call it off by. `options`:
+    fields of `node.engines.base.SamplingOptions`; sent only to a front that says that it knows them."""
 
     number: int
     flight: int
@@ -188,6 +206,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     temperature: float
     top_p: float
     stop_tokens: tuple[int, ...]
+    options: Options | None = None
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -207,6 +226,8 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     temperature: float
     top_p: float
     widest_top_p: float
+    stop_tokens: tuple[int, ...] = ()
+    options: Options | None = None
 
 
 # ---------------------------------------------------------------- from the plugin
@@ -214,7 +235,7 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
 
 class Front(msgspec.Struct, frozen=True, tag="front"):
     """An API server. `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated.
-    `learned`: see `Learned`; None before."""
+    `learned`: see `Learned`; None before. `options`: it knows the field of `Generate` and `Score`."""
 
     pid: int
     vllm: str
@@ -222,6 +243,7 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     files: dict[str, bytes]
     refusal: str
     learned: dict[str, str] | None
+    options: bool = False
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):

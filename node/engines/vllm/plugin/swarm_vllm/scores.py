@@ -11,20 +11,31 @@ for no others. What it computed has the rank 0, which no token has: so an answer
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from .messages import Score
+from .messages import Options, Score
+from .reshape import BORDER_NATS, keep, reshape
 
 __all__ = ["install", "read", "scoring"]
 
-_By = tuple[float, float, float]
-"""Temperature, top-p, widest top-p."""
+
+class _By(NamedTuple):
+    """How the tokens were drawn. `prompt`: how many tokens of the text were there before."""
+
+    temperature: float
+    top_p: float
+    widest_top_p: float
+    options: Options | None = None
+    stop_tokens: tuple[int, ...] = ()
+    prompt: int = 0
+
 
 ASK = "swarm_score"
 _ROWS = 256
@@ -42,7 +53,18 @@ def scoring(message: Score) -> SamplingParams:
         prompt_logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={ASK: [message.temperature, message.top_p, message.widest_top_p]},
+        extra_args={
+            ASK: [message.temperature, message.top_p, message.widest_top_p]
+            if message.options is None
+            else [
+                message.temperature,
+                message.top_p,
+                message.widest_top_p,
+                msgspec.to_builtins(message.options),
+                list(message.stop_tokens),
+                len(message.prompt),
+            ]
+        },
     )
 
 
@@ -75,21 +97,48 @@ def install() -> None:
 def _asked(sampling: Any) -> _By | None:
     """What to score a request's text by; None: it is not one of ours."""
     found = ((getattr(sampling, "extra_args", None) or {}) if sampling is not None else {}).get(ASK)
-    return None if found is None else (float(found[0]), float(found[1]), float(found[2]))
+    if found is None:
+        return None
+    by = _By(float(found[0]), float(found[1]), float(found[2]))
+    if len(found) == 3:
+        return by
+    options = msgspec.convert(found[3], Options)
+    return by._replace(options=options, stop_tokens=tuple(found[4]), prompt=int(found[5]))
 
 
-def _scores(logits: torch.Tensor, temperature: float, top_p: float, widest_top_p: float) -> torch.Tensor:
+def _scores(logits: torch.Tensor, by: _By) -> torch.Tensor:
     """As vLLM's sampler makes of logits what it draws from, and tells of it: float32, (rows, vocabulary)."""
     logits = logits.to(torch.float32)
-    if temperature == 0.0:
+    if by.temperature == 0.0:
         return logits.log_softmax(-1)
-    logits = logits / temperature
-    if top_p == 1.0:
+    logits = logits / by.temperature
+    if by.options is not None and (by.options.min_p or by.options.top_k):
+        logits = logits.log_softmax(-1)
+        inside = _nucleus(keep(logits, by.options), by.top_p)
+        return _nucleus(keep(logits, by.options, BORDER_NATS), by.widest_top_p) - inside.logsumexp(-1, keepdim=True)
+    if by.top_p == 1.0:
         return logits.log_softmax(-1)
-    return _nucleus(logits, widest_top_p) - _nucleus(logits, top_p).logsumexp(-1, keepdim=True)
+    return _nucleus(logits, by.widest_top_p) - _nucleus(logits, by.top_p).logsumexp(-1, keepdim=True)
+
+
+def _reshaped(logits: torch.Tensor, ids: torch.Tensor, first: int, by: _By) -> torch.Tensor:
+    """Logits as the sampler's options change them. `logits[i]`: of the token after `ids[first + i]`."""
+    if by.options is None:
+        return logits
+    ids = ids.to(logits.device)
+    known = [token for token in by.stop_tokens if token < logits.shape[-1]]
+    rows = []
+    for i, row in enumerate(logits):
+        end = first + i + 1
+        drawn = end >= by.prompt  # else nobody asks how likely it was
+        text = ids[None, by.prompt : end]
+        rows.append(reshape(row[None], ids[None, : by.prompt], text, by.options, known) if drawn else row[None].float())
+    return torch.cat(rows)
 
 
 def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    if top_p == 1.0:
+        return logits
     wanted = torch.full((len(logits),), top_p, dtype=torch.float32, device=logits.device)
     return apply_top_k_top_p(logits.clone(), None, wanted)
 
@@ -112,7 +161,9 @@ def _fill(
     for at in range(first, end, _ROWS):
         to = min(at + _ROWS, end)
         logits = logits_fn(states[row + at - first : row + to - first])
-        told[at:to] = _scores(logits, *by).gather(-1, ids[at + 1 : to + 1, None].to(logits.device))[:, 0]
+        told[at:to] = _scores(_reshaped(logits, ids, at, by), by).gather(
+            -1, ids[at + 1 : to + 1, None].to(logits.device)
+        )[:, 0]
     return first + count >= len(ids)
 
 
