@@ -379,6 +379,10 @@ class GatewayConfig:
     """How many versions older than the newest a token may be when it is answered with; 0: none."""
     in_flight: int = 1024
     """Sequences in flight at a time; whoever wants more is told to come back (429)."""
+    inexact_seeds: bool = False
+    """Take requests with a seed also where no engine can draw the same tokens again whatever else it draws. The seed
+    picks the random numbers then, and rounding may pick another token now and then. Samples are drawn together, which
+    is faster."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", self.home.expanduser().absolute())

@@ -135,6 +135,7 @@ class Desk:
             api_key=asked.api_key,
             max_lag=asked.max_lag,
             in_flight=asked.in_flight,
+            inexact_seeds=asked.inexact_seeds,
         )
         try:
             async with trio.open_nursery() as nursery:

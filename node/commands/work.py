@@ -36,7 +36,15 @@ def gateway(
 
     key = api_key(config.api_key, config.api_key_file)
     with speaking("a gateway ran"), seed_of(config.home) as channel:
-        asked = OpenGateway(config.host, config.port, config.model_name, key, config.max_lag, config.in_flight)
+        asked = OpenGateway(
+            config.host,
+            config.port,
+            config.model_name,
+            key,
+            config.max_lag,
+            config.in_flight,
+            config.inexact_seeds,
+        )
         channel.send(asked)
         opened, _ = expect(channel, GatewayOpened)
         if as_json:

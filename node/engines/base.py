@@ -265,8 +265,8 @@ class Completion(msgspec.Struct, frozen=True):
     """What an engine sampled for one prompt.
 
     `logprobs`: one float32 value a token, the natural logarithm of the probability that the token had in the
-    distribution it was drawn from: after temperature, after the top-p cut and after what `SamplingOptions` do to it. For
-    a greedy completion it is that of the distribution at temperature 1, since the true one would say 0 everywhere.
+    distribution it was drawn from: after temperature, after the top-p cut and after what `SamplingOptions` do to it.
+    For a greedy completion it is that of the distribution at temperature 1, since the true one would say 0 everywhere.
 
     Raises `ValueError` when lengths disagree, a log-probability is not one, or the spans are not the tokens in order.
     """

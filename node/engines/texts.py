@@ -6,9 +6,13 @@ space that it begins with.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Continuation", "StopText"]
+
+
+PRIMED: Final = 32
+"""Tokens of the prompt that are decoded first: enough to know whether the first token begins with a space."""
 
 
 class Continuation:
@@ -19,7 +23,7 @@ class Continuation:
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer, self._fresh = tokenizer, lambda: DecodeStream(skip_special_tokens=not special)
-        self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=not special)
+        self._stream = DecodeStream(ids=list(prompt[-PRIMED:]), skip_special_tokens=not special)
 
     def add(self, token: int) -> str:
         """What `token` adds to the text."""

@@ -12,14 +12,19 @@ from typing import Any, Final
 
 import msgspec
 
+from codec.errors import SwarmError
 from node.gateway.text import Text
 from node.gateway.wanted import Wanted
 from node.ledger.messages import Rollout, unpack_floats, unpack_tokens
 from node.ledger.state import Group
 
-__all__ = ["DONE", "Answer", "event"]
+__all__ = ["DONE", "Answer", "Broken", "event"]
 
 DONE: Final = b"data: [DONE]\n\n"
+
+
+class Broken(SwarmError):
+    """A node's sample is not what was asked for."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -35,12 +40,16 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Answer:
-    """To one request: `groups`, one for each of its prompts."""
+    """To one request: `groups`, one for each of its prompts. `kinds`: of the engines that drew them, if that is known.
 
-    def __init__(self, name: str, wanted: Wanted, groups: Sequence[Group], text: Text, *, chat: bool) -> None:
-        self._wanted, self._text, self._chat = wanted, text, chat
+    Raises `Broken`."""
+
+    def __init__(
+        self, name: str, wanted: Wanted, groups: Sequence[Group], text: Text, *, chat: bool, kinds: str = ""
+    ) -> None:
+        self._wanted, self._text, self._chat, self._kinds = wanted, text, chat, kinds
         self._created = int(time.time())
-        self._id = ("chatcmpl-" if chat else "cmpl-") + groups[0].id.hex()
+        self._id = ("chatcmpl-" if chat else "cmpl-") + (wanted.request_id or groups[0].id.hex())
         self._name = name
         self._choices = [
             _choice(wanted, text, prompt, p * wanted.n + sample, group.done[sample].rollout)
@@ -74,7 +83,12 @@ class Answer:
             for choice in self._choices
         ]
         prompt = self._wanted.prompts[0]
-        return {"request_id": self._id, "choices": choices, "prompt_token_ids": prompt, "usage": self._usage()}
+        return {
+            "request_id": self._wanted.request_id or self._id,
+            "choices": choices,
+            "prompt_token_ids": prompt,
+            "usage": self._usage(),
+        }
 
     def events(self) -> Iterator[bytes]:
         """The events of a stream, the last one included."""
@@ -88,7 +102,8 @@ class Answer:
         yield DONE
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._name}
+        known = {"system_fingerprint": self._kinds} if self._kinds else {}
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._name} | known
 
     def _usage(self) -> dict[str, int]:
         read = sum(map(len, self._wanted.prompts))
@@ -96,7 +111,7 @@ class Answer:
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
     def _completion_choice(self, choice: Choice) -> dict[str, Any]:
-        tokens = [self._text.token(token) for token in choice.token_ids] if self._wanted.logprobs else []
+        tokens = [self._token(token) for token in choice.token_ids] if self._wanted.logprobs else []
         offsets = list(accumulate(map(len, tokens[:-1]), initial=0)) if tokens else []
         logprobs = {
             "tokens": tokens,
@@ -137,12 +152,15 @@ class Answer:
         }
         yield nothing | {"delta": {}, "finish_reason": choice.finish_reason}
 
+    def _token(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._wanted.tokens_as_ids else self._text.token(token_id)
+
     def _chat_logprobs(self, choice: Choice) -> dict[str, Any] | None:
         if not self._wanted.logprobs:
             return None
         content: list[dict[str, Any]] = []
         for token_id, logprob in zip(choice.token_ids, choice.logprobs, strict=True):
-            token = self._text.token(token_id)
+            token = self._token(token_id)
             content.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
         return {"content": content, "refusal": None}
 
@@ -161,26 +179,32 @@ def _choice(wanted: Wanted, text: Text, prompt: tuple[int, ...], index: int, rol
         for _ in range(start, span.end)
     ]
     reason: str = rollout.finish_reason
-    said = text.decode(tokens[:-1] if reason == "stop" else tokens)
-    if (cut := _first_stop(said, wanted.stops)) is not None:
-        kept = _tokens_until(text, tokens, said[: cut + 1])
-        tokens, said, reason = tokens[:kept], said[:cut], "stop"
+    options = wanted.sampling.extra
+    ended = reason == "stop" and tokens[-1] in wanted.sampling.stop_tokens
+    if (found := _stop_text(wanted, text, prompt, tokens[:-1] if ended else tokens)) is not None:
+        count, span = found
+        tokens, reason = tokens[:count], "stop"
+        said = text.decode(prompt, tokens, special=options.special)[: span[1] if wanted.keep_stop else span[0]]
+    elif reason == "stop" and not ended:
+        raise Broken("A node ended a sample at a stop text that is not there. Ask again.")
+    else:
+        shown = tokens[:-1] if ended and not wanted.keep_stop else tokens
+        said = text.decode(prompt, shown, special=wanted.show_special)
     count = len(tokens)
     return Choice(index, said, reason, tokens, logprobs[:count], tuple(versions[:count]), prompt)
 
 
-def _first_stop(said: str, stops: Sequence[str]) -> int | None:
-    found = [at for stop in stops if (at := said.find(stop)) >= 0]
-    return min(found, default=None)
-
-
-def _tokens_until(text: Text, tokens: Sequence[int], wanted: str) -> int:
-    """The fewest tokens whose text is at least as long as `wanted`, by halving: texts only grow with their tokens."""
-    low, high = 1, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        if len(text.decode(tokens[:middle])) >= len(wanted):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def _stop_text(
+    wanted: Wanted, text: Text, prompt: Sequence[int], tokens: Sequence[int]
+) -> tuple[int, tuple[int, int]] | None:
+    """How many tokens there are up to the end of the first stop text, and where in their text that is. Engines look for
+    it in the same way."""
+    options = wanted.sampling.extra
+    if not options.stop_texts:
+        return None
+    stop = text.stop_text(prompt, options.stop_texts, special=options.special, least=options.min_tokens)
+    for count, token in enumerate(tokens, 1):
+        if stop.add(token):
+            assert stop.span is not None
+            return count, stop.span
+    return None

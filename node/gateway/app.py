@@ -4,25 +4,15 @@ import hmac
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import trio
 
 from codec.errors import PeerError
-from codec.unpack import unpack
-from node.gateway.answers import Answer, event
+from node.gateway import parameters
+from node.gateway.answers import Answer, Broken, event
 from node.gateway.counter import Counter, Impossible, NoNodes, Overloaded
 from node.gateway.http import Head, Request, Response, Say, Streaming, failure, json_response
 from node.gateway.text import BadText, Text
-from node.gateway.wanted import (
-    BadRequest,
-    Chat,
-    Completion,
-    Generate,
-    Wanted,
-    want_chat,
-    want_completion,
-    want_tokens,
-)
+from node.gateway.wanted import BadRequest, Wanted, want_chat, want_completion, want_tokens
 from node.ledger.state import Group
 from swarm.guard import Source, guarded
 
@@ -40,27 +30,27 @@ MAX_BRACKETS: Final = 1 << 18
 
 
 class _Post(NamedTuple):
-    """An endpoint that takes a body. `understand`: what is asked for. `word`: how a whole answer is worded."""
+    """An endpoint that takes a body. `fields`: of `parameters.BODIES`. `understand`: what is asked for. `word`: how a
+    whole answer is worded."""
 
-    decoder: "msgspec.json.Decoder[Any]"
-    understand: Callable[[Any, Text, str], Wanted]
+    fields: str
+    understand: Callable[..., Wanted]
     chat: bool = False
     word: Callable[[Answer], dict[str, Any]] = Answer.whole
 
 
 _POSTS: Final = {
-    "/v1/completions": _Post(msgspec.json.Decoder(Completion), lambda *asked: want_completion(*asked)),
-    "/v1/chat/completions": _Post(msgspec.json.Decoder(Chat), lambda *asked: want_chat(*asked), chat=True),
-    "/inference/v1/generate": _Post(
-        msgspec.json.Decoder(Generate), lambda *asked: want_tokens(*asked), word=Answer.tokens
-    ),
+    "/v1/completions": _Post("completions", want_completion),
+    "/v1/chat/completions": _Post("chat", want_chat, chat=True),
+    "/inference/v1/generate": _Post("generate", want_tokens, word=Answer.tokens),
 }
 _GETS: Final = ("/v1/models", "/health")
 _MODEL: Final = "/v1/models/"
 
 
 class App:
-    """`name`: what the model is called. `head()`: (epoch, version). `key`: what clients must say, if anything."""
+    """`name`: what the model is called. `head()`: (epoch, version). `key`: what clients must say, if anything.
+    `exact_seeds`: a request with a seed is refused where no engine can draw the same tokens again."""
 
     def __init__(
         self,
@@ -71,6 +61,7 @@ class App:
         *,
         key: str = "",
         answer_within_s: float = 600.0,
+        exact_seeds: bool = True,
     ) -> None:
         self._name = name
         self._text = text
@@ -78,6 +69,7 @@ class App:
         self._head = head
         self._key = key
         self._answer_within_s = answer_within_s
+        self._exact_seeds = exact_seeds
         self._readers = trio.CapacityLimiter(READERS)
         self._writers = trio.CapacityLimiter(READERS)
 
@@ -108,8 +100,12 @@ class App:
         """An answer, also to what cannot be done."""
         try:
             return await self._route(request)
-        except (BadRequest, BadText) as error:
+        except BadRequest as error:
+            return failure(400, str(error), param=error.param)
+        except BadText as error:
             return failure(400, str(error))
+        except Broken as error:
+            return failure(502, str(error))
         except PeerError as error:
             return failure(400, f"No node could do this: {error}.")
         except Impossible as error:
@@ -150,7 +146,9 @@ class App:
     def _unknown_model(self, name: str) -> Response | None:
         if name in ("", self._name):
             return None
-        return failure(404, f"There is no model {name[:64]!r} here, only {self._name!r}.", "model_not_found")
+        return failure(
+            404, f"There is no model {name[:64]!r} here, only {self._name!r}.", "model_not_found", param="model"
+        )
 
     async def _serve(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
@@ -159,6 +157,11 @@ class App:
         if isinstance(wanted, Response):
             return wanted
         self._counter.check(wanted.n * len(wanted.prompts))
+        try:
+            await self._counter.check_abilities(wanted.sampling)
+        except Impossible as error:
+            param = wanted.blame(error.lacking)
+            raise BadRequest(f"{param}: {error}", param) from error
         if wanted.stream:
             stream = self._stream(wanted, post.chat)
             return Response(200, stream, "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),))
@@ -171,8 +174,9 @@ class App:
             raise Overloaded("Too many requests wait to be read.")
 
         def read() -> Wanted | Response:
-            body = _decode(request.body, post.decoder)
-            return self._unknown_model(body.model) or post.understand(body, self._text, session)
+            body = _decode(request.body, post.fields)
+            unknown = self._unknown_model(body.model or "")
+            return unknown or post.understand(body, self._text, session, exact=self._exact_seeds)
 
         try:
             return await trio.to_thread.run_sync(read, limiter=self._readers)
@@ -197,9 +201,10 @@ class App:
         if errors:
             raise errors[0]
         ordered = [groups[i] for i in range(len(wanted.prompts))]
+        kinds = self._counter.kinds(ordered)
 
         def make() -> Answer:
-            return Answer(self._name, wanted, ordered, self._text, chat=chat)
+            return Answer(self._name, wanted, ordered, self._text, chat=chat, kinds=kinds)
 
         return await trio.to_thread.run_sync(make, limiter=self._writers)
 
@@ -215,7 +220,7 @@ class App:
                 try:
                     answer = await self._answer(wanted, chat)
                     parts = await trio.to_thread.run_sync(lambda: tuple(answer.events()), limiter=self._writers)
-                except (Impossible, NoNodes, Overloaded, PeerError, trio.TooSlowError) as error:
+                except (Broken, Impossible, NoNodes, Overloaded, PeerError, trio.TooSlowError) as error:
                     why = str(error) or "No node finished this in time."
                     parts = (event({"error": {"message": why, "type": "server_error", "code": 503}}),)
                 over.set()
@@ -233,10 +238,7 @@ class App:
         return stream
 
 
-def _decode(body: bytes | bytearray, decoder: "msgspec.json.Decoder[Any]") -> Any:
+def _decode(body: bytes | bytearray, fields: str) -> Any:
     if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
         raise BadRequest(f"The body has more than {MAX_BRACKETS} lists and objects.")
-    try:
-        return unpack(decoder, memoryview(body), "The body cannot be read")
-    except PeerError as error:
-        raise BadRequest(f"{error}.") from error
+    return parameters.parse(fields, body)

@@ -5,13 +5,14 @@ After a crash of the seed nobody waits any more, so the session is volatile: the
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
 from codec.errors import SwarmError
-from node.engines.base import SamplingParams
+from node.engines.base import EXACT_SEED, OPTIONS, SamplingParams, needs
 from node.ledger.messages import pack_tokens
 from node.ledger.service import VOLATILE, LedgerService
 from node.ledger.state import Group
@@ -20,6 +21,14 @@ __all__ = ["Counter", "Impossible", "NoNodes", "Overloaded"]
 
 LOOK_EVERY_S: Final = 1.0
 """So often a waiting request looks whether there are still nodes."""
+ABILITIES_WITHIN_S: Final = 5.0
+"""A node answers what its engine can do within a round trip; until then nobody knows whether a request can be done."""
+_LACKING: Final = {
+    OPTIONS: "no node here can draw by it. Install a newer swarm-node on the nodes.",
+    EXACT_SEED: "no engine here draws the same tokens again whatever else it draws meanwhile. Engines of transformers "
+    "do, and vLLM on GPUs if its node was started with VLLM_BATCH_INVARIANT=1. Leave seed out, or let it be inexact "
+    "(swarm-node gateway --inexact-seeds).",
+}
 
 
 class NoNodes(SwarmError):
@@ -31,7 +40,11 @@ class Overloaded(SwarmError):
 
 
 class Impossible(SwarmError):
-    """No engine can do this; the message says why."""
+    """No engine can do this; the message says why. `lacking`: the ability that none has, where that is it."""
+
+    def __init__(self, why: str, lacking: str = "") -> None:
+        super().__init__(why)
+        self.lacking = lacking
 
 
 @dataclass(eq=False)
@@ -95,6 +108,27 @@ class Counter:
             self.refused += 1
             raise Overloaded(f"{self.in_flight} sequences are in flight, and this gateway takes {self.most}.")
 
+    async def check_abilities(self, sampling: SamplingParams) -> None:
+        """Raises `Impossible` when no engine of the nodes that generate can draw by `sampling`. Nodes that have not
+        said what theirs can do are asked; one of an older release never answers."""
+        wanted = needs(sampling)
+        found = self._ledger.able(wanted) if wanted else True
+        with trio.move_on_after(ABILITIES_WITHIN_S):
+            while found is None:
+                heard = self._ledger.heard_abilities
+                with trio.move_on_after(LOOK_EVERY_S):
+                    await heard.wait()
+                found = self._ledger.able(wanted)
+        if not found:
+            self.refused += 1
+            lacking = EXACT_SEED if self._ledger.able(wanted - {EXACT_SEED}) else OPTIONS
+            raise Impossible(_LACKING[lacking], lacking)
+
+    def kinds(self, groups: Iterable[Group]) -> str:
+        """The kinds of engine that drew these, as far as their nodes were asked."""
+        nodes = {done.node for group in groups for done in group.done.values()}
+        return "+".join(sorted({kind for node in nodes if (kind := self._ledger.kind(node))}))
+
     async def ask(self, prompt: tuple[int, ...], n: int, sampling: SamplingParams, affinity: bytes = b"") -> Group:
         """All `n` samples of `prompt`. Raises `Overloaded`, `NoNodes` or `Impossible`; `PeerError` for what no node
         could do. Cancelled: the work is withdrawn."""
@@ -104,7 +138,7 @@ class Counter:
         waiting = self._waiting[group_id] = _Waiting()
         self.in_flight += n
         try:
-            await self._wait(waiting)
+            await self._wait(waiting, needs(sampling))
         finally:
             self.in_flight -= n
             if self._waiting.pop(group_id, None) is not None:
@@ -114,13 +148,15 @@ class Counter:
         self.answered += 1
         return waiting.group
 
-    async def _wait(self, waiting: _Waiting) -> None:
+    async def _wait(self, waiting: _Waiting, wanted: frozenset[str]) -> None:
+        """`wanted`: abilities that a node needs for it."""
         alone_since = None
         while not waiting.done.is_set():
             with trio.move_on_after(LOOK_EVERY_S):
                 await waiting.done.wait()
                 return
             now = trio.current_time()
-            alone_since = None if self._ledger.capacity else alone_since or now
+            someone = self._ledger.capacity and (not wanted or self._ledger.able(wanted))
+            alone_since = None if someone else alone_since or now
             if alone_since is not None and now - alone_since >= self._without_nodes_s:
                 raise NoNodes("The last node that generates has gone, and no other came. swarm-node status shows more.")

@@ -33,7 +33,8 @@ class Gateway:
         config = self._config
         text = await trio.to_thread.run_sync(lambda: Text(self._files()))
         counter = Counter(self._ledger, max_lag=config.max_lag, most=config.in_flight)
-        app = App(config.model_name, text, counter, self._head, key=config.api_key)
+        exact = not config.inexact_seeds
+        app = App(config.model_name, text, counter, self._head, key=config.api_key, exact_seeds=exact)
         limits = Limits(connections=2 * config.in_flight)
         async with trio.open_nursery() as nursery:
             await nursery.start(counter.run)

@@ -137,10 +137,16 @@ _TYPES: Final = {
 }
 
 
-def failure(status: int, why: str, code: str | None = None, headers: tuple[tuple[str, str], ...] = ()) -> Response:
-    """An error as OpenAI's clients read it."""
+def failure(
+    status: int,
+    why: str,
+    code: str | None = None,
+    headers: tuple[tuple[str, str], ...] = (),
+    param: str | None = None,
+) -> Response:
+    """An error as OpenAI's clients read it. `param`: the field of the request that it is about."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return json_response({"error": {"message": why, "type": kind, "param": None, "code": code}}, status, headers)
+    return json_response({"error": {"message": why, "type": kind, "param": param, "code": code}}, status, headers)
 
 
 def _admit(head: Head) -> Response | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from codec.errors import UsageError
+from node.engines.texts import Continuation, StopText
 
 __all__ = ["BadText", "Text"]
 
@@ -16,6 +17,10 @@ DEFAULT_CONTEXT: Final = 4096
 """Tokens of prompt and completion, of a model that does not say."""
 MAX_CHARACTERS: Final = 4 << 20
 """More cannot be as few tokens as a prompt may have, of any tokenizer."""
+
+
+_CONTINUED: Final = "CONTINUED-HERE-9f2c "
+"""Put behind a message that is continued, to find its end in what the template makes of it."""
 
 
 class BadText(ValueError):
@@ -32,6 +37,7 @@ class Text:
         self._tokenizer = _tokenizer(files.get("tokenizer.json"))
         self._template = _template(files, self._config)
         self._compiled: Any = None
+        self._variables: frozenset[str] | None = None
         model = configs["config.json"]
         said = model.get("text_config")
         inner: dict[str, Any] = said if isinstance(said, dict) else {}
@@ -58,9 +64,22 @@ class Text:
         # Not `encode`, which holds the interpreter's lock: the seed would stand still, six seconds for a body of 4 MiB.
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Without special tokens; empty where there is no tokenizer."""
-        return "" if self._tokenizer is None else self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    @property
+    def has_tokenizer(self) -> bool:
+        """Text can be read and written at all."""
+        return self._tokenizer is not None
+
+    def decode(self, prompt: Sequence[int], token_ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens that follow `prompt`; empty without a tokenizer. `special`: with special tokens."""
+        if self._tokenizer is None:
+            return ""
+        text = Continuation(self._tokenizer, prompt, special=special)
+        return "".join(text.add(token) for token in token_ids)
+
+    def stop_text(self, prompt: Sequence[int], stops: Sequence[str], *, special: bool, least: int) -> StopText:
+        """Finds a stop text as engines do; see `node.engines.texts`. Not without a tokenizer."""
+        assert self._tokenizer is not None
+        return StopText(self._tokenizer, prompt, stops, special=special, least=least)
 
     def token(self, token_id: int) -> str:
         """One token for people: its text, or its id where it has none."""
@@ -68,8 +87,38 @@ class Text:
             return f"token_id:{token_id}"
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **more: Any) -> str:
-        """A conversation as the text that the model was trained on. Raises `BadText`."""
+    def reads(self, name: str) -> bool:
+        """The chat template reads this variable."""
+        if self._variables is None:
+            import jinja2
+            import jinja2.meta
+
+            try:
+                parsed = _environment().parse(self._template or "")
+                self._variables = frozenset(jinja2.meta.find_undeclared_variables(parsed))
+            except jinja2.TemplateError:
+                self._variables = frozenset()  # `render` says why
+        return name in self._variables
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, open_ended: bool = False, **more: Any
+    ) -> str:
+        """A conversation as the text that the model was trained on. `open_ended`: up to the end of what the last
+        message says, and nothing of what the template puts behind it. Raises `BadText`."""
+        if not open_ended:
+            return self._render(messages, tools, more)
+        *before, last = messages
+        said = last.get("content")
+        if not isinstance(said, str):
+            raise BadText("continue_final_message: the last message has no text.")
+        rendered = self._render([*before, {**last, "content": said + _CONTINUED}], tools, more)
+        at = rendered.rfind(_CONTINUED.strip())
+        if at < 0:
+            raise BadText("continue_final_message: the chat template does not write what the last message says.")
+        kept = rendered[:at]  # a template that strips messages took the space off the mark's end
+        return kept if rendered.startswith(_CONTINUED, at) else kept.rstrip()
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, more: Mapping[str, Any]) -> str:
         if self._template is None:
             raise BadText("This model's base has no chat template: use /v1/completions.")
         import jinja2
@@ -78,7 +127,7 @@ class Text:
             self._compiled = self._compiled or _environment().from_string(self._template)
             names = ("bos_token", "eos_token", "pad_token", "unk_token")
             special = {name: _content(self._config.get(name)) for name in names}
-            return self._compiled.render(**({"tools": tools, "documents": None} | special | more), messages=messages)
+            return self._compiled.render(**{"tools": tools, "documents": None, **special, **more}, messages=messages)
         except (
             jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
         ) as error:  # fmt: skip

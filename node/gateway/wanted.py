@@ -1,224 +1,323 @@
-"""What a client asks for, in OpenAI's words, checked: a request body -> prompts and how to sample them.
+"""What a client asks for, in OpenAI's words and vLLM's, understood: a request body -> prompts and how to sample them.
 
-What is not known is ignored, as every server of this kind does; but what would change the samples and cannot be done
-is refused with a sentence, because samples of another distribution than asked for are worse than none.
+`node.gateway.parameters` says what happens with each field, and refuses those that cannot be done. Here is what the
+others do.
 """
 
 import secrets
-from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import msgspec
 from blake3 import blake3
 
-from node.engines.base import SamplingParams
+from node.engines.base import EXACT_SEED, MAX_STOP_TEXTS, SamplingOptions, SamplingParams
+from node.gateway.parameters import BadRequest
 from node.gateway.text import BadText, Text
 from node.ledger.messages import MAX_TOKENS
 
-__all__ = ["BadRequest", "Chat", "Completion", "Generate", "Wanted", "want_chat", "want_completion", "want_tokens"]
+__all__ = ["BadRequest", "Wanted", "want_chat", "want_completion", "want_tokens"]
 
 MAX_PROMPTS: Final = 256
 MAX_SAMPLES: Final = 256
 """Of one request, over all its prompts."""
 MAX_MESSAGES: Final = 8192
 """Of a conversation: a template is a program, and takes some ten microseconds for each."""
-MAX_STOPS: Final = 16
-MAX_SESSION: Final = 256
-"""Characters of a session's name."""
-
-Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-
-
-class BadRequest(ValueError):
-    """The client can mend it; the message says how."""
-
-
-class _Body(msgspec.Struct, kw_only=True):
-    """What both kinds of request may say."""
-
-    model: str = ""
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Whole] | None = None
-    ignore_eos: bool = False
-    stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
-    session_id: str | None = None
-    # Only their neutral values are possible.
-    best_of: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, Any] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    response_format: dict[str, Any] | None = None
-
-
-class Completion(_Body, kw_only=True):
-    """`POST /v1/completions`."""
-
-    prompt: str | list[int | str | list[int]]
-    logprobs: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-
-
-class Chat(_Body, kw_only=True):
-    """`POST /v1/chat/completions`."""
-
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class Generate(msgspec.Struct, kw_only=True):
-    """`POST /inference/v1/generate`: vLLM's endpoint for clients that make their own tokens."""
-
-    token_ids: list[int]
-    sampling_params: _Body
-    model: str = ""
-    features: dict[str, Any] | None = None
-    content_parts: list[Any] | None = None
+MAX_BAD_WORDS: Final = 128
+MAX_NAME: Final = 256
+"""Characters of a session's or a request's name."""
+COLDEST: Final = 0.01
+"""vLLM draws by this where a temperature is lower and not 0."""
+_NOT_READ: Final = "the model's chat template does not read it, so it would change nothing."
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """One request, understood. Each of `prompts` is sampled `n` times. `stops`: texts to cut the answers at.
-    `affinity`: of its session, or empty."""
+    """One request, understood. Each of `prompts` is sampled `n` times. `affinity`: of its session, or empty."""
 
     model: str
     prompts: tuple[tuple[int, ...], ...]
     n: int
     sampling: SamplingParams
-    stops: tuple[str, ...]
     logprobs: bool
     stream: bool
     usage: bool
     """Of a stream: end with what was used."""
     affinity: bytes
+    asked: tuple[str, ...] = ()
+    """The fields that only some engines can do."""
+    keep_stop: bool = False
+    """The text ends behind a stop text or stop token, not before it."""
+    show_special: bool = False
+    """The text has special tokens in it."""
+    tokens_as_ids: bool = False
+    """Tokens with log-probabilities are written by number."""
+    request_id: str = ""
+    """As the client calls this request, or empty."""
+
+    def blame(self, lacking: str) -> str | None:
+        """The field for which an engine needs the ability `lacking`."""
+        return "seed" if lacking == EXACT_SEED else next(iter(self.asked), None)
 
 
-def want_completion(body: Completion, text: Text, session: str = "") -> Wanted:
-    """Raises `BadRequest`. `session`: as a header named it."""
-    if body.echo or body.suffix:
-        raise BadRequest("echo and suffix are not offered.")
-    if (body.logprobs or 0) > 1:
-        raise BadRequest("logprobs: only those of the sampled tokens are known; ask for 1.")
-    given = body.prompt
-    if isinstance(given, str):
-        prompts = [text.encode(given)]
-    elif given and all(isinstance(part, int) for part in given):
-        prompts = [tuple(part for part in given if isinstance(part, int))]
-    elif not given or len(given) > MAX_PROMPTS:
-        raise BadRequest(f"prompt: a text, token ids, or a list of 1 to {MAX_PROMPTS} of these.")
-    else:
-        prompts = [_tokens(part, text) for part in given]
-    return _wanted(body, prompts, body.max_tokens or 16, body.logprobs is not None, text, session)
+def want_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> Wanted:
+    """Raises `BadRequest`. `session`: as a header named it. `exact`: a seed gives the same tokens every time."""
+    most = 16 if body.max_tokens is None else body.max_tokens
+    logprobs = body.logprobs
+    if logprobs is not None and logprobs != 0 and not (logprobs == 1 and body.temperature == 0):
+        why = "Only the drawn tokens' log-probabilities are known: ask for 0, which gives them."
+        raise BadRequest(f"logprobs: {why}", "logprobs")
+    special = body.add_special_tokens is not False
+    with _about("prompt"):
+        given = body.prompt
+        if isinstance(given, str):
+            prompts = [text.encode(given, special=special)]
+        elif given and all(isinstance(part, int) for part in given):
+            prompts = [tuple(part for part in given if isinstance(part, int))]
+        elif not given or len(given) > MAX_PROMPTS:
+            raise BadRequest(f"prompt: a text, token ids, or a list of 1 to {MAX_PROMPTS} of these.")
+        else:
+            prompts = [_tokens(part, text, special) for part in given]
+    return _wanted(body, prompts, most, logprobs is not None, text, session, exact)
 
 
-def want_chat(body: Chat, text: Text, session: str = "") -> Wanted:
-    """Raises `BadRequest`, `BadText`. `session`: as a header named it."""
-    if not 1 <= len(body.messages) <= MAX_MESSAGES:
-        raise BadRequest(f"messages: 1 to {MAX_MESSAGES}.")
-    if (body.top_logprobs or 0) > 0:
-        raise BadRequest("top_logprobs: only those of the sampled tokens are known; leave it out.")
-    messages = [message | {"content": _flat(message.get("content"))} for message in body.messages]
-    more = {"add_generation_prompt": True} | (body.chat_template_kwargs or {})
-    if {"messages", "tools"} & set(more):
-        raise BadRequest("chat_template_kwargs: messages and tools have their own places.")
-    rendered = text.render(messages, body.tools, **more)
-    prompts = [text.encode(rendered, special=False)]
-    most = body.max_completion_tokens or body.max_tokens
-    return _wanted(body, prompts, most, bool(body.logprobs), text, session)
+def want_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -> Wanted:
+    """Raises `BadRequest`, `BadText`. `session`: as a header named it. `exact`: as `want_completion`."""
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if body.max_tokens is not None and body.max_tokens != most:
+        raise BadRequest("max_completion_tokens: max_tokens says another number.", "max_completion_tokens")
+    with _about("messages"):
+        if not 1 <= len(body.messages) <= MAX_MESSAGES:
+            raise BadRequest(f"messages: 1 to {MAX_MESSAGES}.")
+        messages = [message | {"content": _flat(message.get("content"))} for message in body.messages]
+    open_ended = bool(body.continue_final_message)
+    variables = _variables(body, text)
+    with _about("messages"):
+        rendered = text.render(messages, open_ended=open_ended, **variables)
+        prompts = [text.encode(rendered, special=bool(body.add_special_tokens))]
+    return _wanted(body, prompts, most, bool(body.logprobs), text, session, exact)
 
 
-def want_tokens(body: Generate, text: Text, session: str = "") -> Wanted:
-    """Raises `BadRequest`. Without `max_tokens`: as many as the model reads."""
-    if body.features or body.content_parts:
-        raise BadRequest("features, content_parts: only tokens can be read.")
-    body.sampling_params.model, body.sampling_params.stream = body.model, False
+def want_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True) -> Wanted:
+    """Raises `BadRequest`. Without `max_tokens`: as many as the model reads. `exact`: as `want_completion`."""
     if not body.token_ids:
-        raise BadRequest("token_ids: at least one.")
+        raise BadRequest("token_ids: at least one.", "token_ids")
+    sampling = body.sampling_params
+    if sampling.logprobs not in (None, 0, 1):
+        why = "Only the drawn tokens' log-probabilities are known: ask for 0 or 1."
+        raise BadRequest(f"sampling_params.logprobs: {why}", "sampling_params.logprobs")
     prompts = [tuple(body.token_ids)]
-    return _wanted(body.sampling_params, prompts, body.sampling_params.max_tokens, True, text, session)
+    try:
+        return _wanted(sampling, prompts, sampling.max_tokens, True, text, session, exact, outer=body)
+    except BadRequest as error:
+        here = error.param in {field.name for field in msgspec.structs.fields(sampling)}
+        raise BadRequest(str(error), f"sampling_params.{error.param}" if here else error.param) from error
+
+
+@contextmanager
+def _about(param: str) -> Iterator[None]:
+    """What goes wrong here is wrong with this field, where nothing more exact is known."""
+    try:
+        yield
+    except BadText as error:
+        raise BadRequest(str(error), param) from error
+    except BadRequest as error:
+        raise BadRequest(str(error), error.param or param) from error
+
+
+def _variables(body: Any, text: Text) -> dict[str, Any]:
+    """What the chat template is given besides the messages."""
+    given: dict[str, Any] = {}
+    if body.tools and body.tool_choice != "none":
+        given["tools"] = body.tools
+    if body.tool_choice not in (None, "none", "auto"):
+        raise BadRequest("tool_choice: auto or none; nothing makes the model call a tool.", "tool_choice")
+    for name in ("documents", "reasoning_effort", "add_generation_prompt"):
+        if getattr(body, name) is not None:
+            given[name] = getattr(body, name)
+    for name in given:
+        asks = name != "add_generation_prompt" or not given[name]  # that it is added is what happens anyway
+        if asks and not text.reads(name):
+            raise BadRequest(f"{name}: {_NOT_READ}", name)
+    more = body.chat_template_kwargs or {}
+    for name in more:
+        if name in given or name in ("messages", "tools", "documents"):
+            raise BadRequest(f"chat_template_kwargs: {name[:64]} has a field of its own.", "chat_template_kwargs")
+        if not text.reads(name):
+            raise BadRequest(f"chat_template_kwargs: {name[:64]}: {_NOT_READ}", "chat_template_kwargs")
+    found = {"add_generation_prompt": not body.continue_final_message} | given | more
+    if body.continue_final_message and found["add_generation_prompt"]:
+        why = (
+            "the last message cannot be left open behind the beginning of another: set add_generation_prompt to false."
+        )
+        raise BadRequest(f"continue_final_message: {why}", "continue_final_message")
+    return found
 
 
 def _wanted(
-    body: _Body, prompts: Sequence[tuple[int, ...]], most: int | None, logprobs: bool, text: Text, session: str
+    body: Any,
+    prompts: Sequence[tuple[int, ...]],
+    most: int | None,
+    logprobs: bool,
+    text: Text,
+    session: str,
+    exact: bool,
+    outer: Any = None,
 ) -> Wanted:
-    _refuse_others(body)
+    """`body`: has the sampling's fields; `outer`: the others, where that is another."""
+    outer = body if outer is None else outer
     n = 1 if body.n is None else body.n
     if not 1 <= n * len(prompts) <= MAX_SAMPLES:
-        raise BadRequest(f"n: 1 to {MAX_SAMPLES} samples in one request.")
-    longest = max(map(len, prompts))
+        raise BadRequest(f"n: 1 to {MAX_SAMPLES} samples in one request.", "n")
+    where = next(name for name in ("prompt", "messages", "token_ids") if hasattr(outer, name))
     if not min(map(len, prompts)):
-        raise BadRequest("prompt: at least one token.")
+        raise BadRequest(f"{where}: at least one token.", where)
     if not all(0 <= token < 1 << 32 for prompt in prompts for token in prompt):
-        raise BadRequest("prompt: token ids are whole numbers from 0.")
-    room = min(text.context, MAX_TOKENS) - longest
+        raise BadRequest(f"{where}: token ids are whole numbers from 0 to 2^32 - 1.", where)
+    reads = min(text.context, MAX_TOKENS)
+    prompts = _truncated(body, prompts, reads - (most or 1))
+    longest = max(map(len, prompts))
+    room = reads - longest
     most = room if most is None else most
     if not 1 <= most <= room:
-        raise BadRequest(
-            f"The model reads {text.context} tokens; the prompt has {longest}, and {most} more were asked for."
-        )
-    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if len(stops) > MAX_STOPS or len(body.stop_token_ids or ()) > MAX_STOPS:
-        raise BadRequest(f"stop, stop_token_ids: at most {MAX_STOPS}.")
-    ends = () if body.ignore_eos else text.stop_tokens
-    name = session or body.session_id or body.prompt_cache_key or body.user or ""
+        why = f"The model reads {text.context} tokens; the prompt has {longest}, and {most} more were asked for."
+        raise BadRequest(why, "max_tokens" if longest < reads else where)
+    options, asked = _options(body, text, exact)
+    stop_ids = tuple(body.stop_token_ids or ())
+    name = session or _own(outer, "session_id") or _own(outer, "prompt_cache_key") or _own(outer, "user") or ""
     try:
         sampling = SamplingParams(
             max_tokens=most,
-            temperature=1.0 if body.temperature is None else body.temperature,
+            temperature=_temperature(body.temperature),
             top_p=1.0 if body.top_p is None else body.top_p,
             seed=secrets.randbits(63) if body.seed is None else body.seed % (1 << 63),
-            stop_tokens=tuple(dict.fromkeys((*ends, *(body.stop_token_ids or ())))),
+            stop_tokens=tuple(dict.fromkeys((*(() if body.ignore_eos else text.stop_tokens), *stop_ids))),
+            options=options if asked else msgspec.UNSET,
         )
     except ValueError as error:
-        raise BadRequest(f"{error}.") from error
+        raise _out_of_range(str(error)) from error
     return Wanted(
-        model=body.model,
+        model=outer.model or "",
         prompts=tuple(prompts),
         n=n,
         sampling=sampling,
-        stops=tuple(stop for stop in stops if stop),
         logprobs=logprobs,
-        stream=bool(body.stream),
-        usage=bool((body.stream_options or {}).get("include_usage")),
-        affinity=blake3(name[:MAX_SESSION].encode()).digest(16) if name else b"",
+        stream=bool(_own(outer, "stream")),
+        usage=_usage(outer),
+        affinity=blake3(name[:MAX_NAME].encode()).digest(16) if name else b"",
+        asked=asked,
+        keep_stop=bool(body.include_stop_str_in_output),
+        show_special=body.skip_special_tokens is False,
+        tokens_as_ids=bool(_own(outer, "return_tokens_as_token_ids")),
+        request_id=(outer.request_id or "")[:MAX_NAME],
     )
 
 
-def _refuse_others(body: _Body) -> None:
-    neutral: dict[str, tuple[Any, ...]] = {
-        "presence_penalty": (None, 0.0),
-        "frequency_penalty": (None, 0.0),
-        "repetition_penalty": (None, 1.0),
-        "logit_bias": (None, {}),
-        "top_k": (None, 0, -1),
-        "min_p": (None, 0.0),
-        "min_tokens": (None, 0),
-        "best_of": (None, 1, body.n),
-        "response_format": (None, {"type": "text"}),
+def _own(body: Any, name: str) -> Any:
+    """A field that not every endpoint has."""
+    return getattr(body, name, None)
+
+
+def _options(body: Any, text: Text, exact: bool) -> tuple[SamplingOptions, tuple[str, ...]]:
+    """What only some engines can do, and the fields that ask for it."""
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stops) > MAX_STOP_TEXTS:
+        raise BadRequest(f"stop: at most {MAX_STOP_TEXTS} texts.", "stop")
+    if stops and not text.has_tokenizer:
+        raise BadRequest("stop: this model's base has no tokenizer.json, and so no text. Use stop_token_ids.", "stop")
+    given = {
+        "min_tokens": body.min_tokens or 0,
+        "top_k": 0 if body.top_k in (None, -1) else body.top_k,
+        "min_p": body.min_p or 0.0,
+        "presence_penalty": body.presence_penalty or 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,
+        "repetition_penalty": 1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        "logit_bias": _biases(body.logit_bias or {}),
+        "allowed_token_ids": tuple(sorted(set(body.allowed_token_ids or ()))),
+        "bad_words": _banned(body.bad_words or [], text),
+        "stop": stops,
+        "seed": body.seed is not None,
     }
-    for name, values in neutral.items():
-        if getattr(body, name) not in values:
-            raise BadRequest(f"{name} is not offered: samples would not be those asked for.")
+    if body.allowed_token_ids == []:
+        raise BadRequest("allowed_token_ids: at least one, or nothing could be drawn.", "allowed_token_ids")
+    plain = SamplingOptions()
+    names = {"allowed_token_ids": "allowed", "bad_words": "banned", "stop": "stop_texts", "seed": "seeded"}
+    values = {names.get(name, name): value for name, value in given.items()}
+    asked = tuple(name for name in given if values[names.get(name, name)] != getattr(plain, names.get(name, name)))
+    try:
+        special = bool(stops) and body.skip_special_tokens is False
+        return SamplingOptions(**values, special=special, exact=exact and given["seed"]), asked
+    except ValueError as error:
+        raise _out_of_range(str(error)) from error
 
 
-def _tokens(part: int | str | list[int], text: Text) -> tuple[int, ...]:
+def _out_of_range(why: str) -> BadRequest:
+    """`SamplingParams` and `SamplingOptions` say their own field first."""
+    name, _, rest = why.partition(":")
+    name = {"allowed": "allowed_token_ids", "banned": "bad_words", "stop_tokens": "stop_token_ids"}.get(name, name)
+    return BadRequest(f"{name}:{rest}.", name)
+
+
+def _temperature(given: float | None) -> float:
+    if given is not None and 0.0 < given < COLDEST:
+        raise BadRequest(f"temperature: 0, or at least {COLDEST}.", "temperature")
+    return 1.0 if given is None else given
+
+
+def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    try:
+        found = {int(token): bias for token, bias in given.items() if token.isascii() and token.isdigit()}
+    except ValueError:  # more digits than Python reads
+        found = {}
+    if len(found) != len(given):
+        raise BadRequest("logit_bias: its keys are token ids, each once.", "logit_bias")
+    return tuple(sorted(found.items()))
+
+
+def _banned(words: Sequence[str], text: Text) -> tuple[tuple[int, ...], ...]:
+    """As vLLM: the tokens of each word, and those that it has behind a space where these begin otherwise."""
+    if len(words) > MAX_BAD_WORDS:
+        raise BadRequest(f"bad_words: at most {MAX_BAD_WORDS}.", "bad_words")
+    found: list[tuple[int, ...]] = []
+    with _about("bad_words"):
+        for word in words:
+            alone = text.encode(word.lstrip(), special=False)
+            if not alone:
+                raise BadRequest("bad_words: each needs at least one token.")
+            found.append(alone)
+            spaced = text.encode(" " + word.lstrip(), special=False)
+            if spaced and spaced[0] != alone[0] and len(spaced) == len(alone):
+                found.append(spaced)
+    return tuple(dict.fromkeys(found))
+
+
+def _truncated(body: Any, prompts: Sequence[tuple[int, ...]], room: int) -> Sequence[tuple[int, ...]]:
+    kept = _own(body, "truncate_prompt_tokens")
+    if kept is None:
+        if _own(body, "truncation_side") is not None:
+            raise BadRequest("truncation_side: nothing is cut off without truncate_prompt_tokens.", "truncation_side")
+        return prompts
+    if kept == -1:
+        kept = max(1, room)
+    if not 1 <= kept <= MAX_TOKENS:
+        raise BadRequest("truncate_prompt_tokens: at least 1, or -1.", "truncate_prompt_tokens")
+    if body.truncation_side == "right":
+        return [prompt[:kept] for prompt in prompts]
+    return [prompt[-kept:] for prompt in prompts]
+
+
+def _usage(body: Any) -> bool:
+    options = _own(body, "stream_options") or {}
+    if options and not _own(body, "stream"):
+        raise BadRequest("stream_options: only of a stream.", "stream_options")
+    if unknown := [name for name, value in options.items() if name != "include_usage" and value]:
+        raise BadRequest(f"stream_options: {unknown[0][:64]} is not offered.", "stream_options")
+    return bool(options.get("include_usage"))
+
+
+def _tokens(part: int | str | list[int], text: Text, special: bool) -> tuple[int, ...]:
     if isinstance(part, str):
-        return text.encode(part)
+        return text.encode(part, special=special)
     if isinstance(part, int):
         raise BadRequest("prompt: token ids, or a list of texts and lists of token ids, but not both.")
     return tuple(part)

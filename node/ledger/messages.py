@@ -270,8 +270,8 @@ class Timesheet(WorkMessage, frozen=True, tag=13):
 
 
 class AskAbilities(WorkMessage, frozen=True, tag=14):
-    """What can your engine do beyond what every release can? Asked where work needs it. A node of an older release drops
-    this unread, and gets no such work."""
+    """What can your engine do beyond what every release can? Asked where work needs it. A node of an older release
+    drops this unread, and gets no such work."""
 
 
 class Abilities(WorkMessage, frozen=True, tag=15):

@@ -281,6 +281,7 @@ class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
     api_key: str
     max_lag: int
     in_flight: int
+    inexact_seeds: bool = False
 
 
 class GatewayOpened(msgspec.Struct, frozen=True, tag="serving"):

@@ -4,7 +4,8 @@ from typing import Any, Final
 
 import msgspec
 
-from node.gateway.wanted import Chat, Completion, Generate, _Body
+from node.gateway import parameters
+from node.gateway.parameters import PARAMETERS
 from scenarios.fuzz.fields import Field, Kind, fields_of
 from scenarios.fuzz.values import Mutation
 
@@ -12,60 +13,44 @@ __all__ = ["BODIES", "KEY", "body_kinds", "head_kind"]
 
 KEY: Final = "sesame"
 
-_BODY: Final[dict[str, Any]] = {
+_SAMPLES: Final[dict[str, Any]] = {
     "model": "policy",
     "max_tokens": 4,
-    "temperature": 1.0,
-    "top_p": 0.9,
-    "n": 1,
-    "seed": 7,
+    "max_completion_tokens": 4,
+    "temperature": 0,
+    "prompt": ["abc"],
+    "messages": [{"role": "user", "content": "abc"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}],
+    "token_ids": [1, 2, 3],
     "stop": ["x"],
     "stop_token_ids": [3],
     "ignore_eos": False,
     "stream": False,
-    "stream_options": {"include_usage": True},
-    "user": "u",
-    "prompt_cache_key": "k",
-    "session_id": "s",
-    "best_of": 1,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": {},
-    "top_k": 0,
-    "min_p": 0.0,
-    "min_tokens": 0,
-    "response_format": {"type": "text"},
+    "stream_options": {},
+    "chat_template_kwargs": {"k": 1},
 }
+"""Where the table's example would not do together with the others."""
+
+
+def _sample(endpoint: str) -> dict[str, Any]:
+    """A body with every field, that asks for nothing that is refused."""
+    found: dict[str, Any] = {}
+    for row in PARAMETERS:
+        if endpoint in row.on:
+            example = row.example if row.happens != "refused" else next(iter(row.nothing), None)
+            found[row.name] = _SAMPLES.get(row.name, example)
+    if endpoint == "generate":
+        found["sampling_params"] = _sample("sampling_params")
+    return _copied(found)
+
+
+def _copied(sample: Any) -> Any:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(sample))
+
+
 BODIES: Final[dict[type, tuple[str, dict[str, Any]]]] = {
-    Completion: ("/v1/completions", _BODY | {"prompt": ["abc"], "logprobs": 1, "echo": False, "suffix": ""}),
-    Chat: (
-        "/v1/chat/completions",
-        _BODY
-        | {
-            "messages": [
-                {"role": "user", "content": "abc"},
-                {"role": "user", "content": [{"type": "text", "text": "b"}]},
-            ],
-            "max_completion_tokens": 4,
-            "logprobs": True,
-            "top_logprobs": 0,
-            "tools": [{"a": 1}],
-            "chat_template_kwargs": {"k": 1},
-        },
-    ),
-    Generate: (
-        "/inference/v1/generate",
-        {
-            "token_ids": [1, 2, 3],
-            "sampling_params": dict(_BODY),
-            "model": "policy",
-            "features": {},
-            "content_parts": [],
-        },
-    ),
+    parameters.BODIES[endpoint]: (parameters.ENDPOINTS[endpoint], _sample(endpoint))
+    for endpoint in ("completions", "chat", "generate")
 }
-assert set(_BODY) == {field.encode_name for field in msgspec.structs.fields(_Body)}
 
 _DEEP_JSON: Final = msgspec.Raw(b"[" * 5000 + b"]" * 5000)
 _JSON_ONLY: Final = (
@@ -127,10 +112,6 @@ def to_json(value: Any) -> bytes:
         return b"\xc1"
 
 
-def _copied(sample: Any) -> Any:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(sample))
-
-
 def _post(path: str, body: bytes) -> bytes:
     head = (
         f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
@@ -153,7 +134,6 @@ def body_kinds() -> list[Kind]:
 
 def _with_more(sample: Any) -> Any:
     found = _copied(sample)
-    (found.get("sampling_params") or found)["logit_bias"] = {"5": 1}
     for name, value in (("prompt", [[1, 2, 3]]), ("features", {"a": 1}), ("content_parts", [1])):
         if name in found:
             found[name] = value

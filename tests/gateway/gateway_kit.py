@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from codec.sign import Key
 from node.config import GatewayConfig
-from node.engines.base import Completion, Span
+from node.engines.base import ABILITIES, Completion, Span
 from node.engines.host import Commitment, EngineFailed
+from node.engines.texts import StopText
 from node.gateway import Gateway
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
@@ -48,13 +49,17 @@ def base_files() -> dict[str, bytes]:
 
 
 class EchoEngine:
-    """Says the prompt backwards and stops, after `seconds`. Knows what it drew, so that nobody can say it was lost."""
+    """Says the prompt backwards and stops, after `seconds`. Knows what it drew, so that nobody can say it was lost. Of
+    `SamplingOptions` it heeds stop texts."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.version, self.root = (0, 0), ROOT
         self.ready, self.carries, self.joins, self.scores = True, True, False, False
+        self.abilities, self.kind = ABILITIES, "echo"
         self.drawn: list[tuple[int, ...]] = []
+        self.tokens = 0
+        self._tokenizer = Tokenizer.from_str(base_files()["tokenizer.json"].decode())
 
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -69,6 +74,12 @@ class EchoEngine:
             reason = "stop" if len(ids) <= sampling.max_tokens and END in sampling.stop_tokens else "length"
             if reason == "length":
                 ids = (ids[:-1] * sampling.max_tokens)[: sampling.max_tokens]
+            stop = StopText(self._tokenizer, prompt.token_ids, sampling.extra.stop_texts)
+            for count, token in enumerate(ids, 1):
+                if stop.add(token):
+                    ids, reason = ids[:count], "stop"
+                    break
+            self.tokens += len(ids)
             made.append(Completion(ids, (-0.25,) * len(ids), reason, (Span(self.version, 0, len(ids)),)))
             self.drawn.append(prompt.token_ids)
         return made, self.seconds

@@ -20,7 +20,7 @@ async def test_completions_of_text_and_of_token_ids(tmp_path: Path):
             assert models == ["policy"]
             assert (await client.models.retrieve("policy")).id == "policy"
             text = await client.completions.create(model="policy", prompt="hello", max_tokens=16)
-            ids = await client.completions.create(model="policy", prompt=IDS, max_tokens=16, logprobs=1, n=3)
+            ids = await client.completions.create(model="policy", prompt=IDS, max_tokens=16, logprobs=0, n=3)
             both = await client.completions.create(model="policy", prompt=["ab", "xyz"], n=2, max_tokens=16)
             return text, ids, both
 
@@ -58,7 +58,7 @@ async def test_tokens_in_and_tokens_out(tmp_path: Path):
             refused = []
             for wrong in (
                 {"token_ids": [], "sampling_params": {}},
-                {"token_ids": IDS, "sampling_params": {"top_k": 3}},
+                {"token_ids": IDS, "sampling_params": {"prompt_logprobs": 3}},
                 {"token_ids": IDS, "sampling_params": {}, "features": {"mm_hashes": {}}},
                 {"token_ids": IDS},
             ):
@@ -74,7 +74,7 @@ async def test_tokens_in_and_tokens_out(tmp_path: Path):
         assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-0.25] * 4
         assert (choice["finish_reason"], choice["versions"]) == ("stop", [[0, 0]] * 4)
         assert drawn["prompt_token_ids"] == IDS
-        names = ("token_ids", "top_k", "features", "sampling_params")
+        names = ("token_ids", "prompt_logprobs", "features", "sampling_params")
         assert all(name in why for name, why in zip(names, refused, strict=True))
 
 
@@ -137,7 +137,7 @@ async def test_streams_hold_what_the_whole_answers_hold(tmp_path: Path):
 
 async def test_stops_and_lengths(tmp_path: Path):
     async with gateway(tmp_path) as (swarm, url):
-        await swarm.add(1)
+        engine = await swarm.add(1)
 
         async def use(client):
             create = client.completions.create
@@ -149,7 +149,8 @@ async def test_stops_and_lengths(tmp_path: Path):
         short, cut, on = await with_client(url, use)
         assert (short.text, short.finish_reason) == ("fed", "length")
         assert (cut.text, cut.finish_reason) == ("fed", "stop")
-        assert len(cut.model_extra["token_ids"]) == len(cut.logprobs.token_logprobs) == 4  # up to the c of "cb"
+        assert len(cut.model_extra["token_ids"]) == len(cut.logprobs.token_logprobs) == 5  # up to the b of "cb"
+        assert engine.tokens == 3 + 5 + 6, "no token is drawn behind a stop text"
         assert (on.finish_reason, len(on.model_extra["token_ids"])) == ("length", 6)
 
 
@@ -163,9 +164,9 @@ async def test_stops_and_lengths(tmp_path: Path):
         ({"prompt": "abc", "max_tokens": 1000}, "reads 128 tokens"),
         ({"prompt": "abc", "temperature": -1.0}, "temperature"),
         ({"prompt": "abc", "top_p": 7}, "top_p"),
-        ({"prompt": "abc", "presence_penalty": 0.5}, "presence_penalty is not offered"),
+        ({"prompt": "abc", "presence_penalty": 3.0}, "presence_penalty: -2 to 2"),
         ({"prompt": "abc", "logprobs": 5}, "logprobs"),
-        ({"prompt": "abc", "extra_body": {"top_k": 20}}, "top_k is not offered"),
+        ({"prompt": "abc", "extra_body": {"top_k": -20}}, "top_k: 0"),
         ({"prompt": "abc", "echo": True}, "echo"),
         ({"prompt": [1, "a"]}, "not both"),
         ({"prompt": [1, -1]}, "token ids are whole numbers"),

@@ -151,8 +151,8 @@ def _lost(why: str) -> None:
 
 
 def _abilities(where: Installed | None) -> tuple[set[str], str]:
-    """Of the vLLM in `where`, or of one that somebody else runs; and its kind. By itself vLLM rounds a token's logits by
-    what else is in its batch; on a GPU it can be told not to, before it starts."""
+    """Of the vLLM in `where`, or of one that somebody else runs; and its kind. By itself vLLM rounds a token's logits
+    by what else is in its batch; on a GPU it can be told not to, before it starts."""
     found = {OPTIONS, SCORE_OPTIONS}
     if where is None:
         return found, "vllm"

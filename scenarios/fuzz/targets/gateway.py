@@ -27,7 +27,10 @@ from scenarios.fuzz.target import FOREVER, Broken, Target, World
 __all__ = ["GatewayTarget"]
 
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz :\n"
-_TEMPLATE: Final = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+_TEMPLATE: Final = (
+    "{{ tools }}{{ documents }}{{ reasoning_effort }}{{ k }}{{ add_generation_prompt }}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
 _MAX_ANSWER: Final = 4 << 20
 
 
@@ -55,6 +58,12 @@ class _Counter:
 
     def check(self, samples: int) -> None:
         return
+
+    async def check_abilities(self, sampling: Any) -> None:
+        return
+
+    def kinds(self, groups: Any) -> str:
+        return ""
 
     async def ask(self, prompt: tuple[int, ...], n: int, sampling: Any, affinity: bytes = b"") -> Group:
         packed = pack_tokens(prompt)
