@@ -2,8 +2,8 @@
 the tests go by.
 
 A field is *done* (it has its effect), *refused* (400, with the field's name in `error.param`) or *harmless* (accepted,
-because the tokens of an answer do not depend on it). A field that is in no row is refused, too. `python -m
-node.gateway.parameters` prints the table of docs/parameters.md.
+because the tokens of an answer do not depend on it). A field that is in no row is refused, too. `markdown`
+is the table of docs/parameters.md.
 """
 # ruff: noqa: E501 - a row is a line
 
@@ -267,7 +267,3 @@ def markdown() -> str:
         says = row.says + (nothing if row.nothing else "")
         lines.append(f"| `{row.name}` | {', '.join(row.on)} | {row.happens} | {says} |")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(markdown())

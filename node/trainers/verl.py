@@ -100,7 +100,8 @@ class SwarmServer:
             raise UsageError(f"The swarm's engines read tokens only, not {', '.join(found)}.")
         known = (sampling_params.get(name) for name in ("max_tokens", "max_new_tokens"))
         most = next(filter(None, known), self._room - len(prompt_ids))
-        asked = sampling_params | {"prompt": list(prompt_ids), "max_tokens": most, "logprobs": 1}
+        asked = sampling_params | {"prompt": list(prompt_ids), "max_tokens": most, "logprobs": 0}
+        asked.pop("max_new_tokens", None)
         while (answer := await self._client.post("/v1/completions", json=asked)).status_code == 429:  # noqa: ASYNC110
             await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
         if answer.is_error:

@@ -1,8 +1,12 @@
 """The matrices of `scenarios.conformance`: a handful of cells every day, the short form with the heavy tests."""
 
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "gateway")]
 
 HAS_TORCH = find_spec("torch") is not None
 collect_ignore_glob = [] if HAS_TORCH else ["test_*.py"]

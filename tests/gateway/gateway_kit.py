@@ -104,7 +104,7 @@ class Swarm:
         ledger = self.book.restore(Settings(**settings), Head(0, 0, ROOT), trio.current_time())
         self.service = LedgerService(ledger, self.book, self._to_node)
         self.workers: dict[bytes, NodeWorker] = {}
-        self.engines: dict[bytes, EchoEngine] = {}
+        self.engines: dict[bytes, Any] = {}
         self.lives: dict[bytes, trio.CancelScope] = {}
         self.leased: Counter[bytes] = Counter()
 
@@ -112,14 +112,15 @@ class Swarm:
         if node in self.workers:
             self.workers[node].hear(body)
 
-    async def add(self, i: int, seconds: float = 0.01, **pace: Any) -> EchoEngine:
+    async def add(self, i: int, seconds: float = 0.01, engine: Any = None, **pace: Any) -> Any:
+        """A node with this engine (None: an `EchoEngine`), which is given back."""
         key = Key(bytes([i]) * 32)
 
         async def send(body: bytes) -> None:
             if key.public in self.workers:  # a killed node says nothing more
                 self.service.hear(key.public, body)
 
-        engine = self.engines[key.public] = EchoEngine(seconds)
+        engine = self.engines[key.public] = EchoEngine(seconds) if engine is None else engine
         worker = NodeWorker(key, engine, send, Pace(**({"self_test_tokens": 0} | pace)))
         self.workers[key.public] = worker
         scope = self.lives[key.public] = trio.CancelScope()

@@ -1,0 +1,194 @@
+"""A gateway whose one node draws with a real engine: a random Qwen3 of 60,000 parameters that knows 31 letters."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import trio
+from gateway_kit import END, LETTERS, ROOT, UNKNOWN, base_files, gateway
+from tokenizers import Tokenizer, processors
+
+from node.engines.base import Prompt, SamplingParams
+from node.engines.host import Commitment, EngineFailed
+from node.engines.transformers import TransformersEngine
+from node.gateway.parameters import ENDPOINTS
+
+__all__ = ["BOS", "END", "LETTERS", "LocalEngine", "Reply", "asking", "files", "make_engine", "tokens_of"]
+
+BOS = UNKNOWN
+"""What this tokenizer begins a text with, where special tokens are wanted."""
+TEMPLATE = (
+    "{% if tools %}tools {{ tools | length }}\n{% endif %}{% if documents %}{{ documents[0].text }}\n{% endif %}"
+    "{% if reasoning_effort %}think {{ reasoning_effort }}\n{% endif %}{% if thinking %}thinking\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def files() -> dict[str, bytes]:
+    found = base_files()
+    tokenizer = Tokenizer.from_str(found["tokenizer.json"].decode())
+    tokenizer.post_processor = processors.TemplateProcessing("<unk> $A", special_tokens=[("<unk>", BOS)])
+    settings = {"eos_token": "<end>", "chat_template": TEMPLATE}
+    return found | {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps(settings).encode(),
+    }
+
+
+def tokens_of(text: str) -> list[int]:
+    return [LETTERS.index(letter) for letter in text]
+
+
+def make_engine(folder: Path) -> TransformersEngine:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=UNKNOWN + 1,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(files()["tokenizer.json"])
+    engine = TransformersEngine(threads=1, device="cpu")
+    engine.load(folder)
+    return engine
+
+
+class LocalEngine:
+    """An `EngineSeat` around an engine in this process. Several calls of `generate` run at once, as in a node: each
+    step of the engine is a step of all."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self.engine = engine
+        self.version, self.root = (0, 0), ROOT
+        self.ready, self.carries, self.joins, self.scores = True, True, False, True
+        self.abilities, self.kind = engine.abilities, engine.kind
+        self.drawn = 0
+        """Tokens, of all samples."""
+        self._flight = 0
+        self._done: dict[int, Any] = {}
+
+    async def wait_ready(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Any = None) -> Any:
+        self._flight += 1
+        flight = self._flight
+        try:
+            self.engine.begin(flight, prompts, sampling)
+        except ValueError as error:
+            raise EngineFailed(str(error), poisoned=False) from error
+        try:
+            while flight not in self._done:
+                await trio.lowlevel.checkpoint()
+                if flight not in self._done:
+                    self._done |= dict(self.engine.step())
+            made = self._done.pop(flight)
+        finally:
+            self.engine.cancel(flight)
+        self.drawn += sum(len(completion.token_ids) for completion in made)
+        return made, 0.01
+
+    async def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> Any:
+        return self.engine.score(prompt, token_ids, sampling), self.version
+
+    async def stage(self, patch_fd: int, version: Any) -> float:
+        raise AssertionError
+
+    async def commit(self, version: Any, root: bytes) -> Commitment:
+        raise AssertionError
+
+
+@dataclass
+class Reply:
+    """An answer, whichever endpoint gave it."""
+
+    status: int
+    body: dict[str, Any]
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def param(self) -> str | None:
+        return self.body["error"]["param"]
+
+    @property
+    def why(self) -> str:
+        return self.body["error"]["message"]
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        assert self.status == 200, self.body
+        return self.body["choices"]
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.choices[0]["token_ids"]
+
+    @property
+    def text(self) -> str:
+        (choice, *_) = self.choices
+        return choice["message"]["content"] if "message" in choice else choice["text"]
+
+    @property
+    def finish(self) -> str:
+        return self.choices[0]["finish_reason"]
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.choices[0].get("prompt_token_ids") or self.body["prompt_token_ids"]
+
+    @property
+    def logprobs(self) -> Any:
+        found = self.choices[0]["logprobs"]
+        return found and (found.get("token_logprobs") or [entry["logprob"] for entry in found["content"]])
+
+
+class Asker:
+    """Asks each endpoint the same thing: greedy, 12 tokens after "hello", unless said otherwise."""
+
+    def __init__(self, url: str, client: httpx.AsyncClient, engine: LocalEngine, swarm: Any) -> None:
+        self._url, self._client = url.removesuffix("/v1"), client
+        self.engine, self.swarm = engine, swarm
+
+    async def __call__(self, endpoint: str, **fields: Any) -> Reply:
+        where = "generate" if endpoint in ("generate", "sampling_params") else endpoint
+        fields = {"temperature": 0, "max_tokens": 12} | fields if endpoint != "generate" else fields
+        if "max_completion_tokens" in fields:
+            del fields["max_tokens"]
+        if endpoint == "completions":
+            body = {"prompt": "hello"} | fields
+        elif endpoint == "chat":
+            body = {"messages": [{"role": "user", "content": "hello"}]} | fields
+        elif endpoint == "sampling_params":
+            body = {"token_ids": tokens_of("hello"), "sampling_params": fields}
+        else:
+            sampling = {"temperature": 0, "max_tokens": 12}
+            body = {"token_ids": tokens_of("hello"), "sampling_params": sampling} | fields
+        answer = await self._client.post(self._url + ENDPOINTS[where], json=body)
+        if answer.headers["content-type"].startswith("text/event-stream"):
+            lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+            return Reply(answer.status_code, {}, [json.loads(line) for line in lines])
+        return Reply(answer.status_code, answer.json())
+
+
+@contextlib.asynccontextmanager
+async def asking(folder: Path, engine: TransformersEngine, **config: Any) -> AsyncIterator[Asker]:
+    async with gateway(folder, files(), **config) as (swarm, url), httpx.AsyncClient(timeout=60) as client:
+        local = LocalEngine(engine)
+        await swarm.add(1, engine=local)
+        yield Asker(url, client, local, swarm)

@@ -1,0 +1,531 @@
+"""The parameter matrix: every field of OpenAI's requests and of vLLM's is done, refused by name, or harmless.
+
+The rows are those of `node.gateway.parameters`; a field that OpenAI's or vLLM's next release adds is in no row, and the
+tests here fail. Each row that is done has a test of its effect, with a real engine behind a real ledger.
+"""
+
+import json
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import openai.types.chat.completion_create_params as chat_params
+import openai.types.completion_create_params as completion_params
+import pytest
+import trio
+from parameters_kit import BOS, END, Asker, LocalEngine, asking, files, make_engine, tokens_of
+
+from node.engines.base import ABILITIES, OPTIONS
+from node.engines.transformers import TransformersEngine
+from node.gateway.parameters import BODIES, ENDPOINTS, PARAMETERS, Parameter, markdown, parse
+from node.gateway.text import Text
+from node.gateway.wanted import want_chat, want_completion
+from node.worker import NodeWorker
+
+HERE = Path(__file__).parent
+VLLM: dict[str, Any] = json.loads((HERE / "vllm_fields.json").read_text())
+Effect = Callable[[Asker, str], Awaitable[None]]
+EFFECTS: dict[str, Effect] = {}
+"""By field: shows that it does what the table says, on one endpoint."""
+WITH: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "truncation_side": {"truncate_prompt_tokens": 3},
+    "continue_final_message": {"messages": [{"role": "assistant", "content": "he"}]},
+}
+"""By field: what a request that has it must have, too."""
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
+    return make_engine(tmp_path_factory.mktemp("letters"))
+
+
+@pytest.fixture
+async def ask(tmp_path: Path, engine: TransformersEngine) -> AsyncIterator[Asker]:
+    async with asking(tmp_path, engine) as asker:
+        yield asker
+
+
+def effect(*names: str) -> Callable[[Effect], Effect]:
+    def keep(test: Effect) -> Effect:
+        EFFECTS.update(dict.fromkeys(names, test))
+        return test
+
+    return keep
+
+
+# ---------------------------------------------------------------- the table is whole
+
+
+@pytest.mark.parametrize(("endpoint", "module"), [("chat", chat_params), ("completions", completion_params)])
+def test_every_field_of_openai_is_in_the_table(endpoint: str, module: Any):
+    kinds = (module.CompletionCreateParamsNonStreaming, module.CompletionCreateParamsStreaming)
+    theirs = {name for kind in kinds for name in typing.get_type_hints(kind)}
+    assert len(theirs) > 15
+    assert theirs <= {row.name for row in PARAMETERS if endpoint in row.on}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_every_field_of_vllm_is_in_the_table(endpoint: str):
+    assert set(VLLM[endpoint]) <= {row.name for row in PARAMETERS if endpoint in row.on}
+
+
+def test_the_table_has_one_row_for_each_field_of_an_endpoint():
+    cells = [(row.name, endpoint) for row in PARAMETERS for endpoint in row.on]
+    assert len(cells) == len(set(cells))
+    assert all(set(row.on) <= set(ENDPOINTS) and row.says.endswith(".") for row in PARAMETERS)
+
+
+def test_every_row_that_is_done_has_a_test_of_its_effect():
+    assert set(EFFECTS) == {row.name for row in PARAMETERS if row.happens == "done"}
+
+
+def test_the_page_is_the_table():
+    page = (HERE.parents[1] / "docs" / "parameters.md").read_text()
+    assert markdown() in page, "the page says how to print what belongs there"
+
+
+# ---------------------------------------------------------------- refused, harmless, unknown
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_what_is_refused_is_refused_by_name(ask: Asker, endpoint: str):
+    refused = [row for row in PARAMETERS if row.happens == "refused" and endpoint in row.on]
+    assert refused
+    for row in refused:
+        reply = await ask(endpoint, **{row.name: row.example})
+        name = f"sampling_params.{row.name}" if endpoint == "sampling_params" else row.name
+        assert (reply.status, reply.param) == (400, name), row.name
+        assert name in reply.why
+        assert row.says in reply.why
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_values_that_ask_for_nothing_are_accepted(endpoint: str):
+    required = {"completions": {"prompt": "a"}, "chat": {"messages": []}}
+    for row in PARAMETERS:
+        for value in (None, *row.nothing) if row.happens == "refused" and endpoint in row.on else ():
+            body = required.get(endpoint) or {"token_ids": [1], "sampling_params": {}}
+            (body["sampling_params"] if endpoint == "sampling_params" else body)[row.name] = value
+            parse("generate" if endpoint == "sampling_params" else endpoint, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_what_is_harmless_changes_nothing(ask: Asker, endpoint: str):
+    plain = await ask(endpoint)
+    harmless = [row for row in PARAMETERS if row.happens == "harmless" and endpoint in row.on]
+    assert harmless
+    for row in harmless:
+        reply = await ask(endpoint, **{row.name: row.example})
+        assert (reply.tokens, reply.finish) == (plain.tokens, plain.finish), row.name
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_what_is_unknown_or_of_a_wrong_type_is_refused_by_name(ask: Asker, endpoint: str):
+    inside = "sampling_params." if endpoint == "sampling_params" else ""
+    reply = await ask(endpoint, frobnicate=1)
+    assert (reply.status, reply.param) == (400, f"{inside}frobnicate")
+    typed = [row for row in PARAMETERS if endpoint in row.on and row.kind is not Any]
+    assert typed
+    for row in typed:
+        reply = await ask(endpoint, **{row.name: [[{"no": "such thing"}]]})
+        assert (reply.status, reply.param) == (400, inside + row.name), row.name
+
+
+# ---------------------------------------------------------------- done
+
+
+@effect("model")
+async def _model(ask: Asker, endpoint: str) -> None:
+    assert (await ask(endpoint, model="policy")).status == 200
+    reply = await ask(endpoint, model="another")
+    assert (reply.status, reply.param) == (404, "model")
+
+
+@effect("prompt", "messages", "token_ids")
+async def _prompts(ask: Asker, endpoint: str) -> None:
+    if endpoint == "chat":
+        said = [[{"role": role, "content": text}] for role, text in (("user", "abc"), ("user", "xyz"), ("tool", "abc"))]
+        replies = [await ask(endpoint, messages=messages) for messages in said]
+    elif endpoint == "completions":
+        replies = [await ask(endpoint, prompt=prompt) for prompt in ("abc", "xyz", [4, 5])]
+    else:
+        replies = [await ask(endpoint, token_ids=ids) for ids in ([1, 2], [3, 4], [5])]
+    assert len({tuple(reply.prompt) for reply in replies}) == len({tuple(reply.tokens) for reply in replies}) == 3
+
+
+@effect("sampling_params")
+async def _sampling_params(ask: Asker, endpoint: str) -> None:
+    assert len((await ask(endpoint, sampling_params={"max_tokens": 2, "ignore_eos": True})).tokens) == 2
+
+
+@effect("max_tokens", "max_completion_tokens")
+async def _lengths(ask: Asker, endpoint: str) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        if any(row.name == name and endpoint in row.on for row in PARAMETERS):
+            reply = await ask(endpoint, **{name: 2}, ignore_eos=True)
+            assert (len(reply.tokens), reply.finish) == (2, "length")
+            assert (await ask(endpoint, **{name: 0})).param in ("max_tokens", "sampling_params.max_tokens")
+    if endpoint == "chat":
+        body = parse("chat", json.dumps({"messages": [], "max_tokens": 2, "max_completion_tokens": 3}).encode())
+        with pytest.raises(ValueError, match="another number") as caught:
+            want_chat(body, Text(files()))
+        assert caught.value.param == "max_completion_tokens"  # type: ignore[attr-defined]
+
+
+@effect("temperature", "top_p", "top_k", "min_p")
+async def _narrow(ask: Asker, endpoint: str) -> None:
+    greedy = await ask(endpoint, temperature=0)
+    assert greedy.tokens == (await ask(endpoint, temperature=0)).tokens
+    for narrow in ({"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}, {"top_k": 0, "min_p": 0.99999}):
+        reply = await ask(endpoint, temperature=1, **narrow)
+        assert reply.tokens == greedy.tokens, narrow
+    hot = [await ask(endpoint, temperature=50, ignore_eos=True, top_k=-1) for _ in range(3)]
+    assert len({tuple(reply.tokens) for reply in hot}) == 3
+    some = await ask(endpoint, temperature=50, ignore_eos=True, top_k=2, max_tokens=1, n=40)
+    assert len({choice["token_ids"][0] for choice in some.choices}) == 2
+    reply = await ask(endpoint, temperature=0.001)
+    assert (reply.status, reply.param) == (400, f"{_inside(endpoint)}temperature")
+
+
+@effect("presence_penalty", "frequency_penalty", "repetition_penalty")
+async def _penalties(ask: Asker, endpoint: str) -> None:
+    """That they are vLLM's is shown in tests/engines."""
+    liked = {"logit_bias": {"3": 6}, "ignore_eos": True}
+    plain = await ask(endpoint, **liked, max_tokens=40)
+    most = plain.tokens.count(3)
+    for more in ({"presence_penalty": 2.0}, {"frequency_penalty": 0.8}, {"repetition_penalty": 3.0}):
+        assert (await ask(endpoint, **liked, **more, max_tokens=40)).tokens.count(3) < most, more
+        (name,) = more
+        assert (await ask(endpoint, **{name: 1000.0})).param == _inside(endpoint) + name
+
+
+@effect("logit_bias", "allowed_token_ids")
+async def _biases(ask: Asker, endpoint: str) -> None:
+    for fields in ({"logit_bias": {"5": 100}}, {"allowed_token_ids": [5]}):
+        assert (await ask(endpoint, **fields)).tokens == [5] * 12
+    both = await ask(endpoint, allowed_token_ids=[5, 6, END], logit_bias={"5": -100, "6": -100})
+    assert both.tokens == [END]
+    for wrong in ({"logit_bias": {"a": 1}}, {"logit_bias": {"1": 1e6}}, {"allowed_token_ids": []}):
+        reply = await ask(endpoint, **wrong)
+        (name,) = wrong
+        assert (reply.status, reply.param) == (400, _inside(endpoint) + name)
+    assert "token id outside" in (await ask(endpoint, allowed_token_ids=[4000])).why
+
+
+@effect("bad_words")
+async def _bad_words(ask: Asker, endpoint: str) -> None:
+    fields = {"allowed_token_ids": tokens_of("abc"), "logit_bias": {"0": 30, "1": 20}}
+    assert (await ask(endpoint, **fields)).tokens == [0] * 12
+    assert (await ask(endpoint, **fields, bad_words=["a"])).tokens == [1] * 12
+    assert (await ask(endpoint, **fields, bad_words=["aa"])).tokens == [0, 1] * 6
+    assert (await ask(endpoint, **fields, bad_words=["aaa"])).tokens == [0, 0, 1] * 4
+    reply = await ask(endpoint, allowed_token_ids=[0], bad_words=["a"])
+    assert (reply.status, reply.param) == (400, f"{_inside(endpoint)}allowed_token_ids")
+
+
+@effect("seed")
+async def _seed(ask: Asker, endpoint: str) -> None:
+    fields = {"temperature": 1.5, "ignore_eos": True}
+    alone = await ask(endpoint, **fields, seed=7)
+    several = await ask(endpoint, **fields, seed=7, n=3)
+    assert several.tokens == alone.tokens
+    assert several.choices[0]["logprobs"] == alone.choices[0]["logprobs"]
+    assert len({tuple(choice["token_ids"]) for choice in several.choices}) == 3
+    assert (await ask(endpoint, **fields, seed=8)).tokens != alone.tokens
+    assert len({tuple((await ask(endpoint, **fields)).tokens) for _ in range(3)}) == 3, "without one, none is repeated"
+    again: list[list[int]] = []
+    async with trio.open_nursery() as nursery:  # others of the same length in the same batches
+        for i in range(6):
+            nursery.start_soon(lambda i=i: ask(endpoint, **fields, n=4, seed=None if i % 2 else 100 + i))
+
+        async def repeat() -> None:
+            again.append((await ask(endpoint, **fields, seed=7)).tokens)
+
+        for _ in range(3):
+            nursery.start_soon(repeat)
+    assert again == [alone.tokens] * 3
+    assert not sum(sum(node["refused"].values()) for node in ask.swarm.service.state()["nodes"].values())
+    if endpoint != "sampling_params":
+        assert alone.body["system_fingerprint"] == "transformers/auto/cpu"
+
+
+@effect("n")
+async def _n(ask: Asker, endpoint: str) -> None:
+    assert [choice["index"] for choice in (await ask(endpoint, n=3)).choices] == [0, 1, 2]
+    assert (await ask(endpoint, n=0)).param == f"{_inside(endpoint)}n"
+
+
+@effect("stop", "include_stop_str_in_output", "skip_special_tokens")
+async def _stop(ask: Asker, endpoint: str) -> None:
+    """What is drawn goes a, b, c, end token, a, b, c ..., and the end token ends nothing."""
+    letters = {
+        "allowed_token_ids": [*tokens_of("abc"), END],
+        "ignore_eos": True,
+        "logit_bias": {"0": 90, "1": 50, "2": 10, str(END): -30},
+        "bad_words": ["aa", "ba", "bb", "ca", "cb", "cc"],
+        "max_tokens": 12,
+    }
+    plain = await ask(endpoint, **letters)
+    assert plain.tokens == [*tokens_of("abc"), END] * 3
+    drawn = ask.engine.drawn
+    cut = await ask(endpoint, **letters, stop=["bcab", "zz"])
+    assert (cut.tokens, cut.finish) == (plain.tokens[:6], "stop")
+    assert ask.engine.drawn - drawn == cut.body["usage"]["completion_tokens"] == 6, "none behind it, and none charged"
+    assert (await ask(endpoint, **letters, stop="bcab", min_tokens=6)).tokens == plain.tokens[:10]
+    for wrong in ({"stop": ["x"] * 17}, {"stop": ""}):
+        assert (await ask(endpoint, **wrong)).param == f"{_inside(endpoint)}stop"
+    special = await ask(endpoint, **letters, stop="<end>", skip_special_tokens=False)
+    assert special.tokens == plain.tokens[:4]
+    assert (await ask(endpoint, **letters, stop="<end>")).tokens == plain.tokens, "it is no text then"
+    if endpoint != "sampling_params":
+        assert (plain.text, cut.text) == ("abcabcabc", "a")
+        assert (await ask(endpoint, **letters, stop="bcab", include_stop_str_in_output=True)).text == "abcab"
+        assert (await ask(endpoint, **letters, skip_special_tokens=False)).text == "abc<end>" * 3
+        ended = {"logit_bias": {str(END): 100}, "skip_special_tokens": False}
+        assert (await ask(endpoint, **ended)).text == ""
+        assert (await ask(endpoint, **ended, include_stop_str_in_output=True)).text == "<end>"
+
+
+@effect("stop_token_ids", "ignore_eos", "min_tokens")
+async def _ends(ask: Asker, endpoint: str) -> None:
+    ends = {"logit_bias": {str(END): 100}}
+    assert ((await ask(endpoint, **ends)).tokens, (await ask(endpoint, **ends)).finish) == ([END], "stop")
+    on = await ask(endpoint, **ends, ignore_eos=True)
+    assert (on.tokens, on.finish) == ([END] * 12, "length")
+    least = await ask(endpoint, **ends, min_tokens=3)
+    assert (len(least.tokens), least.tokens.index(END), least.finish) == (4, 3, "stop")
+    own = await ask(endpoint, logit_bias={"5": 100}, stop_token_ids=[5])
+    assert (own.tokens, own.finish) == ([5], "stop")
+    assert (await ask(endpoint, min_tokens=13)).param == f"{_inside(endpoint)}min_tokens"
+    assert (await ask(endpoint, stop_token_ids=[1] * 2000)).status == 200
+    assert (await ask(endpoint, stop_token_ids=list(range(2000)))).param == f"{_inside(endpoint)}stop_token_ids"
+
+
+@effect("add_special_tokens")
+async def _special(ask: Asker, endpoint: str) -> None:
+    replies = [await ask(endpoint, add_special_tokens=value) for value in (True, False, None)]
+    assert [reply.prompt[0] == BOS for reply in replies] == [True, False, endpoint == "completions"]
+
+
+@effect("truncate_prompt_tokens", "truncation_side")
+async def _truncation(ask: Asker, endpoint: str) -> None:
+    whole = (await ask(endpoint)).prompt
+    assert (await ask(endpoint, truncate_prompt_tokens=3)).prompt == whole[-3:]
+    assert (await ask(endpoint, truncate_prompt_tokens=3, truncation_side="right")).prompt == whole[:3]
+    assert (await ask(endpoint, truncate_prompt_tokens=0)).param == "truncate_prompt_tokens"
+    assert (await ask(endpoint, truncation_side="left")).param == "truncation_side"
+    long = {"prompt": "a" * 500} if endpoint == "completions" else {"messages": [{"role": "u", "content": "a" * 500}]}
+    assert (await ask(endpoint, **long)).status == 400
+    assert len((await ask(endpoint, **long, truncate_prompt_tokens=-1)).prompt) == 128 - 12
+
+
+@effect("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort", "documents")
+async def _template(ask: Asker, endpoint: str) -> None:
+    def begins(text: str) -> bytes:
+        return bytes(tokens_of(text))
+
+    async def prompt(**fields: Any) -> bytes:
+        return bytes((await ask(endpoint, **fields)).prompt)
+
+    plain = begins("user: hello\nassistant: ")
+    assert await prompt() == plain
+    assert await prompt(add_generation_prompt=True) == plain
+    assert await prompt(add_generation_prompt=False) == begins("user: hello\n")
+    assert await prompt(reasoning_effort="high") == begins("think high\n") + plain
+    assert await prompt(documents=[{"text": "read me"}]) == begins("read me\n") + plain
+    assert await prompt(chat_template_kwargs={"thinking": True}) == begins("thinking\n") + plain
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "well "}]
+    open_ended = {"messages": messages, "continue_final_message": True}
+    assert await prompt(**open_ended) == begins("user: hello\nassistant: well"), "this template strips"
+    assert (await ask(endpoint, **open_ended, add_generation_prompt=True)).param == "continue_final_message"
+    for kwargs in ({"unread": 1}, {"messages": []}, {"tools": []}):
+        assert (await ask(endpoint, chat_template_kwargs=kwargs)).param == "chat_template_kwargs"
+
+
+@effect("tools", "tool_choice")
+async def _tools(ask: Asker, endpoint: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    plain = (await ask(endpoint)).prompt
+    for choice in (None, "auto"):
+        assert (await ask(endpoint, tools=tools, tool_choice=choice)).prompt == [*tokens_of("tools "), BOS, 28, *plain]
+    assert (await ask(endpoint, tools=tools, tool_choice="none")).prompt == plain
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        assert (await ask(endpoint, tools=tools, tool_choice=choice)).param == "tool_choice"
+
+
+@effect("logprobs")
+async def _logprobs(ask: Asker, endpoint: str) -> None:
+    value: Any = {"chat": True, "completions": 0, "sampling_params": 1}[endpoint]
+    reply = await ask(endpoint, logprobs=value, temperature=1, top_k=5)
+    wanted = await ask.engine.score(reply.prompt, reply.tokens, _sampling(temperature=1.0, top_k=5))
+    assert reply.logprobs == pytest.approx(wanted[0], abs=1e-4)
+    if endpoint == "completions":
+        assert (await ask(endpoint)).logprobs is None
+        assert (await ask(endpoint, logprobs=1)).logprobs
+        assert (await ask(endpoint, logprobs=1, temperature=1)).param == "logprobs"
+    elif endpoint == "chat":
+        assert (await ask(endpoint)).logprobs is None
+    else:
+        assert (await ask(endpoint, logprobs=2)).param == "sampling_params.logprobs"
+
+
+@effect("return_tokens_as_token_ids")
+async def _as_ids(ask: Asker, endpoint: str) -> None:
+    reply = await ask(endpoint, logprobs=True if endpoint == "chat" else 0, return_tokens_as_token_ids=True)
+    found = reply.choices[0]["logprobs"]
+    said = found.get("tokens") or [entry["token"] for entry in found["content"]]
+    assert said == [f"token_id:{token}" for token in reply.tokens]
+
+
+@effect("request_id")
+async def _request_id(ask: Asker, endpoint: str) -> None:
+    body = (await ask(endpoint, request_id="mine")).body
+    assert (body.get("id") or body["request_id"]).endswith("mine")
+
+
+@effect("stream", "stream_options")
+async def _stream(ask: Asker, endpoint: str) -> None:
+    plain = await ask(endpoint)
+    streamed = await ask(endpoint, stream=True, stream_options={"include_usage": True})
+    parts = [choice for event in streamed.events for choice in event["choices"]]
+    assert [token for part in parts for token in part.get("token_ids", [])] == plain.tokens
+    assert streamed.events[-1]["usage"] == plain.body["usage"]
+    assert not any(event.get("usage") for event in (await ask(endpoint, stream=True)).events)
+    for options in ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, {"stream_options": {"a": 1}}):
+        assert (await ask(endpoint, **options)).param == "stream_options"
+
+
+@effect("session_id", "prompt_cache_key", "user")
+async def _sessions(ask: Asker, endpoint: str) -> None:
+    """That a session stays with its node is shown in tests/gateway."""
+
+    def affinity(**fields: Any) -> bytes:
+        prompt = {"prompt": "a"} if endpoint == "completions" else {"messages": [{"role": "user", "content": "a"}]}
+        body = parse(endpoint, json.dumps(prompt | fields).encode())
+        return (want_completion if endpoint == "completions" else want_chat)(body, Text(files())).affinity
+
+    names = ("session_id", "prompt_cache_key", "user")
+    assert affinity() == b""
+    assert {affinity(**{name: "mine"}) for name in names} == {affinity(session_id="mine", user="yours")}
+    assert affinity(user="mine") != affinity(user="yours")
+
+
+def _inside(endpoint: str) -> str:
+    return "sampling_params." if endpoint == "sampling_params" else ""
+
+
+def _sampling(**fields: Any) -> Any:
+    from node.engines.base import SamplingOptions, SamplingParams
+
+    options = {name: value for name, value in fields.items() if name in SamplingOptions.__struct_fields__}
+    rest = {name: value for name, value in fields.items() if name not in options}
+    return SamplingParams(12, **rest, options=SamplingOptions(**options))
+
+
+def cells() -> list[Any]:
+    """Each test of an effect, on each endpoint that has one of its fields."""
+    rows: dict[tuple[Effect, str], list[Parameter]] = {}
+    for row in PARAMETERS:
+        for endpoint in row.on if row.happens == "done" else ():
+            rows.setdefault((EFFECTS[row.name], endpoint), []).append(row)
+    return [
+        pytest.param(test, endpoint, found, id=f"{endpoint}-{'+'.join(row.name for row in found)}")
+        for (test, endpoint), found in rows.items()
+    ]
+
+
+@pytest.mark.parametrize(("test", "endpoint", "rows"), cells())
+async def test_what_is_done_has_its_effect(ask: Asker, test: Effect, endpoint: str, rows: list[Parameter]):
+    for row in rows:
+        if row.example is not None:
+            extra = WITH.get(row.name, {})
+            assert (await ask(endpoint, **{row.name: row.example}, **extra)).status == 200, "the table's example"
+    await test(ask, endpoint)
+
+
+# ---------------------------------------------------------------- nodes that cannot
+
+
+async def test_a_seed_that_no_engine_can_repeat_is_refused_unless_it_may_be_inexact(
+    tmp_path: Path, engine: TransformersEngine
+):
+    for name, inexact in (("exact", False), ("inexact", True)):
+        folder = tmp_path / name
+        folder.mkdir()
+        async with asking(folder, engine, inexact_seeds=inexact) as ask:
+            ask.engine.abilities = frozenset({OPTIONS})
+            reply = await ask("completions", seed=3, temperature=1)
+            assert (reply.status, reply.body.get("error", {}).get("param")) == (
+                (200, None) if inexact else (400, "seed")
+            )
+            if inexact:
+                assert (await ask("completions", seed=3, temperature=1)).tokens == reply.tokens
+            else:
+                assert "--inexact-seeds" in reply.why
+                assert (await ask("completions", stream=True, seed=3)).status == 400, "before a stream begins"
+
+
+async def test_a_node_of_an_older_release_is_given_no_work_that_it_would_do_wrongly(
+    tmp_path: Path, engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+):
+    """It drops the question for its abilities, as what it does not know."""
+    hear = NodeWorker.hear
+    async with asking(tmp_path, engine) as ask:
+        (old,) = ask.swarm.workers.values()
+        monkeypatch.setattr(old, "hear", lambda body: None if body[2] == 14 else hear(old, body))
+        monkeypatch.setattr("node.gateway.counter.ABILITIES_WITHIN_S", 0.3)
+        assert (await ask("completions")).status == 200
+        reply = await ask("completions", min_p=0.5)
+        assert (reply.status, reply.param) == (400, "min_p")
+        assert "newer swarm-node" in reply.why
+        drawn = ask.engine.drawn
+        new = await ask.swarm.add(2, engine=LocalEngine(engine))
+        assert (await ask("completions", min_p=0.5)).status == 200
+        assert (ask.engine.drawn, new.drawn > 0) == (drawn, True)
+        assert not sum(sum(node["refused"].values()) for node in ask.swarm.service.state()["nodes"].values())
+
+
+async def test_checks_of_what_options_shaped_accuse_nobody(tmp_path: Path, engine: TransformersEngine):
+    settings = {"check_share": 1.0, "check_tolerance": 1e-4}
+    async with asking(tmp_path, engine, settings=settings) as ask:
+        for i in (2, 3):
+            await ask.swarm.add(i, engine=LocalEngine(engine), ask_every_s=0.05)
+        for fields in (
+            {"top_k": 3},
+            {"min_p": 0.1, "top_p": 0.9},
+            {"repetition_penalty": 2.0, "frequency_penalty": 0.5, "presence_penalty": 0.5},
+            {"logit_bias": {"1": 5}, "bad_words": ["ab"], "min_tokens": 4},
+            {"allowed_token_ids": [1, 2, 3, END], "seed": 4},
+            {"stop": "a", "temperature": 0, "repetition_penalty": 3.0},
+        ):
+            assert (await ask("completions", **{"temperature": 1} | fields, n=4)).status == 200
+        checks = ask.swarm.service.state
+        with trio.fail_after(30):
+            while checks()["checks"]["confirmed"] < 24:  # noqa: ASYNC110 - what is looked at tells nobody
+                await trio.sleep(0.05)
+        assert not ask.swarm.service.conduct()
+
+
+def test_abilities_are_those_that_the_table_needs(engine: TransformersEngine):
+    assert engine.abilities == ABILITIES
+
+
+def test_bodies_forbid_what_the_table_does_not_have():
+    for endpoint, body in BODIES.items():
+        assert set(body.__struct_fields__) == {row.name for row in PARAMETERS if endpoint in row.on}
+
+
+# ---------------------------------------------------------------- vLLM
+
+
+@pytest.mark.vllm
+def test_vllms_fields_are_those_of_the_installed_release():
+    import subprocess
+
+    from scenarios.vllm_environment import vllm_python
+
+    command = [vllm_python(), HERE / "vllm_fields.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert json.loads(done.stdout[done.stdout.index("{") :]) == VLLM, "run vllm_fields.py anew, and look at the table"
