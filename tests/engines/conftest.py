@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 HAS_TORCH = find_spec("torch") is not None
-TORCH_TESTS = ["test_cohort.py", "test_live.py", "test_sampling.py", "test_transformers.py"]
+TORCH_TESTS = ["test_cohort.py", "test_live.py", "test_options.py", "test_sampling.py", "test_transformers.py"]
 collect_ignore_glob = [] if HAS_TORCH else TORCH_TESTS
 
 

@@ -1,0 +1,181 @@
+"""`SamplingOptions`: what they do to logits, where a stop text is, and draws that nothing beside them changes."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_transformers import engine_on
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from node.engines.base import Prompt, SamplingOptions, SamplingParams, needs, scoring_needs
+from node.engines.sampling import log_probabilities, reshaped, scores
+from node.engines.texts import Continuation, StopText
+
+VOCABULARY = 8
+TOKENS = st.integers(0, VOCABULARY - 1)
+
+
+def naive(
+    logits: list[float], prompt: list[int], drawn: list[int], options: SamplingOptions, stops: tuple[int, ...]
+) -> list[float]:
+    """By the words of `SamplingOptions`, one token at a time."""
+    out = []
+    for token, logit in enumerate(logits):
+        value = logit if not options.allowed or token in options.allowed else -math.inf
+        for *before, last in options.banned:
+            if token == last and drawn[len(drawn) - len(before) :] == before:
+                value = -math.inf
+        if len(drawn) < options.min_tokens and token in stops:
+            value = -math.inf
+        value += dict(options.logit_bias).get(token, 0.0)
+        if token in prompt or token in drawn:
+            value = value / options.repetition_penalty if value > 0 else value * options.repetition_penalty
+        value -= options.frequency_penalty * drawn.count(token)
+        value -= options.presence_penalty * (token in drawn)
+        out.append(value)
+    return out
+
+
+@st.composite
+def some_options(draw: st.DrawFn) -> SamplingOptions:
+    penalty = st.floats(-2, 2, width=16)
+    return SamplingOptions(
+        min_tokens=draw(st.integers(0, 3)),
+        presence_penalty=draw(penalty),
+        frequency_penalty=draw(penalty),
+        repetition_penalty=draw(st.sampled_from((0.5, 1.0, 2.0))),
+        logit_bias=tuple(sorted(draw(st.dictionaries(TOKENS, st.floats(-4, 4, width=16), max_size=3)).items())),
+        allowed=tuple(sorted(draw(st.sets(TOKENS)))),
+        banned=tuple(draw(st.lists(st.lists(TOKENS, min_size=1, max_size=3).map(tuple), max_size=4))),
+    )
+
+
+@given(
+    st.lists(st.floats(-4, 4, width=16), min_size=VOCABULARY, max_size=VOCABULARY),
+    st.lists(TOKENS, min_size=1, max_size=4),
+    st.lists(TOKENS, max_size=5),
+    some_options(),
+    st.sets(TOKENS, max_size=2).map(tuple),
+)
+def test_logits_are_reshaped_by_the_words(logits, prompt, drawn, options, stops):
+    try:
+        sampling = SamplingParams(9, stop_tokens=stops, options=options)
+    except ValueError:
+        return  # it would leave no token
+    rows = torch.tensor([logits, [0.0] * VOCABULARY])
+    prompts, others = torch.tensor([prompt, prompt]), [torch.tensor([token, 0]) for token in drawn]
+    found = reshaped(rows, prompts, others, sampling)
+    np.testing.assert_allclose(found[0].numpy(), naive(logits, prompt, drawn, options, stops), rtol=1e-5, atol=1e-5)
+    assert torch.equal(rows[0], torch.tensor(logits)), "the model's logits stay as they are"
+
+
+def test_options_that_reshape_nothing_leave_the_very_logits():
+    logits = torch.randn(2, VOCABULARY)
+    for options in (SamplingOptions(), SamplingOptions(seeded=True, exact=True, stop_texts=("a",), special=True)):
+        assert reshaped(logits, torch.zeros(2, 1, dtype=torch.int64), [], SamplingParams(1, options=options)) is logits
+        assert not scoring_needs(SamplingParams(1, options=options))
+    assert not needs(SamplingParams(1))
+    assert scoring_needs(SamplingParams(1, options=SamplingOptions(top_k=1)))
+
+
+def test_min_p_and_top_k_keep_the_likeliest_and_renormalise():
+    probabilities = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
+    for options, top_p, wanted in (
+        (SamplingOptions(top_k=2), 1.0, [4 / 7, 3 / 7, 0, 0]),
+        (SamplingOptions(min_p=0.5), 1.0, [4 / 9, 3 / 9, 2 / 9, 0]),
+        (SamplingOptions(min_p=0.4, top_k=3), 0.75, [4 / 7, 3 / 7, 0, 0]),  # 0.44 and 0.33 of the three reach it
+    ):
+        sampling = SamplingParams(1, top_p=top_p, options=options)
+        found = log_probabilities(probabilities.log(), sampling).exp()
+        torch.testing.assert_close(found, torch.tensor([wanted], dtype=torch.float32))
+    near = torch.tensor([[0.4, 0.31, 0.29]])
+    found = scores(near.log(), SamplingParams(1, options=SamplingOptions(top_k=2))).exp()
+    torch.testing.assert_close(found, near / 0.71), "a score forgives what rounding does to the border"
+
+
+# ---------------------------------------------------------------- stop texts
+
+BYTES = pre_tokenizers.ByteLevel.alphabet()
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte: a character may be several."""
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(sorted(BYTES))}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+TOKENIZER = byte_tokenizer()
+TEXT = st.text("abcé😀", max_size=12)
+
+
+@given(TEXT, st.lists(st.text("abcé😀", min_size=1, max_size=3), min_size=1, max_size=3), st.integers(0, 6))
+def test_a_stop_text_is_found_with_the_token_that_completes_it(text, stops, least):
+    tokens = TOKENIZER.encode(text).ids
+    ends = [len(text[:i].encode()) for i in range(len(text) + 1)]
+    wanted = min(
+        ((ends[at + len(stop)], at) for stop in stops for at in range(len(text))
+         if text.startswith(stop, at) and ends[at + len(stop)] > least), default=None,
+    )  # fmt: skip
+    stop = StopText(TOKENIZER, [], stops, least=least)
+    found = next((i for i, token in enumerate(tokens, 1) if stop.add(token)), None)
+    assert found == (wanted and wanted[0])
+    if wanted is not None:
+        assert stop.span is not None
+        assert text[slice(*stop.span)] in stops
+        assert ends[stop.span[1]] == found
+
+
+def test_bytes_that_are_no_text_end_nothing():
+    text = Continuation(TOKENIZER, [])
+    junk = TOKENIZER.encode("😀").ids[:2] * 3 + TOKENIZER.encode("ok").ids
+    assert "".join(text.add(token) for token in junk).endswith("ok")
+
+
+# ---------------------------------------------------------------- the transformers engine
+
+
+def test_exact_draws_are_the_same_whatever_else_is_drawn(tied_folder: Path):
+    engine = engine_on(tied_folder)
+    sampling = SamplingParams(12, seed=5, options=SamplingOptions(seeded=True, exact=True))
+    prompts = [Prompt((1, 2, 3), sample) for sample in range(4)]
+    alone = [engine.generate([prompt], sampling)[0] for prompt in prompts]
+    assert engine.generate(prompts, sampling) == alone
+    engine.begin(1, [Prompt((7, 8, 9), sample) for sample in range(20)], SamplingParams(30))
+    engine.begin(2, prompts, sampling)
+    found = dict(itertools.chain.from_iterable(engine.step() for _ in range(12)))
+    engine.cancel(1)
+    assert found[2] == alone
+
+
+def test_options_that_the_model_cannot_have_are_refused_before_anything_is_drawn(tied_folder: Path):
+    engine = engine_on(tied_folder)  # 40 tokens, and no tokenizer
+    for options, why in (
+        (SamplingOptions(logit_bias=((40, 1.0),)), "token id outside"),
+        (SamplingOptions(allowed=(1, 40)), "token id outside"),
+        (SamplingOptions(banned=((1, 40),)), "token id outside"),
+        (SamplingOptions(banned=tuple((token,) for token in range(40))), "no token of the vocabulary"),
+        (SamplingOptions(stop_texts=("a",)), "tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            engine.begin(1, [Prompt((1,))], SamplingParams(2, options=options))
+    assert not engine.counts()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_scores_are_what_was_claimed(tied_folder: Path, temperature: float):
+    engine = engine_on(tied_folder)
+    options = SamplingOptions(
+        min_tokens=4, top_k=20, min_p=0.01, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.3,
+        logit_bias=((3, 2.0),), banned=((4, 5),), allowed=tuple(range(2, 39)),
+    )  # fmt: skip
+    sampling = SamplingParams(10, temperature, 0.9, 3, (7,), options)
+    (made,) = engine.generate([Prompt((1, 2, 3))], sampling)
+    found = engine.score((1, 2, 3), made.token_ids, sampling)
+    np.testing.assert_allclose(found, made.logprobs, atol=1e-4)

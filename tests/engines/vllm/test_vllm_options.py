@@ -1,0 +1,117 @@
+"""A real vLLM draws by `SamplingOptions` as the transformers engine does: the effects, and the log-probabilities."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.engines.base import Prompt, SamplingOptions, SamplingParams
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = tuple(range(3, 40))
+TOKENS = 24
+WITHIN = 0.1
+"""Nats a token between two engines' arithmetic: the ledger's own tolerance."""
+WITHIN_ITSELF = 0.02
+"""The same between vLLM's drawing, a token at a time, and its scoring, in one pass."""
+OPTIONS = {
+    "top_k": SamplingOptions(top_k=3),
+    "min_p": SamplingOptions(min_p=0.2),
+    "presence": SamplingOptions(presence_penalty=2.0),
+    "frequency": SamplingOptions(frequency_penalty=2.0),
+    "repetition": SamplingOptions(repetition_penalty=3.0),
+    "bias": SamplingOptions(logit_bias=((70, 3.0), (71, 3.0), (72, -5.0))),
+    "allowed": SamplingOptions(allowed=tuple(range(60, 80))),
+    "banned": SamplingOptions(allowed=(70, 71, 72), banned=((70,), (71, 71))),
+    "least": SamplingOptions(min_tokens=8, logit_bias=((70, 20.0),)),
+    "all": SamplingOptions(
+        min_tokens=4, top_k=20, min_p=0.01, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.3,
+        logit_bias=((70, 2.0),), banned=((71, 72),),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def other(untied: Path) -> Any:
+    """The same weights in a transformers engine."""
+    from node.engines.transformers import TransformersEngine
+
+    engine = TransformersEngine(threads=1, device="cpu")
+    engine.load(untied)
+    return engine
+
+
+def draw(one: Any, options: SamplingOptions, **more: Any) -> tuple[Any, SamplingParams]:
+    sampling = SamplingParams(**{"max_tokens": TOKENS, "stop_tokens": (70,)} | more, options=options)
+    (made,) = one.generate([Prompt(PROMPT, 1)], sampling)
+    return made, sampling
+
+
+def apart(claimed: Any, found: Any) -> float:
+    return float(np.abs(np.array(claimed) - np.array(found)).mean())
+
+
+@pytest.mark.parametrize(
+    "how", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 4}, {"temperature": 0.8, "top_p": 0.9}]
+)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_it_drew_is_as_likely_as_it_says(one, other, name: str, how: dict[str, float]):
+    made, sampling = draw(one, OPTIONS[name], **how)
+    assert apart(made.logprobs, one.score(PROMPT, made.token_ids, sampling)) <= WITHIN_ITSELF
+    assert apart(made.logprobs, other.score(PROMPT, made.token_ids, sampling)) <= WITHIN / min(
+        1, how["temperature"] or 1
+    )
+
+
+def test_its_tokens_are_those_that_options_allow(one):
+    hot = {"temperature": 2.0, "seed": 9}
+    assert set(draw(one, OPTIONS["allowed"], **hot)[0].token_ids) <= set(range(60, 80))
+    banned = draw(one, OPTIONS["banned"], **hot)[0].token_ids
+    assert 70 not in banned
+    assert (71, 71) not in set(itertools.pairwise(banned))
+    for least in (0, 8):
+        made, _ = draw(one, SamplingOptions(min_tokens=least, logit_bias=((70, 60.0),)))
+        assert (made.token_ids.index(70), made.finish_reason) == (least, "stop")
+
+
+def test_it_draws_no_token_behind_a_stop_text(one, other):
+    """And ends where the transformers engine does."""
+    from tokenizers import Tokenizer
+
+    from node.engines.texts import Continuation
+
+    letters = SamplingOptions(allowed=tuple(range(36, 62)))
+    plain, _ = draw(one, letters, temperature=2.0, seed=1)
+    text = Continuation(Tokenizer.from_file(str(other._texts)), PROMPT)
+    parts = [text.add(token) for token in plain.token_ids]
+    stop = "".join(parts[6:9])
+    wanted = next(i for i in range(1, TOKENS) if stop in "".join(parts[:i]))
+    options = SamplingOptions(allowed=letters.allowed, stop_texts=(stop, "nowhere"))
+    made, _ = draw(one, options, temperature=2.0, seed=1)
+    assert (made.token_ids, made.finish_reason) == (plain.token_ids[:wanted], "stop")
+    assert made.spans[-1].end == wanted < TOKENS
+    later = SamplingOptions(allowed=letters.allowed, stop_texts=(stop,), min_tokens=wanted)
+    assert len(draw(one, later, temperature=2.0, seed=1)[0].token_ids) > wanted
+    forced = SamplingOptions(logit_bias=((40, 100.0),), stop_texts=("".join(parts_of(other, (40, 40, 40))),))
+    mine = other.generate([Prompt(PROMPT)], SamplingParams(TOKENS, 0.0, options=forced))[0]
+    assert (mine.token_ids, mine.finish_reason) == ((40, 40, 40), "stop")
+    assert draw(one, forced, temperature=0.0)[0].token_ids == mine.token_ids
+
+
+def parts_of(engine: Any, tokens: tuple[int, ...]) -> list[str]:
+    from tokenizers import Tokenizer
+
+    from node.engines.texts import Continuation
+
+    text = Continuation(Tokenizer.from_file(str(engine._texts)), PROMPT)
+    return [text.add(token) for token in tokens]
+
+
+def test_a_seed_picks_the_random_numbers(one):
+    """Alone in the engine also the tokens; what it cannot promise beside others, it does not claim."""
+    seeded = SamplingOptions(seeded=True)
+    first, again, other = (draw(one, seeded, temperature=2.0, seed=seed)[0].token_ids for seed in (5, 5, 6))
+    assert first == again != other
