@@ -130,7 +130,7 @@ _PROMPT: Final = (
     _done("reasoning_effort", str, (H,), "A variable of that name, for the template. One that does not read it: 400.", "high"),
     _done("documents", list[dict[str, Any]], (H,), "A variable of that name, for the template. One that does not read it: 400.", [{"text": "a"}]),
     _done("tools", list[dict[str, Any]], (H,), "A variable of that name, for the template; the answer is text, in which whoever asks finds the calls. A template that does not read it: 400.", [{"type": "function", "function": {"name": "f"}}]),
-    _done("tool_choice", Literal["none", "auto", "required"] | dict[str, Any], (H,), "`auto`: the model decides. `none`: the template hears of no tools. Others: 400, for nothing makes the model call one.", "none"),
+    _done("tool_choice", Any, (H,), "`auto`: the model decides. `none`: the template hears of no tools. Others: 400, for nothing makes the model call one.", "none"),
     _refused("parallel_tool_calls", (H,), "Nothing keeps the model from calling several tools.", False, True),
     _refused("functions", (H,), "Use `tools`.", [{"name": "f"}], []),
     _refused("function_call", (H,), "Use `tools`.", {"name": "f"}, "none", "auto"),

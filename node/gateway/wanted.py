@@ -308,7 +308,7 @@ def _truncated(body: Any, prompts: Sequence[tuple[int, ...]], room: int) -> Sequ
 
 def _usage(body: Any) -> bool:
     options = _own(body, "stream_options") or {}
-    if options and not _own(body, "stream"):
+    if any(options.values()) and not _own(body, "stream"):
         raise BadRequest("stream_options: only of a stream.", "stream_options")
     if unknown := [name for name, value in options.items() if name != "include_usage" and value]:
         raise BadRequest(f"stream_options: {unknown[0][:64]} is not offered.", "stream_options")

@@ -25,7 +25,7 @@ _SAMPLES: Final[dict[str, Any]] = {
     "stop_token_ids": [3],
     "ignore_eos": False,
     "stream": False,
-    "stream_options": {},
+    "stream_options": {"include_usage": False},
     "chat_template_kwargs": {"k": 1},
 }
 """Where the table's example would not do together with the others."""

@@ -6,7 +6,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from codec.sign import Key
-from node.engines.base import SamplingParams
+from node.engines.base import SamplingOptions, SamplingParams
 from node.ledger import messages as work
 from node.ledger.messages import Commits, Reason, Rollout, VersionSpan, WorkMessage
 from scenarios.fuzz.fields import Kind, fields_of, plain
@@ -17,6 +17,17 @@ __all__ = ["MESSAGES", "SAMPLING", "sample_rollout", "work_kinds"]
 
 MESSAGES: Final[tuple[type[WorkMessage], ...]] = get_args(work._ALL)
 SAMPLING: Final = SamplingParams(max_tokens=4, stop_tokens=(2,), seed=9)
+SHAPED: Final = SamplingParams(
+    max_tokens=4,
+    stop_tokens=(2,),
+    seed=9,
+    options=SamplingOptions(
+        min_tokens=1, top_k=5, min_p=0.1, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.5,
+        logit_bias=((3, 1.0),), allowed=(2, 8, 9), banned=((8, 8),), stop_texts=("x",), special=True, seeded=True,
+        exact=True,
+    ),
+)  # fmt: skip
+"""With every option, so that each has a place."""
 _GROUP: Final = bytes(16)
 _PROMPT: Final = work.pack_tokens((5, 6, 7))
 _ROOT: Final = root_of(0, 3)
@@ -30,7 +41,7 @@ def sample_rollout() -> Rollout:
 
 SAMPLES: Final[dict[type, WorkMessage]] = {
     work.WorkRequest: work.WorkRequest(1, 8, 0, 3, _ROOT, 100.0, (1,)),
-    work.WorkLease: work.WorkLease(1, 1, _GROUP, (0, 1), _PROMPT, SAMPLING, 60.0, 0, 3, 1),
+    work.WorkLease: work.WorkLease(1, 1, _GROUP, (0, 1), _PROMPT, SHAPED, 60.0, 0, 3, 1),
     work.Renew: work.Renew(1, 1, 10),
     work.Renewed: work.Renewed(1, 60.0),
     work.SignedRollout: work.SignedRollout(bytes(200)),
@@ -39,8 +50,10 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.Withdraw: work.Withdraw((1,)),
     work.Unfit: work.Unfit(1, Reason.TOO_OLD),
     work.Cannot: work.Cannot(1, 1, "no"),
-    work.Ask: work.Ask(1, _PROMPT, _PROMPT, SAMPLING, 0, 3, 0, 3),
+    work.Ask: work.Ask(1, _PROMPT, _PROMPT, SHAPED, 0, 3, 0, 3),
     work.Answer: work.Answer(1, 0, 3, work.pack_floats((-0.5,) * 3)),
+    work.AskAbilities: work.AskAbilities(),
+    work.Abilities: work.Abilities(("options",), "transformers"),
     work.Timesheet: work.Timesheet(1.0, 1.0, 1.0, 1.0, (Commits(0, 3, 1.0, 1.0, 1.0, 1.0),)),
 }
 
