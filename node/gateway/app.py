@@ -40,9 +40,9 @@ class _Post(NamedTuple):
 
 
 _POSTS: Final = {
-    "/v1/completions": _Post("completions", want_completion),
-    "/v1/chat/completions": _Post("chat", want_chat, chat=True),
-    "/inference/v1/generate": _Post("generate", want_tokens, word=Answer.tokens),
+    "/v1/completions": _Post("completions", lambda *asked, **how: want_completion(*asked, **how)),
+    "/v1/chat/completions": _Post("chat", lambda *asked, **how: want_chat(*asked, **how), chat=True),
+    "/inference/v1/generate": _Post("generate", lambda *asked, **how: want_tokens(*asked, **how), word=Answer.tokens),
 }
 _GETS: Final = ("/v1/models", "/health")
 _MODEL: Final = "/v1/models/"

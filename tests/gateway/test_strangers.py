@@ -190,13 +190,13 @@ async def test_who_hangs_up_leaves_the_queue_of_the_readers(tmp_path: Path, monk
 
     started, go_on, seen = threading.Semaphore(0), threading.Event(), []
 
-    def slow(body, text, session):
+    def slow(body, text, session, **how):
         seen.append(body.prompt)
         started.release()
         go_on.wait(20)
         from node.gateway.wanted import want_completion
 
-        return want_completion(body, text, session)
+        return want_completion(body, text, session, **how)
 
     monkeypatch.setattr("node.gateway.app.want_completion", slow)
     async with gateway(tmp_path) as (swarm, url):
