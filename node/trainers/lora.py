@@ -74,7 +74,7 @@ def _add(weight: Any, b: Any, a: Any, scaling: float) -> Any:
     """`weight + scaling * b @ a`, rounded once to the weight's dtype."""
     if hasattr(weight, "placements"):
         return _add_sharded(weight, b, a, scaling)
-    return (weight.detach() + _product(b.detach(), a.detach()) * scaling).to(weight.dtype)
+    return (weight.detach() + _product(b.detach(), a.detach(), scaling)).to(weight.dtype)
 
 
 def _add_sharded(weight: Any, b: Any, a: Any, scaling: float) -> Any:
@@ -89,8 +89,8 @@ def _add_sharded(weight: Any, b: Any, a: Any, scaling: float) -> Any:
     )
 
 
-def _product(b: Any, a: Any) -> Any:
-    """Half-precision adapters on a CPU are multiplied in float32, as peft does."""
+def _product(b: Any, a: Any, scaling: float) -> Any:
+    """Half-precision adapters on a CPU are multiplied and scaled in float32 and rounded once, as peft does."""
     if b.device.type == "cpu" and b.dtype.itemsize < 4:
-        return (b.float() @ a.float()).to(b.dtype)
-    return b @ a
+        return ((b.float() @ a.float()) * scaling).to(b.dtype)
+    return (b @ a) * scaling

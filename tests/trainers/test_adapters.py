@@ -8,6 +8,9 @@ torch = pytest.importorskip("torch")
 from codec.errors import UsageError  # noqa: E402
 from node.trainers.adapters import has_adapters, merged  # noqa: E402
 
+SCALING = 16 / 6**0.5
+"""As rslora has it: no power of two, so that rounding before and after it differ."""
+
 
 class LoraLinear(torch.nn.Module):
     """A plain LoRA layer in peft's shape."""
@@ -21,7 +24,7 @@ class LoraLinear(torch.nn.Module):
         self.lora_B = torch.nn.ModuleDict(
             {"default": torch.nn.Linear(rank, base_layer.out_features, bias=False, dtype=kind)}
         )
-        self.scaling = {"default": 2.0}
+        self.scaling = {"default": SCALING}
 
     def forward(self, x):
         return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x)) * self.scaling["default"]
@@ -44,7 +47,7 @@ def test_merged_beside_the_model(kind: torch.dtype, adapters: torch.dtype):
     assert set(found) == {"q_proj.weight", "q_proj.bias", "norm.weight", "norm.bias"}
     layer = model.q_proj
     b, a = layer.lora_B["default"].weight.detach(), layer.lora_A["default"].weight.detach()
-    product = (b.float() @ a.float()).to(adapters) * 2.0
+    product = ((b.float() @ a.float()) * SCALING).to(adapters)
     expected = layer.base_layer.weight.detach().clone()
     expected += product  # in place, as peft does
     assert torch.equal(found["q_proj.weight"], expected)
