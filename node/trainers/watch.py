@@ -74,7 +74,10 @@ class Watch:
         was there at the first call, all, for whoever counts them."""
         found = list(found)
         known, self._known = self._known or {}, {one.folder: one.files for one in found}
-        return [one for one in found if one.written_ns <= self.done_ns and known.get(one.folder) != one.files]
+        # A file that went is no change: trainers delete the optimizer's state of checkpoints that were published.
+        return [
+            one for one in found if one.written_ns <= self.done_ns and set(one.files) - set(known.get(one.folder, ()))
+        ]
 
     def due(self, found: Iterable[Found], now: float) -> Found | None:
         """The newest checkpoint that is whole and newer than what was published; None: nothing to do yet."""

@@ -105,3 +105,13 @@ def test_what_is_passed_over_is_said_in_a_sentence(tmp_path: Path, capsys: pytes
     assert "touch" in lines[1]
     assert "missing" in lines[2]
     assert "found" in lines[3]
+
+
+def test_a_published_checkpoint_that_loses_a_file_is_not_called_unpublished() -> None:
+    weights, state = ("model.safetensors", 100, 40), ("optimizer.pt", 900, 50)
+    whole = Found(Path("/runs/step_1"), (weights, state), True)
+    watch = Watch(marker="M", quiet_s=0.0)
+    assert watch.late([whole]) == []
+    watch.published(whole)
+    assert watch.late([whole]) == []
+    assert watch.late([Found(whole.folder, (weights,), True)]) == []
