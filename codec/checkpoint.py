@@ -28,6 +28,7 @@ __all__ = ["Checkpoint", "is_model_file", "write_checkpoint"]
 _MAX_HEADER_BYTES: Final = 100_000_000
 """The limit of the safetensors library itself."""
 Parts = Callable[[str], Bits | Iterator[Bits]]
+_SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _SHARD_BYTES: Final = 5 * 10**9
 
@@ -169,10 +170,17 @@ def _weight_files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UsageError(f"{path} does not exist. Give a checkpoint folder or a .safetensors file.")
     index = path / _INDEX
+    single = path / _SINGLE
     if index.is_file():
-        return [path / name for name in _indexed(index)]
-    if (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]
+        names = _indexed(index)
+        if single.is_file() and _SINGLE not in names:  # transformers loads one of them, vLLM the other
+            raise UsageError(
+                f"{path} has a {_SINGLE} and an {_INDEX} that names other files: they are two checkpoints. Remove the "
+                "one that is not yours."
+            )
+        return [path / name for name in names]
+    if single.is_file():
+        return [single]
     found = sorted(path.glob("*.safetensors"))
     if not found:
         raise UsageError(
@@ -290,7 +298,7 @@ def _write_weights(
         shards[-1].append(tensor)
         room -= tensor.nbytes
     names = (
-        ["model.safetensors"]
+        [_SINGLE]
         if len(shards) == 1
         else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     )

@@ -170,6 +170,19 @@ def test_damaged_index(tmp_path: Path, index: str) -> None:
         Checkpoint.open(tmp_path)
 
 
+def test_a_single_file_beside_an_index_of_others_is_refused(tmp_path: Path) -> None:
+    """transformers loads the single file, vLLM the index's: what is left of an earlier save is in one of them."""
+    safetensors(tmp_path / "model-00001-of-00001.safetensors", OK, b"abcdef")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "model-00001-of-00001.safetensors"}}))
+    assert Checkpoint.open(tmp_path).names
+    safetensors(tmp_path / "model.safetensors", OK, b"ABCDEF")
+    with pytest.raises(UsageError, match="two checkpoints"):
+        Checkpoint.open(tmp_path)
+    index.unlink()
+    assert Checkpoint.open(tmp_path).names
+
+
 def test_the_same_name_in_two_files(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         safetensors(tmp_path / name, OK, b"abcdef")
