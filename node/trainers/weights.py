@@ -164,7 +164,8 @@ def _spec(layout: Layout, name: str) -> TensorSpec:
     except KeyError as error:
         raise UsageError(
             f"The model has a tensor {name} that the base checkpoint lacks. Give Swarm.attach the folder that training "
-            "started from, or publish an iterator of (checkpoint name, tensor)."
+            "started from, and publish the model itself, whose fused parameters are known, or an iterator of "
+            "(checkpoint name, tensor)."
         ) from error
 
 

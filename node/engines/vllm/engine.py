@@ -201,11 +201,7 @@ class VllmEngine:
             try:
                 took = front.get(lambda n: Check(n, tuple(sorted(loaded))), Changed, FILL_WITHIN_S)
             except PluginFailed as error:
-                name, why = next(iter(sorted(loaded.items())))
-                raise UsageError(
-                    f"This vLLM cannot follow the swarm. {name} cannot be written in place ({why}), and {error}. "
-                    "Choose a kernel that leaves weights as they are: for experts, a GPU and --moe-backend triton."
-                ) from error
+                raise UsageError(_not_reloadable(loaded, str(error))) from error
             _log.info("reloadable", tensors=len(loaded), seconds=round(took.pause_s, 3))
         front.get(lambda n: Learned(n, loaded), Did, SHORT_S)
         return hashes
@@ -405,8 +401,22 @@ def _merge(maps: Sequence[Mapped]) -> tuple[dict[str, frozenset[str]], dict[str,
     opaque = {name: why for each in maps for name, why in each.opaque.items()}
     missing = [name for name in modules if name not in opaque and not any(each.covered[name] for each in maps)]
     if missing:
-        raise UsageError(f"vLLM's model has no place for the checkpoint's {missing[0]}: is it another model's?")
+        raise UsageError(
+            f"vLLM's model has no place for the checkpoint's {missing[0]}, so it would not compute what the trainer "
+            "does. Use --engine transformers, or a release of vLLM that has one; or start the swarm from a checkpoint "
+            "without it, if the model does not need it."
+        )
     return modules, opaque
+
+
+def _not_reloadable(loaded: dict[str, str], error: str) -> str:
+    """`loaded`: why each tensor cannot be written in place. `error`: what the plugin says of one of them."""
+    said = error.split()
+    name = next((name for name in sorted(loaded) if name in said), min(loaded))
+    return (
+        f"This vLLM cannot follow the swarm. {name} cannot be written in place ({loaded[name]}), and {error}. Choose a "
+        "kernel that leaves weights as they are (for experts, a GPU and --moe-backend triton), or --engine transformers."
+    )
 
 
 def _text(version: Version) -> str:
