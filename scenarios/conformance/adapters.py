@@ -151,7 +151,12 @@ _LORA: Final[dict[str, tuple[Make, Make, Callable[[Any], None] | None]]] = {
     "two adapters, one active": (_lora, _qwen, _second_inactive),
     "disabled": (_lora, _qwen, lambda model: model.base_model.disable_adapter_layers()),
     "merged already": (_lora, _qwen, lambda model: model.merge_adapter()),
+    "model.add_adapter": (_lora, _qwen, None),
+    "model.add_adapter, modules_to_save": (partial(_lora, modules_to_save=["lm_head"], bias="all"), _qwen, None),
 }  # fmt: skip
+
+_INJECTED: Final = "model.add_adapter"
+"""Put into the model by transformers, without peft's wrapper around it."""
 
 _KINDS: Final[dict[str, dict[str, Any]]] = {
     "ADALORA": {"total_step": 10}, "IA3": {"feedforward_modules": []}, "FOURIERFT": {"n_frequency": 8},
@@ -215,7 +220,8 @@ def _run(name: str, top: Path) -> AdapterCell:
     torch.manual_seed(0)
     make().save_pretrained(top / "base")
     try:
-        model, other = (_adapted(top / "base", config, then) for _ in range(2))
+        model = _adapted(top / "base", config, then, inject=name.startswith(_INJECTED))
+        other = _adapted(top / "base", config, then)
     except Exception as error:  # peft's own word on what it cannot build
         return cell("not built", f"{type(error).__name__}: {error}")
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -233,10 +239,12 @@ def _run(name: str, top: Path) -> AdapterCell:
         swarm.close()
 
 
-def _adapted(base: Path, config: Make, then: Callable[[Any], None] | None) -> Any:
+def _adapted(base: Path, config: Make, then: Callable[[Any], None] | None, *, inject: bool = False) -> Any:
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     torch.manual_seed(1)
-    adapted = peft.get_peft_model(model, config()).eval()
+    if inject:
+        model.add_adapter(config())
+    adapted = (model if inject else peft.get_peft_model(model, config())).eval()
     random = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in adapted.parameters():

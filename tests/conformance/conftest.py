@@ -1,4 +1,5 @@
-"""The matrices of `scenarios.conformance`: a handful of cells every day, the short form with the heavy tests."""
+"""The matrices of `scenarios.conformance`: a handful of cells every day, one of each kind with the heavy tests, all
+of them with the long ones."""
 
 import sys
 from importlib.util import find_spec

@@ -27,6 +27,25 @@ REFUSED = {
     "XLORA": "XLORA",
 }
 """Adapter, and what the sentence says: no merge is exact for these, or the checkpoint cannot hold it."""
+BY_KIND = [
+    "lora, f16 base",  # a dtype's rounding
+    "dora, bf16 base",  # a scale of the whole merged weight
+    "rank and alpha patterns",
+    "lora_bias, base without",
+    "modules_to_save, tied",
+    "trainable tokens, tied",
+    "target_parameters",  # experts
+    "embedding, tied together",
+    "fan_in_fan_out",  # stored transposed
+    "two active adapters",
+    "model.add_adapter",  # without peft's wrapper
+    "merged already",
+    "IA3",  # multiplies
+    "LN_TUNING",  # no matrix
+    "PREFIX_TUNING",  # no weights
+    "XLORA",  # depends on the input
+]
+"""One for each way of merging, and each reason not to."""
 OPTIONAL = {"ADAMSS"}
 """peft builds these with further packages only."""
 
@@ -37,7 +56,14 @@ def test_a_few_adapters(name: str) -> None:
 
 
 @pytest.mark.conformance
-@pytest.mark.parametrize("name", sorted(set(adapters()) - set(EVERYDAY)))
+@pytest.mark.parametrize("name", BY_KIND)
+def test_an_adapter_of_each_kind(name: str) -> None:
+    _is_as_said(name)
+
+
+@pytest.mark.conformance
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(set(adapters()) - set(EVERYDAY) - set(BY_KIND)))
 def test_every_adapter(name: str) -> None:
     _is_as_said(name)
 

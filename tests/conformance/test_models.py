@@ -9,6 +9,20 @@ from scenarios.conformance.models import STORED, run_cell
 
 FEW = [("qwen3", "bf16", True), ("qwen3_moe", "bf16", False), ("gpt_oss", "mixed", False), ("mamba", "f16", True)]
 
+BY_KIND = [
+    ("mixtral", "f16", False),  # experts stored one by one, fused in the model; names changed
+    ("deepseek_v3", "mixed", True),  # the same beside dense layers, and parameters that stay float32
+    ("granitemoe", "bf16", True),  # experts stored fused
+    ("jamba", "f16", True),  # experts in some layers, states in others
+    ("olmo_hybrid", "bf16", False),  # tensors that are split when they are loaded
+    ("gpt2", "f32", True),  # matrices stored transposed, names without a prefix
+    ("phi3", "f16", False),  # projections stored fused
+    ("bamba", "f32", False),  # a cache that does not give the same logits, so none is used
+    ("youtu", "bf16", True),  # a tensor that from_pretrained changes while it loads
+    ("gemma3_text", "mixed", True),  # plain, with norms in float32
+]
+"""One cell for each way in which a checkpoint's tensors stand in a model, each dtype and tie among them."""
+
 
 @pytest.mark.parametrize(("family", "stored", "tied"), FEW)
 def test_a_few_cells(family: str, stored: str, tied: bool, tmp_path: Path) -> None:
@@ -18,6 +32,14 @@ def test_a_few_cells(family: str, stored: str, tied: bool, tmp_path: Path) -> No
 
 
 @pytest.mark.conformance
+@pytest.mark.parametrize(("family", "stored", "tied"), BY_KIND)
+def test_a_cell_of_each_kind(family: str, stored: str, tied: bool, tmp_path: Path) -> None:
+    cell = run_cell(family, stored, tied=tied, folder=tmp_path)
+    assert cell.outcome == "exact", cell.why
+
+
+@pytest.mark.conformance
+@pytest.mark.long
 @pytest.mark.parametrize("family", SHORT)
 def test_the_families_that_people_train(family: str, tmp_path: Path) -> None:
     """One cell that is stored tied, one that is not (where a family has both), and each dtype once."""
