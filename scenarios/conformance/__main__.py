@@ -1,7 +1,10 @@
 """`python -m scenarios.conformance`: the tables that docs/models.md shows.
 
 python -m scenarios.conformance models [--families a,b] [--short] [--json FILE]
+python -m scenarios.conformance models --engine vllm [--experts-in-place] [--json FILE]
 python -m scenarios.conformance adapters
+
+With vLLM, cells that stand in FILE already are not run again.
 """
 
 import argparse
@@ -25,10 +28,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write every cell to this file")
     parser.add_argument("--names", default="", help="adapters, by semicolons (default: all)")
     parser.add_argument("--render", type=Path, help="print the table of a file that --json wrote")
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers", help="for models")
+    parser.add_argument("--experts-in-place", action="store_true", help="vllm: a kernel that does not repack experts")
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     _quiet(asked.threads)
-    return _models(asked) if asked.which == "models" else _adapters(asked)
+    if asked.which == "adapters":
+        return _adapters(asked)
+    return _models_on_vllm(asked) if asked.engine == "vllm" else _models(asked)
 
 
 def _quiet(threads: int) -> None:
@@ -70,6 +77,77 @@ def _models(asked: argparse.Namespace) -> int:
             print(f"{family}: {len(cells)} cells after {took:.0f} s", file=sys.stderr, flush=True)
     print(_model_table(cells))
     return 1 if any(cell.outcome == "WRONG" for cell in cells) else 0
+
+
+def _models_on_vllm(asked: argparse.Namespace) -> int:
+    """A cell of each family before the second of any; every cell is written down when it is done."""
+    from node.logs import configure
+    from scenarios.conformance.models import Cell
+    from scenarios.conformance.on_vllm import EXPERTS, FAMILIES, ORDER, Host, run_cell
+    from scenarios.vllm_environment import vllm_python
+
+    configure("warning")
+    known = asked.render or asked.json
+    cells = [Cell(**cell) for cell in json.loads(known.read_text())] if known and known.exists() else []
+    if not asked.render:
+        chosen = asked.families.split(",") if asked.families else EXPERTS if asked.experts_in_place else FAMILIES
+        stored = asked.stored.split(",") if asked.stored else [each for each, _ in ORDER]
+        done = {(cell.family, cell.stored, cell.tied) for cell in cells}
+        wanted = [(family, each, tied) for each, tied in ORDER if each in stored for family in chosen]
+        wanted = [cell for cell in wanted if cell not in done]
+        with tempfile.TemporaryDirectory(prefix="swarm-") as top:
+            folder = Path(top) / "cell"
+            folder.mkdir()
+            log = Path(tempfile.gettempdir()) / "swarm-conformance-vllm.log"
+            host = Host(vllm_python(), log, experts_in_place=asked.experts_in_place)
+            try:
+                for i, (family, each, tied) in enumerate(wanted):
+                    started = time.monotonic()
+                    cells.append(run_cell(host, family, each, tied=tied, folder=folder))
+                    if asked.json:
+                        asked.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
+                    told = f"{i + 1} of {len(wanted)}: {family} {each} {'tied' if tied else 'untied'}"
+                    took = time.monotonic() - started
+                    print(f"{told}: {cells[-1].outcome} {cells[-1].why}, {took:.1f} s", file=sys.stderr, flush=True)
+            finally:
+                host.stop()
+    print(_vllm_table(cells))
+    return 1 if any(cell.outcome == "WRONG" for cell in cells) else 0
+
+
+def _vllm_table(cells: list[Any]) -> str:
+    """A row for each family that vLLM made an engine of, and what it did not, with the reason."""
+    families: dict[str, list[Any]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.family):
+        families.setdefault(cell.family, []).append(cell)
+    counts = Counter(cell.outcome for cell in cells)
+    stored = ("bf16", "f16", "f32", "mixed")
+    lines = [
+        f"{sum(counts[word] for word in ('exact', 'refused', 'WRONG'))} cells were run, {counts['exact']} exact, "
+        f"{counts['refused']} refused, {counts['WRONG']} wrong.",
+        "",
+        "| family | " + " | ".join(f"{each}{how}" for how in ("", " tied") for each in stored) + " | |",
+        "|" + "---|" * (2 * len(stored) + 2),
+    ]
+    absent = []
+    for family, found in families.items():
+        whys = [cell.why.replace("|", "/") for cell in found if cell.outcome != "same" and cell.why]
+        if all(cell.outcome in ("not built", "same") for cell in found):
+            absent.append(f"- {family}: {whys[0][:160]}")
+            continue
+        words = [_vllm_word(found, each, tied) for tied in (False, True) for each in stored]
+        lines.append(f"| {family} | {' | '.join(words)} | {whys[0][:180] if whys else ''} |")
+    return "\n".join([*lines, "", "No engine:", "", *absent])
+
+
+def _vllm_word(cells: list[Any], stored: str, tied: bool) -> str:
+    """Of an exact cell also how it follows: in place, or by loading modules anew."""
+    cell = next((cell for cell in cells if (cell.stored, cell.tied) == (stored, tied)), None)
+    if cell is None:
+        return ""
+    if cell.outcome == "exact" and cell.fused:
+        return "exact, loaded" if cell.fused == cell.tensors else f"exact, {cell.fused} loaded"
+    return "-" if cell.outcome == "same" else cell.outcome
 
 
 def _model_table(cells: list[Any]) -> str:

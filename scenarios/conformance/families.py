@@ -5,6 +5,7 @@ own. What cannot be built small is not left out: it is listed with the reason.
 """
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -85,19 +86,23 @@ def families() -> list[str]:
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def tiny(family: str, *, tied: bool) -> Any:
-    """The family's config, small. Raises whatever the library does, and `ValueError` where the model stays large."""
+def tiny(family: str, *, tied: bool, more: Mapping[str, Any] = {}, own: Mapping[str, Any] = {}) -> Any:
+    """The family's config, small. `more`: other numbers, for an engine that has no kernels for such small ones; `own`:
+    of this family.
+
+    Raises whatever the library does, and `ValueError` where the model stays large."""
     default = AutoConfig.for_model(family)
     kind = type(default)
     known = set(dir(default)) | set(inspect.signature(kind.__init__).parameters)
     renamed = getattr(kind, "attribute_map", {})
-    given = {key: value for key, value in _SMALL.items() if key in known and key not in renamed}
+    small = _SMALL | dict(more)
+    given = {key: value for key, value in small.items() if key in known and key not in renamed}
     if "qk_rope_head_dim" in given:  # there a head is the sum of two parts
         given.pop("head_dim", None)
         given["num_key_value_heads"] = given.get("num_attention_heads", 4)
     if hasattr(default, "is_decoder"):  # encoders that can be used as decoders: only then are they causal
         given["is_decoder"] = True
-    given |= _OWN.get(family, {})
+    given |= _OWN.get(family, {}) | dict(own)
     given = {key: value for key, value in given.items() if value is not None}
     config = AutoConfig.for_model(family, **given, tie_word_embeddings=tied)
     with torch.device("meta"):

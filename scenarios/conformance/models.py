@@ -25,7 +25,7 @@ from node.models.dtypes import TORCH_DTYPES
 from scenarios.conformance.families import tiny
 from scenarios.conformance.swarm import LocalSwarm
 
-__all__ = ["STORED", "Cell", "run_cell"]
+__all__ = ["STEPS", "STORED", "Cell", "change", "load_model", "run_cell", "save_base", "wrong_bits"]
 
 STORED: Final = ("bf16", "f16", "f32", "mixed")
 """What the checkpoint stores. The trainer holds float32 (masters of the halves); of "mixed", bf16 with float32 norms,
@@ -66,8 +66,8 @@ def _run(family: str, stored: str, tied: bool, folder: Path) -> Cell:
         return Cell(family, stored, tied, outcome, " ".join(str(why).split())[:300], **counts)
 
     try:
-        base = _save(family, stored, tied, folder / "base")
-        trainer = _load(base, torch.bfloat16 if stored == "mixed" else torch.float32)
+        base = save_base(tiny(family, tied=tied), stored, tied, folder / "base")
+        trainer = load_model(base, torch.bfloat16 if stored == "mixed" else torch.float32)
     except Exception as error:  # whatever a config of ours makes a library raise: it is what the table says
         return cell("not built", f"{type(error).__name__}: {error}")
     if base is None:
@@ -85,7 +85,7 @@ def _run(family: str, stored: str, tied: bool, folder: Path) -> Cell:
         counts = {"tensors": len(swarm.layout.tensors), "fused": _fused(trainer, swarm)}
         able, note = _generates(engine)
         for step in STEPS:
-            _change(trainer, step)
+            change(trainer, step)
             swarm.publish(trainer)
             wrong = _compare(swarm, trainer, engine, halves, folder / "step", able)
             if wrong:
@@ -103,16 +103,15 @@ def _alters(swarm: LocalSwarm, folder: Path) -> str:
     )
 
 
-def _save(family: str, stored: str, tied: bool, folder: Path) -> Path | None:
+def save_base(config: Any, stored: str, tied: bool, folder: Path) -> Path | None:
     """A checkpoint folder as a user has it; None: the family has no such."""
-    config = tiny(family, tied=tied)
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     shared = outputs is not None and inputs is not None and outputs.weight is inputs.weight
     if shared != tied:
         return None
-    _change(model, "everything")  # norms of ones and biases of zeros would hide a mistake
+    change(model, "everything")  # norms of ones and biases of zeros would hide a mistake
     if stored in ("bf16", "mixed"):
         model.to(torch.bfloat16)
     elif stored == "f16":
@@ -125,12 +124,12 @@ def _save(family: str, stored: str, tied: bool, folder: Path) -> Path | None:
     return folder
 
 
-def _load(folder: Path | None, dtype: torch.dtype) -> Any:
+def load_model(folder: Path | None, dtype: torch.dtype) -> Any:
     return None if folder is None else AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
 
 
 @torch.no_grad()
-def _change(model: Any, step: str) -> None:
+def change(model: Any, step: str) -> None:
     """Move 1 % of the elements, all, or none; seen by every dtype."""
     random = torch.Generator().manual_seed(len(step))
     saved = model.state_dict()
@@ -172,7 +171,7 @@ def _compare(
     """What is not as it should be; empty: nothing."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    if wrong := _wrong_bits(swarm, trainer, folder / "saved"):
+    if wrong := wrong_bits(swarm, trainer, folder / "saved"):
         return f"the node's bits of {wrong} are not what save_pretrained writes"
     for each in (engine, halves):
         if wrong := swarm.wrong(each):
@@ -183,7 +182,7 @@ def _compare(
     write_checkpoint(fresh_folder, swarm.layout, swarm.node.bits, swarm.checkpoint.files)
     altered = _altered(swarm, fresh_folder, folder / "again")
     for each, dtype in ((halves, torch.bfloat16), (engine, torch.float32)):
-        fresh = _load(fresh_folder, dtype).eval()
+        fresh = load_model(fresh_folder, dtype).eval()
         if wrong := _differing(each._loaded(), fresh, altered):
             return f"{wrong} is live otherwise than from_pretrained loads it as {dtype}"
     if altered:  # then what is loaded is not what was published, and its tokens say nothing
@@ -193,7 +192,7 @@ def _compare(
 
 def _altered(swarm: LocalSwarm, folder: Path, again: Path) -> frozenset[str]:
     """Parameters that `from_pretrained` itself loads otherwise than they are stored (by a fault of an architecture)."""
-    _load(folder, torch.float32).save_pretrained(again)
+    load_model(folder, torch.float32).save_pretrained(again)
     theirs = Checkpoint.open(again)
     found: set[str] = set()
     for spec in swarm.layout.tensors:
@@ -208,7 +207,7 @@ def _as_float(bits: Any, dtype: str) -> torch.Tensor:
     return torch.from_numpy(bits.view(f"i{bits.itemsize}").copy()).view(TORCH_DTYPES[dtype]).double()
 
 
-def _wrong_bits(swarm: LocalSwarm, trainer: Any, folder: Path) -> str:
+def wrong_bits(swarm: LocalSwarm, trainer: Any, folder: Path) -> str:
     saved = copy.deepcopy(trainer)
     saved.save_pretrained(folder)
     theirs = Checkpoint.open(folder)

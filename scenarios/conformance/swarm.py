@@ -5,7 +5,7 @@ scatters them, and how its engine takes the patch. Only what carries the bytes b
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class LocalSwarm:
         self._encoder = Encoder(self.copies, self.shares, 0, 1, self.layout)
         self._key = Key(b"k" * 32)
         self.engines: list[TransformersEngine] = []
+        self.followers: list[Callable[[int, int], None]] = []
+        """Each is called with a patch's descriptor and its version when the node's replica has become that version."""
         self.version = 0
 
     def join(self, folder: Path, arithmetic: Any = "float32") -> TransformersEngine:
@@ -76,11 +78,13 @@ class LocalSwarm:
             for engine in self.engines:
                 engine.stage(read_patch(fd))
                 engine.commit((0, number), root)
+            self.node.scatter(staged)
+            self.seed.scatter(staged)
+            self.version = number
+            for follow in self.followers:
+                follow(fd, number)
         finally:
             os.close(fd)
-        self.node.scatter(staged)
-        self.seed.scatter(staged)
-        self.version = number
         return sum(changed for _, changed in found)
 
     def wrong(self, engine: TransformersEngine) -> list[str]:

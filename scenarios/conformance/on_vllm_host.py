@@ -1,0 +1,185 @@
+"""Run by vLLM's Python: one process in which an engine is made for each cell, one after the other.
+
+A process of its own for each engine would take 20 s, most of it imports. Here the API server and the engine core's
+process are left out: the plugin's front, core and rank are the product's, and so is all that they do to the weights.
+One JSON object a line on stdin, one on stdout after "HOST ":
+
+    {"do": "live", "folder": ..., "socket": ..., "more": {}}  -> {"ready": ...}; the front then serves the driver until
+                                                                  that hangs up -> {"digests": [...]}, one a generation
+    {"do": "fresh", "folder": ..., "prompts": [...], "tokens": 8, "more": {}} -> {"answers": [...], "digests": {}}
+    {"do": "loads", "folder": ..., "more": {}}                 -> {"ready": ...}: whether vLLM itself loads the folder
+
+`{"error": ...}` when vLLM cannot make an engine of the folder.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+import asyncio
+import gc
+import hashlib
+import json
+import os
+import sys
+import time
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+KV_CACHE_BYTES = 64 << 20
+FLAGS: dict[str, Any] = {
+    "skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 64, "max_num_seqs": 4,
+    "kv_cache_memory_bytes": KV_CACHE_BYTES, "logprobs_mode": "processed_logprobs",
+    "weight_transfer_config": {"backend": "swarm"},
+}  # fmt: skip
+
+
+def _engine(folder: str, more: dict[str, Any]) -> Any:
+    from vllm import LLM
+
+    return LLM(model=folder, **(FLAGS | more))
+
+
+def _core(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core
+
+
+def _model(llm: Any) -> Any:
+    worker = _core(llm).model_executor.driver_worker
+    return getattr(worker, "worker", worker).model_runner.model
+
+
+def _digests(llm: Any) -> dict[str, str]:
+    """Of every tensor that the model computes with, by where it hangs. Caches of keys and values are no weights."""
+    import torch
+
+    found: dict[str, str] = {}
+    for prefix, module in _model(llm).named_modules():
+        own = {**vars(module), **module._parameters, **module._buffers}
+        for name, tensor in own.items():
+            if isinstance(tensor, torch.Tensor) and not name.startswith("kv_cache") and tensor.numel():
+                data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                found[f"{prefix}.{name}"] = hashlib.blake2b(data.tobytes(), digest_size=12).hexdigest()
+    return found
+
+
+class _Client:
+    """What the plugin's front has of vLLM: its engine client, here on the engine of this process."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self.vllm_config, self.engine_core = llm.llm_engine.vllm_config, self
+        self.digests: list[dict[str, str]] = []
+
+    async def call_utility_async(self, name: str, *args: Any) -> Any:
+        return getattr(_core(self._llm), name)(*args)
+
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": request.init_info})
+
+    async def generate(self, prompt: Any, sampling: Any, _: str) -> Any:
+        self.digests.append(_digests(self._llm))
+        yield self._llm.generate(prompt, sampling, use_tqdm=False)[0]
+
+
+def _live(asked: dict[str, Any]) -> dict[str, Any]:
+    from swarm_vllm.channel import Closed, connect
+    from swarm_vllm.front import SwarmFront, _facts
+    from swarm_vllm.messages import FromDriver
+
+    extra = {"load_format": "swarm", "model_loader_extra_config": {"socket": asked["socket"]}}
+    llm = _engine(asked["folder"], asked["more"] | extra)
+    core, client, front = _core(llm), _Client(llm), SwarmFront(None)
+    if not hasattr(core, "_send_abort_outputs"):  # of the core's own process: nobody waits for outputs here
+        core._send_abort_outputs = lambda outputs: None
+    _say({"ready": _architecture(llm), "dtype": str(llm.llm_engine.model_config.dtype)})
+    loop = asyncio.new_event_loop()
+    channel = connect(asked["socket"], FromDriver)
+    try:
+        channel.send(_facts(client.vllm_config, None, None))
+        while True:
+            message, fds = channel.recv()
+            for fd in fds:
+                os.close(fd)
+            loop.run_until_complete(front._answer_driver(channel, client, message))
+    except Closed:
+        return {"digests": client.digests}
+    finally:
+        channel.close()
+        loop.close()
+
+
+def _fresh(asked: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    llm = _engine(asked["folder"], asked["more"])
+    sampling = SamplingParams(temperature=0, max_tokens=asked["tokens"], logprobs=0, ignore_eos=True, detokenize=False)
+    answers = []
+    for prompt in asked["prompts"]:
+        made = llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0].outputs[0]
+        logprobs = [at[token].logprob for at, token in zip(made.logprobs, made.token_ids)]  # noqa: B905
+        answers.append([list(made.token_ids), logprobs])
+    return {"answers": answers, "digests": _digests(llm), "dtype": str(llm.llm_engine.model_config.dtype)}
+
+
+def _loads(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"ready": _architecture(_engine(asked["folder"], asked["more"]))}
+
+
+def _architecture(llm: Any) -> str:
+    return type(_model(llm)).__name__
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print("HOST " + json.dumps(answer), flush=True)
+
+
+_collect = gc.collect
+
+
+def _collect_seldom() -> None:
+    """vLLM collects garbage nine times an engine, each time over all that its imports made: most of what an engine
+    takes. From here on only `_free` collects, and what the imports made is left out."""
+    _collect()
+    gc.freeze()
+    gc.collect = lambda *_: 0
+    gc.freeze = gc.unfreeze = lambda: None
+
+
+def _free() -> None:
+    """Forget the last engine: the next is to be made as if it were the first."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    _collect()
+    cleanup_dist_env_and_memory()
+
+
+def main() -> None:
+    import vllm
+    from vllm import LLM  # noqa: F401 - imports the rest
+    from vllm.v1.engine import core  # noqa: F401
+
+    if "--experts-in-place" in sys.argv:
+        import swarm_experts  # noqa: F401
+    _collect_seldom()
+    work = {"live": _live, "fresh": _fresh, "loads": _loads}
+    _say({"vllm": vllm.__version__})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        started = time.perf_counter()
+        try:
+            answer = work[asked["do"]](asked)
+        except Exception as error:  # whatever vLLM makes of the folder: told
+            answer = {"error": _sentence(error)}
+        _free()
+        _say(answer | {"seconds": round(time.perf_counter() - started, 2)})
+
+
+def _sentence(error: BaseException) -> str:
+    """The first cause: vLLM wraps it."""
+    while (cause := error.__cause__) is not None:
+        error = cause
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+
+
+if __name__ == "__main__":
+    main()
