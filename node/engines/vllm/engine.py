@@ -414,8 +414,9 @@ def _not_reloadable(loaded: dict[str, str], error: str) -> str:
     said = error.split()
     name = next((name for name in sorted(loaded) if name in said), min(loaded))
     return (
-        f"This vLLM cannot follow the swarm. {name} cannot be written in place ({loaded[name]}), and {error}. Choose a "
-        "kernel that leaves weights as they are (for experts, a GPU and --moe-backend triton), or --engine transformers."
+        f"This vLLM cannot follow the swarm. {name} cannot be written in place ({loaded[name]}), and {error}. Choose "
+        "a kernel that leaves weights as they are (for experts, a GPU and --moe-backend triton), or use --engine "
+        "transformers."
     )
 
 
