@@ -174,8 +174,12 @@ def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool) -> list[
 
 
 def _has_experts(folder: Path) -> bool:
-    """Only one of vLLM's kernels for experts leaves their weights as the checkpoint has them."""
-    return any("num_experts" in name or "num_local_experts" in name for name in _config_of(folder))
+    """Only one of vLLM's kernels for experts leaves their weights as the checkpoint has them. Architectures name their
+    number otherwise: num_experts, num_local_experts, n_routed_experts, moe_num_experts."""
+    config = _config_of(folder)
+    inner = config.get("text_config")
+    parts = (config, inner if isinstance(inner, dict) else {})
+    return any("experts" in name for part in parts for name in part)
 
 
 def _config_of(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from .channel import connect
 from .messages import Did, FromDriver, Loader, Model, Tensor
 from .shared import map_sealed
-from .sources import ReplicaSource
+from .sources import DTYPES, ReplicaSource
+from .trace import Storages, trace
 
 __all__ = ["SwarmLoader", "first_load"]
 
@@ -40,14 +41,24 @@ class SwarmLoader(BaseModelLoader):
             assert isinstance(message, Model)
             source = ReplicaSource(map_sealed(fds[0]), message.block_elements)
             first_load.clear()
-            model.load_weights(_weights(source, message.tensors))
+            model.load_weights(_weights(model, source, message.tensors))
             channel.send(Did(message.number))
         finally:
             channel.close()
 
 
-def _weights(source: ReplicaSource, tensors: tuple[Tensor, ...]) -> Any:
+def _weights(model: Any, source: ReplicaSource, tensors: tuple[Tensor, ...]) -> Any:
+    taken = {tensor.names: _names_taken(model, tensor) for tensor in tensors if len(tensor.names) > 1}
     for tensor in tensors:
         weight, first_load[tensor.names[0]] = source.read(tensor)
-        for name in tensor.names:
+        for name in taken.get(tensor.names, tensor.names):
             yield name, weight
+
+
+def _names_taken(model: Any, tensor: Tensor) -> tuple[str, ...]:
+    """Those of a tied tensor's names that the model's loader knows: Gemma 2's knows no head, and would end the load."""
+    try:
+        found = trace(model.load_weights, Storages(model), tensor.names, tensor.shape, DTYPES[tensor.dtype])
+    except Exception:  # it takes no probe; a checkpoint's folder has the first name
+        return tensor.names[:1]
+    return tuple(found.accepted) or tensor.names[:1]

@@ -1,0 +1,28 @@
+"""The flags that a node starts its vLLM with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from node.engines.vllm.server import flags
+
+
+@pytest.mark.parametrize(
+    ("config", "has"),
+    [
+        ({"num_experts": 8}, True),
+        ({"num_local_experts": 8}, True),
+        ({"n_routed_experts": 8}, True),  # DeepSeek's
+        ({"moe_num_experts": 8}, True),  # Ernie's
+        ({"text_config": {"num_experts": 8}}, True),
+        ({"hidden_size": 8, "text_config": None}, False),
+    ],
+)
+def test_on_gpus_experts_are_computed_by_a_kernel_that_does_not_repack_them(
+    tmp_path: Path, config: dict[str, object], has: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = flags(tmp_path, 8000, tmp_path / "socket", 1, False)
+    assert ("--moe-backend" in made) == has
+    assert "--moe-backend" not in flags(tmp_path, 8000, tmp_path / "socket", 1, True)
