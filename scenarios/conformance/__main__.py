@@ -136,8 +136,13 @@ def _vllm_table(cells: list[Any]) -> str:
             absent.append(f"- {family}: {whys[0][:160]}")
             continue
         words = [_vllm_word(found, each, tied) for tied in (False, True) for each in stored]
-        lines.append(f"| {family} | {' | '.join(words)} | {whys[0][:180] if whys else ''} |")
+        lines.append(f"| {family} | {' | '.join(words)} | {_short(whys[0]) if whys else ''} |")
     return "\n".join([*lines, "", "No engine:", "", *absent])
+
+
+def _short(why: str) -> str:
+    """Without what every sentence of the kind says."""
+    return why.removeprefix("join: ").removeprefix("This vLLM cannot follow the swarm. ")[:170]
 
 
 def _vllm_word(cells: list[Any], stored: str, tied: bool) -> str:

@@ -48,10 +48,10 @@ class SwarmLoader(BaseModelLoader):
 
 
 def _weights(model: Any, source: ReplicaSource, tensors: tuple[Tensor, ...]) -> Any:
-    taken = {tensor.names: _names_taken(model, tensor) for tensor in tensors if len(tensor.names) > 1}
+    taken = {tensor.names[0]: _names_taken(model, tensor) for tensor in tensors if len(tensor.names) > 1}
     for tensor in tensors:
         weight, first_load[tensor.names[0]] = source.read(tensor)
-        for name in taken.get(tensor.names, tensor.names):
+        for name in taken.get(tensor.names[0], tensor.names):
             yield name, weight
 
 
