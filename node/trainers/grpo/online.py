@@ -21,7 +21,7 @@ from cyclopts import App, Parameter
 from codec import state_root
 from codec.errors import SwarmError
 from node.engines.base import Completion
-from node.trainers.api import Publication, RolloutGroup, Swarm
+from node.trainers.api import Publication, RefusedPrompt, RolloutGroup, Swarm
 from node.trainers.grpo.trainer import Group, GrpoTrainer
 
 __all__ = ["policy_root", "session_name", "train_online"]
@@ -53,7 +53,7 @@ def train_online(
         name = None if key is None else session_name(key, step)
         prompts, samples = trainer.prompts(step), trainer.config.samples
         asked = swarm.rollouts(prompts, samples, trainer.sampling(step), key=name, whole=key is not None)
-        groups = sorted(asked, key=lambda group: group.index)
+        groups = sorted(asked, key=lambda group: group.index)  # one that was refused ends the run, by name
         sampled = time.perf_counter()
         stats = trainer.step([_group(group) for group in groups])
         trained = time.perf_counter()
@@ -88,7 +88,7 @@ def session_name(key: str, step: int) -> str:
     return f"{key}/{step}"
 
 
-def _group(group: RolloutGroup) -> Group:
+def _group(group: RolloutGroup | RefusedPrompt) -> Group:
     return Group(
         group.prompt,
         tuple(Completion(r.token_ids, r.logprobs, _reason(r.finish_reason), r.spans) for r in group.rollouts),
@@ -99,7 +99,7 @@ def _reason(text: str) -> Any:
     return "stop" if text == "stop" else "length"
 
 
-def _lag(groups: Sequence[RolloutGroup], publication: Publication) -> int:
+def _lag(groups: Sequence[RolloutGroup | RefusedPrompt], publication: Publication) -> int:
     """The most versions that any token was older than the policy that it trained."""
     newest = (publication.version or 1) - 1
     oldest = min((v for g in groups for r in g.rollouts for _, v in r.versions), default=newest)
