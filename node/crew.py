@@ -30,6 +30,7 @@ from node.trainers.messages import (
     Refusal,
     WentBack,
 )
+from node.trainers.peers import have, named
 
 __all__ = ["Crew", "Crews"]
 
@@ -116,7 +117,7 @@ class Crew:
         if self._sealing not in (None, rank) or (not self.open and why is None):
             return
         others, self._members = self._members, {}
-        text = str(why) if why is not None else f"Rank {rank} of this trainer went away in the middle of a version."
+        text = str(why) if why is not None else f"Rank {rank} of {self.world} went away in the middle of a version."
         for other in others.values():
             with trio.move_on_after(1.0):
                 await _try(other, Refusal(text, usage=isinstance(why, UsageError)))
@@ -134,9 +135,12 @@ class Crew:
         self._met = True
 
     def _check_all_here(self) -> None:
-        missing = ", ".join(str(rank) for rank in range(self.world) if rank not in self._members)
+        missing = [rank for rank in range(self.world) if rank not in self._members]
         if missing:
-            raise UsageError(f"Rank {missing} of this trainer is not attached. Call Swarm.attach on every rank.")
+            who = named(missing, self.world).capitalize()
+            if self._met:
+                raise UsageError(f"{who} {have(missing)} ended, or closed the swarm. Attach again on every rank.")
+            raise UsageError(f"{who} {have(missing)} not attached. Call Swarm.attach on every rank.")
 
     def _check(self, message: PublishEnd) -> None:
         """The blocks received from this rank are those that it sent."""

@@ -4,7 +4,9 @@ Each connection has one purpose, named by its first message; see `node.trainers.
 byte: what it was publishing is abandoned, the work that only it wanted is withdrawn.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -14,6 +16,7 @@ from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
 from node.config import GatewayConfig
 from node.crew import Crews
+from node.extras import how_to_get, lacking
 from node.ledger.service import VOLATILE, LedgerService
 from node.ledger.session import Session
 from node.ledger.state import Group
@@ -98,7 +101,8 @@ class Desk:
     async def _converse(self, channel: AsyncChannel) -> None:
         with trio.fail_after(SAY_WITHIN_S):
             message, fds = await channel.recv()
-        close_fds(fds)
+        if not isinstance(message, OpenGateway):
+            close_fds(fds)
         try:
             match message:
                 case Attach():
@@ -108,7 +112,8 @@ class Desk:
                 case AskState():
                     await channel.send(State(self._state()))
                 case OpenGateway():
-                    await self._gateway(channel, message)
+                    with _listening(fds) as sockets:
+                        await self._gateway(channel, message, sockets)
                 case Judge(node, release, why):
                     await channel.send(await self._judge(node, release, why))
                 case PutOut():
@@ -125,8 +130,12 @@ class Desk:
 
     # ------------------------------------------------------------ work
 
-    async def _gateway(self, channel: AsyncChannel, asked: OpenGateway) -> None:
+    async def _gateway(self, channel: AsyncChannel, asked: OpenGateway, listening: list[socket.socket]) -> None:
         """Serve until whoever asked hangs up."""
+        if asked.listening and not listening:
+            raise UsageError("gateway: it listens already, and its sockets did not come along")
+        if missing := lacking(("h11",)):
+            raise UsageError(f"A gateway needs {' and '.join(missing)} where the seed runs: {how_to_get('gateway')}")
         from node.gateway import Gateway  # most seeds never need it
 
         config = GatewayConfig(
@@ -137,9 +146,10 @@ class Desk:
             in_flight=asked.in_flight,
             inexact_seeds=asked.inexact_seeds,
         )
+        gateway = Gateway(self._ledger, self._files, self._head, config, listening)
         try:
             async with trio.open_nursery() as nursery:
-                url = await nursery.start(Gateway(self._ledger, self._files, self._head, config).run)
+                url = await nursery.start(gateway.run)
                 await channel.send(GatewayOpened(url))
                 await channel.recv()
                 raise PeerError("gateway: nothing more is said here")
@@ -290,6 +300,28 @@ class Desk:
                     node=done.node,
                 )
             )
+
+
+@contextlib.contextmanager
+def _listening(fds: Sequence[int]) -> Iterator[list[socket.socket]]:
+    """Sockets that came as descriptors; closed at the end. Raises `UsageError` for what does not listen for TCP."""
+    sockets: list[socket.socket] = []
+    try:
+        for fd in fds:
+            try:
+                found = socket.socket(fileno=fd)
+            except OSError as error:
+                raise UsageError("gateway: a descriptor is no socket") from error
+            sockets.append(found)
+            if found.family not in (socket.AF_INET, socket.AF_INET6) or not found.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
+                raise UsageError("gateway: a socket does not listen for TCP")
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
+        close_fds(fds[len(sockets) :])
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:

@@ -38,6 +38,7 @@ __all__ = [
     "close_fds",
     "connect",
     "pack",
+    "process_named",
 ]
 
 MAX_BODY_BYTES: Final = 32 << 20
@@ -135,6 +136,8 @@ class Channel:
         """Takes `sock` over. `receives`: the tagged union of Structs that may arrive."""
         sock.setblocking(False)
         self._sock = sock
+        self.pid = _peer_pid(sock)
+        """The process at the other end; 0 where it cannot be known."""
         self._frames = Frames(receives)
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
@@ -179,7 +182,23 @@ class Channel:
         poll.register(self._sock.fileno(), what)
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not poll.poll(remaining * 1000):
-            raise ChannelTimeout("the other process did not answer in time")
+            raise ChannelTimeout(f"nothing came from {process_named(self.pid)} in time")
+
+    @property
+    def closed(self) -> bool:
+        """This end is closed."""
+        return self._closed
+
+    def hung_up(self) -> bool:
+        """Whether the other end is closed, which the kernel does at once when its process dies, or this one is."""
+        if self._closed:
+            return True
+        poll = select.poll()
+        try:
+            poll.register(self._sock.fileno(), 0)  # of a closed end the kernel tells unasked
+            return bool(poll.poll(0))
+        except (OSError, ValueError):  # closed by another thread meanwhile
+            return True
 
     def _check_open(self) -> None:
         if self._closed:
@@ -226,6 +245,28 @@ class Channel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def process_named(pid: int) -> str:
+    """A process from which nothing comes, as the system sees it: "process 12, which is stopped". 0: unknown."""
+    if not pid:
+        return "a process of another container"
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        state = "X"
+    seen = {
+        "T": f", which is stopped (kill -CONT {pid} lets it go on)", "t": ", which a debugger holds",
+        "D": ", which waits for a disk", "X": ", which has ended", "Z": ", which has ended",
+    }  # fmt: skip
+    return f"process {pid}{seen.get(state, '')}"
+
+
+def _peer_pid(sock: Any) -> int:
+    try:
+        return struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+    except OSError:
+        return 0
 
 
 def check_path(path: Path) -> None:

@@ -3,9 +3,10 @@
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from node.extras import how_to_get, lacking
 
 __all__ = ["drawing", "png"]
 
@@ -13,8 +14,8 @@ __all__ = ["drawing", "png"]
 def png(text: str) -> Path:
     """The path of a plot, as an argument. Refused before anything is measured if it could not be drawn there."""
     path = Path(text)
-    if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError("plots need matplotlib: pip install 'swarm-node[scenarios]'")
+    if lacking(("matplotlib",)):
+        raise argparse.ArgumentTypeError(f"plots need matplotlib: {how_to_get('scenarios')}")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is no file in a folder that exists")
     return path

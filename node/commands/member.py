@@ -2,7 +2,6 @@
 
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,19 +10,18 @@ from cyclopts import App, Parameter
 from codec.errors import UsageError
 from node.commands.report import LEND, offer
 from node.config import JoinConfig, RelayConfig
+from node.extras import how_to_get, lacking
 
 __all__ = ["register"]
 
 _ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers"), "vllm": ()}
-_HOW_TO_GET: Final = {"transformers": "pip install 'swarm-node[torch]'"}
 
 
 def check_engine(engine: str) -> None:
     """`UsageError` when the packages of `engine` are not installed; looks without importing them."""
-    lacking = [package for package in _ENGINE_NEEDS[engine] if find_spec(package) is None]
-    if lacking:
+    if missing := lacking(_ENGINE_NEEDS[engine]):
         raise UsageError(
-            f"--engine {engine} needs {' and '.join(lacking)}: {_HOW_TO_GET[engine]}. "
+            f"--engine {engine} needs {' and '.join(missing)}: {how_to_get('torch')}. "
             "With --engine none this machine holds the policy and passes it on."
         )
 

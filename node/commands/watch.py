@@ -1,10 +1,11 @@
 """Commands that show: status, demo, config show, version."""
 
 import sys
+import time
 from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
@@ -14,6 +15,9 @@ from node.config import DemoConfig, default_home
 from node.sources import CONFIGURABLE, explain, toml_path
 
 __all__ = ["register", "version"]
+
+LOOK_WITHIN_S: Final = 2.0
+"""A live view that waits longer for one answer would not notice its own keys and signals."""
 
 
 def version() -> str:
@@ -29,7 +33,7 @@ async def status(*, home: Path | None = None, watch: bool = False, prove: bool =
     home
         SWARM_HOME of the process to ask.
     watch
-        Keep showing it, until interrupted.
+        Keep showing it, until interrupted, also while that process is restarted.
     prove
         Have this machine's engines read all their weights back first. Exit code 1 when they are not, bit for bit, those
         of the version that they generate by.
@@ -49,7 +53,7 @@ async def status(*, home: Path | None = None, watch: bool = False, prove: bool =
 
     console = Console()
     if watch:
-        await until_signalled(partial(terminal.watch, lambda: ask(folder), console=console, refresh_s=1.0))
+        await until_signalled(partial(terminal.watch, Seen(folder, state), console=console, refresh_s=1.0))
     else:
         console.print(terminal.view(state))
     if prove and proven:
@@ -57,6 +61,31 @@ async def status(*, home: Path | None = None, watch: bool = False, prove: bool =
     elif prove:
         console.print("The engines here do NOT hold the policy's bits. Start this node anew.", style="red")
     return 0 if proven else 1
+
+
+class Seen:
+    """The state of a swarm process that may be restarted meanwhile: while it is away, the last one and a sentence."""
+
+    def __init__(self, home: Path, state: dict[str, Any]) -> None:
+        self._home, self._state = home, state
+        self._away_since: float | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        from node.status.query import ask
+        from swarm.transport.base import Unreachable
+
+        now = time.monotonic()
+        try:
+            self._state = ask(self._home, within_s=LOOK_WITHIN_S)
+            self._away_since = None
+        except Unreachable:
+            self._away_since = now if self._away_since is None else self._away_since
+            text = (
+                f"The {self._state.get('role', 'swarm process')} of {self._home} has not answered for "
+                f"{now - self._away_since:.0f} s; this was its state before. Waiting for it to be started again."
+            )
+            return self._state | {"away": text}
+        return self._state
 
 
 def _proven(state: dict[str, Any]) -> bool:

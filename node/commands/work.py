@@ -1,10 +1,9 @@
 """Commands about work: gateway, quarantine. Both speak to the seed that runs on this machine."""
 
-import contextlib
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -15,8 +14,6 @@ from node.config import GatewayConfig, default_home
 
 __all__ = ["register"]
 
-_LONG_S: Final = 3600.0
-
 
 def gateway(
     *, config: Annotated[GatewayConfig, Parameter(name="*")] = GatewayConfig(), as_json: AsJson = False
@@ -26,37 +23,42 @@ def gateway(
     Under /v1: models, completions (of text or token ids), chat/completions; streams, log-probabilities, n. The
     seed of this machine does it; this command asks it to, and waits. A request is a work lease like any other: it goes
     to the node that has room and is fastest, stays with it for a session (X-Session-Id), is done again elsewhere if
-    that node dies, and is answered once.
+    that node dies, and is answered once. While the seed is away, requests are answered with 503 and Retry-After.
     """
     from node.given import api_key
-    from node.local import ChannelTimeout
     from node.trainers.errors import SwarmDown
-    from node.trainers.messages import GatewayOpened, OpenGateway
-    from node.trainers.seedlink import expect, speaking
+    from node.trainers.held_gateway import HeldGateway
+    from node.trainers.messages import OpenGateway
+    from swarm.transport.base import Unreachable
 
     key = api_key(config.api_key, config.api_key_file)
-    with speaking("a gateway ran"), seed_of(config.home) as channel:
-        asked = OpenGateway(
-            config.host,
-            config.port,
-            config.model_name,
-            key,
-            config.max_lag,
-            config.in_flight,
-            config.inexact_seeds,
-        )
-        channel.send(asked)
-        opened, _ = expect(channel, GatewayOpened)
+    asked = OpenGateway(
+        config.host,
+        config.port,
+        config.model_name,
+        key,
+        config.max_lag,
+        config.in_flight,
+        config.inexact_seeds,
+    )
+
+    def say(text: str) -> None:
+        print(f"swarm-node: {text}", file=sys.stderr, flush=True)
+
+    try:
+        gateway = HeldGateway(config.home, asked, say)
+    except SwarmDown as error:
+        raise Unreachable(str(error)) from error
+    try:
         if as_json:
-            print_json({"url": opened.url, "model": config.model_name})
+            print_json({"url": gateway.url, "model": config.model_name})
         else:
-            print(opened.url)
+            print(gateway.url)
             print(f"serves {config.model_name}. Interrupt to end.", file=sys.stderr)
         sys.stdout.flush()
-        while True:
-            with contextlib.suppress(ChannelTimeout):  # nothing more is said until the seed ends
-                channel.recv(_LONG_S)
-                raise SwarmDown("The seed ended the gateway.")
+        gateway.run()
+    finally:
+        gateway.close()
 
 
 def quarantine(

@@ -1,6 +1,8 @@
 """The gateway as its seed runs it: address, name, key, and how much it takes."""
 
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import trio
 
@@ -24,7 +26,10 @@ class Gateway:
         files: Callable[[], Mapping[str, bytes]],
         head: Callable[[], tuple[int, int]],
         config: GatewayConfig,
+        listening: Sequence[socket.socket] = (),
     ) -> None:
+        """`listening`: sockets of the process that asked for this gateway, which listen at its address."""
+        self._listening = listening
         self._ledger, self._files, self._head, self._config = ledger, files, head, config
         self.url = ""
 
@@ -39,7 +44,9 @@ class Gateway:
         async with trio.open_nursery() as nursery:
             await nursery.start(counter.run)
             try:
-                port = await nursery.start(serve, app, config.host, config.port, limits, app.check)
+                port = await nursery.start(
+                    partial(serve, app, config.host, config.port, limits, app.check, listening=self._listening)
+                )
             except OSError as error:
                 raise UsageError(
                     f"The gateway cannot listen on {config.host}:{config.port} ({error.strerror or error}). "

@@ -6,7 +6,8 @@ announced length was given. While a request is being answered the client is list
 noticed and its work withdrawn. Not for files, uploads or the open internet without a proxy in front.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -160,10 +161,16 @@ async def serve(
     limits: Limits = Limits(),
     check: Check = _admit,
     *,
+    listening: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; `started` with the port. Raises `OSError` when the address is not available."""
-    listeners = await trio.open_tcp_listeners(port, host=host, backlog=512)
+    """Serve until cancelled; `started` with the port. Raises `OSError` when the address is not available.
+
+    `listening`: sockets that listen there already, which are closed at the end.
+    """
+    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in listening]
+    if not listeners:
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=512)
     bound: int = listeners[0].socket.getsockname()[1]
     served = _Server(handler, limits, check)
     async with trio.open_nursery() as nursery:

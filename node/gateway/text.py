@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from node.engines.texts import Continuation, StopText
+from node.extras import how_to_get, lacking
 
 __all__ = ["BadText", "Text"]
 
@@ -145,10 +146,10 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 def _tokenizer(data: bytes | None) -> Any:
     if data is None:
         return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise UsageError("Text prompts need tokenizers and jinja2: pip install 'swarm-node[gateway]'") from error
+    if missing := lacking(("tokenizers", "jinja2")):
+        raise UsageError(f"Text prompts need {' and '.join(missing)} where the seed runs: {how_to_get('gateway')}")
+    from tokenizers import Tokenizer
+
     try:
         return Tokenizer.from_str(data.decode())
     except Exception as error:  # tokenizers raises nothing narrower

@@ -67,12 +67,12 @@ async def serve(
     await serve_socket(home / SOCKET_NAME, converse, receives=Ask, source=Source.STATUS, task_status=task_status)
 
 
-def ask(home: Path, *, prove: bool = False) -> dict[str, Any]:
-    """The state of the swarm process of `home`. Raises `Unreachable` when none answers."""
+def ask(home: Path, *, prove: bool = False, within_s: float = ANSWER_WITHIN_S) -> dict[str, Any]:
+    """The state of the swarm process of `home`. Raises `Unreachable` when none answers `within_s`."""
     try:
         with connect(home / SOCKET_NAME, State) as channel:
-            channel.send(Ask(prove), timeout_s=ANSWER_WITHIN_S)
-            answer, _ = channel.recv(PROOF_WITHIN_S if prove else ANSWER_WITHIN_S)
+            channel.send(Ask(prove), timeout_s=within_s)
+            answer, _ = channel.recv(PROOF_WITHIN_S if prove else within_s)
             return answer.state
     except (ChannelClosed, ChannelTimeout, PeerError) as error:
         raise Unreachable(

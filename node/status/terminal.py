@@ -3,6 +3,7 @@
 `view` is a pure function of the state, a plain dict. Keys, all of which may be missing:
 
 - `swarm` (PeerId), `role`, `head` ([epoch, v]), `sent_bytes`, `control_bytes`, `message` (a line of news)
+- `away`: the process does not answer, and all else is how it stood before
 - `egress`: `copies` (the cap, None: none), `payload_bytes`, `sent_bytes`, `budget_bytes`, `rescued_bytes` of the newest
   version, `model_sent_bytes`, `model_left_bytes`, `refused`
 - `nodes`: list of `slot`, `name`, `peer` (PeerId), `held` and `engine` ([epoch, v] or None), `standing` ("fresh",
@@ -252,7 +253,8 @@ def _times(state: State) -> RenderableType | None:
 
 def view(state: State) -> RenderableType:
     """`state` as something that rich prints."""
-    parts: list[RenderableType] = [_heading(state), Text()]
+    parts: list[RenderableType] = [Text(state["away"], style="bold red"), Text()] if state.get("away") else []
+    parts += [_heading(state), Text()]
     if state.get("nodes"):
         parts.append(_nodes(state))
     else:

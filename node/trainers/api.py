@@ -20,16 +20,17 @@ import msgspec
 from codec import Layout
 from codec.errors import SwarmError, UsageError
 from node.engines.base import SamplingParams
-from node.local import Channel
 from node.trainers.attach import attach, default_threads
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
-from node.trainers.messages import GatewayOpened, OpenGateway, OpenRollouts, Wanted
+from node.trainers.held_gateway import HeldGateway
+from node.trainers.messages import OpenGateway, OpenRollouts, Wanted
+from node.trainers.patience import log
 from node.trainers.prompts import Prompt, Tokens, check_prompts
 from node.trainers.publication import Publication
 from node.trainers.publishing import OnBusy, PublishLine
 from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
-from node.trainers.seedlink import SeedProcess, ask_state, dial, expect, home_folder, speaking
-from node.trainers.standing import held_share, standing
+from node.trainers.seedlink import SeedProcess, ask_state, home_folder
+from node.trainers.standing import holders, standing
 
 __all__ = [
     "Check",
@@ -60,7 +61,7 @@ class Swarm:
         self._tokens = Tokens(base)
         self._seed = seed
         self._max_lag = max_lag
-        self._gateway: tuple[Channel, str] | None = None
+        self._gateway: HeldGateway | None = None
 
     @classmethod
     def attach(
@@ -90,7 +91,7 @@ class Swarm:
         found = attach(model, folder, base if start else None)
         line = PublishLine(
             found.seat, found.link, found.copies, found.shares, threads or default_threads(found.seat.world),
-            lambda publication, within_s: held_share(folder, publication, within_s),
+            lambda publication, within_s: holders(folder, publication, within_s), found.peers, found.seed,
         )  # fmt: skip
         return cls(folder, line, base, found.seed, max_lag)
 
@@ -100,7 +101,9 @@ class Swarm:
         `model`: a `torch.nn.Module`, a mapping, or an iterable of (checkpoint name, tensor). At most two versions are
         not sealed at a time. With a third, "wait" waits for the oldest, at most `timeout_s` (then `SwarmBusy`);
         "coalesce" drops the one that has not begun, which this one replaces. Raises `UsageError` when the tensors are
-        not the base's. What goes wrong later is in the publication's `error`, and in `state`.
+        not the base's. A seed that has ended is waited for, until a minute after its end and at most `timeout_s`; then
+        each call raises `SwarmDown` at once. What goes wrong later is in the publication's `error`, in `state`, and
+        logged.
 
         Adapters are published merged, and the model is not touched for it. Nothing here runs by itself: with
         gradient accumulation, call it after the steps that should become versions.
@@ -208,27 +211,36 @@ class Swarm:
     def openai_url(self) -> str:
         """Where OpenAI's clients get completions from the swarm (model "policy"), on this machine only, until `close`.
 
-        Raises `SwarmDown`, `SwarmTimeout`, `UsageError`.
+        While the seed is away, requests are answered with 503 and Retry-After. Raises `SwarmDown`, `SwarmTimeout`,
+        `UsageError`.
         """
         if self._gateway is None:
-            with speaking("it was asked for a gateway"):
-                channel = dial(self._home)
-                channel.send(OpenGateway("127.0.0.1", 0, "policy", "", self._max_lag, 4096))
-                opened, _ = expect(channel, GatewayOpened)
-            self._gateway = (channel, opened.url)
-        return self._gateway[1]
+            asked = OpenGateway("127.0.0.1", 0, "policy", "", self._max_lag, 4096)
+            self._gateway = HeldGateway(self._home, asked, log.warning)
+            self._gateway.run_in_thread()
+        return self._gateway.url
 
     def close(self, timeout_s: float = 60.0) -> None:
-        """Let what was published be sealed (at most `timeout_s`), then let go. Safe to call twice."""
+        """Let what was published be sealed (at most `timeout_s`), then let go. Safe to call twice.
+
+        Raises, after everything was let go, the error of what was on its way and was not sealed: `SwarmTimeout` for
+        what was given up after `timeout_s`.
+        """
         if self._gateway is not None:
-            self._gateway[0].close()
+            self._gateway.close()
             self._gateway = None
-        self._line.close(timeout_s)
-        if self._seed is not None:
-            self._seed.stop()
+        try:
+            self._line.close(timeout_s)
+        finally:
+            if self._seed is not None:
+                self._seed.stop()
 
     def __enter__(self) -> "Swarm":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.close()
+        except SwarmError:  # it was logged
+            if kind is None:
+                raise

@@ -8,6 +8,7 @@ from codec.errors import UsageError
 from node.trainers.copies import Copies
 from node.trainers.errors import SwarmDown
 from node.trainers.link import Link, Seat
+from node.trainers.peers import Peers
 from node.trainers.seedlink import SeedProcess, dial
 from node.trainers.shares import Shares
 from node.trainers.weights import check_names, is_sharded
@@ -16,13 +17,14 @@ __all__ = ["Attached", "attach", "default_threads"]
 
 
 class Attached(NamedTuple):
-    """What a publish line needs. `seed`: started by this process."""
+    """What a publish line needs. `seed`: started by this process. `peers`: the processes of all ranks."""
 
     seat: Seat
     link: Link
     copies: Copies
     shares: Shares
     seed: SeedProcess | None
+    peers: Peers
 
 
 def default_threads(world: int) -> int:
@@ -41,7 +43,7 @@ def attach(model: Any, home: Path, base: Path | None) -> Attached:
         if model is not None:
             check_names(link.replica.layout, model)
         shares = Shares.alone(link.replica.layout)
-        return Attached(seat, link, Copies.create(link.replica.layout, 1), shares, seed)
+        return Attached(seat, link, Copies.create(link.replica.layout, 1), shares, seed, Peers())
     except BaseException:
         if seed is not None:
             seed.stop()
@@ -68,7 +70,7 @@ def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attached:
         made = Copies.create(layout, seat.world) if seat.leads else None
         owner = ranks.lead(lambda: (os.getpid(), _shared(made)))
         copies = ranks.gather_own(lambda: made or Copies.open(layout, seat.world, owner))
-        return Attached(seat, link, copies, shares, seed)
+        return Attached(seat, link, copies, shares, seed, Peers(ranks.gather(os.getpid)))
     except BaseException:
         if seed is not None:
             seed.stop()

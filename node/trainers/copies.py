@@ -6,13 +6,13 @@ enters a collective for the swarm's sake: the trainer's own are never disturbed.
 
     written[slot, rank, tensor]   the publish whose bits these are
     finished[slot, rank]          the publish that was copied (negative: whose copy failed)
-    decided[publish % KEPT]       by rank 0: (publish, slot or BUSY, publish that it takes the place of)
+    sent[slot, rank]              the publish whose blocks the seed was sent, all that this rank encodes
+    decided[publish % KEPT]       by rank 0: (publish, slot or BUSY or DOWN, publish that it takes the place of)
 """
 
 import mmap
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,14 +22,17 @@ from codec import Layout, shared
 from codec.bits import Bits
 from codec.errors import UsageError
 from codec.layout import TensorSpec
-from node.trainers.errors import PublishFailed, SwarmTimeout
+from node.trainers.errors import PublishFailed
+from node.trainers.peers import named
 
-__all__ = ["BUSY", "LOOK_S", "SLOTS", "Copies", "Decision", "await_true"]
+__all__ = ["BUSY", "DOWN", "LOOK_S", "SLOTS", "Copies", "Decision"]
 
 SLOTS: Final = 2
 """At most two versions are not sealed: one being encoded, one waiting."""
 BUSY: Final = -1
 """Decided: there is no room, the publish is refused."""
+DOWN: Final = -2
+"""Decided: there is no seed, the publish is refused."""
 KEPT: Final = 64
 """Decisions remembered. A rank that is so many publishes behind has long run into its deadline."""
 LOOK_S: Final = 0.001
@@ -56,8 +59,9 @@ class Copies:
         decided, finished = 3 * KEPT, SLOTS * world
         self._decided = words[:decided].reshape(KEPT, 3)
         self._finished = words[decided : decided + finished].reshape(SLOTS, world)
-        ends = decided + finished + SLOTS * world * tensors
-        self._written = words[decided + finished : ends].reshape(SLOTS, world, tensors)
+        self._sent = words[decided + finished : decided + 2 * finished].reshape(SLOTS, world)
+        ends = decided + 2 * finished + SLOTS * world * tensors
+        self._written = words[decided + 2 * finished : ends].reshape(SLOTS, world, tensors)
         start = _control_bytes(layout, world)
         room = _slot_bytes(layout)
         self._slots = [buffer[start + i * room : start + i * room + layout.nbytes] for i in range(SLOTS)]
@@ -100,10 +104,26 @@ class Copies:
         """`rank` has written all of its part, or cannot."""
         self._finished[slot, rank] = -publish if failed else publish
 
+    def note_sent(self, slot: int, rank: int, publish: int) -> None:
+        """The seed was sent every block that `rank` encodes."""
+        self._sent[slot, rank] = publish
+
+    def uncopied(self, slot: int, publish: int) -> list[int]:
+        """Ranks that have not copied their part (yet)."""
+        return np.flatnonzero(self._finished[slot] != publish).tolist()
+
+    def unsent(self, slot: int, publish: int) -> list[int]:
+        """Ranks that have not sent the seed all of their blocks (yet)."""
+        return np.flatnonzero(self._sent[slot] != publish).tolist()
+
+    def unwritten(self, slot: int, publish: int, ranks: Sequence[int], tensor: int) -> list[int]:
+        """Those of `ranks` that have not written their part of a tensor (yet)."""
+        return [rank for rank in ranks if self._written[slot, rank, tensor] != publish]
+
     def written(self, slot: int, publish: int, ranks: Sequence[int], tensor: int) -> bool:
         """Whether these ranks have written their parts of a tensor. Raises `PublishFailed` when some rank cannot."""
         self.check(slot, publish)
-        return all(self._written[slot, rank, tensor] == publish for rank in ranks)
+        return not self.unwritten(slot, publish, ranks, tensor)
 
     def begun(self, slot: int, publish: int, rank: int) -> bool:
         """Whether `rank` has written something. Raises `PublishFailed` when some rank cannot."""
@@ -114,7 +134,8 @@ class Copies:
         """Raises `PublishFailed` when some rank could not write its part."""
         failed = np.flatnonzero(self._finished[slot] == -publish)
         if failed.size:
-            raise PublishFailed(f"Rank {failed[0]} could not copy its weights; nothing was published.")
+            who = named(failed.tolist(), self.world).capitalize()
+            raise PublishFailed(f"{who} could not copy its weights; nothing was published.")
 
     # ------------------------------------------------------------ what rank 0 decides
 
@@ -129,20 +150,12 @@ class Copies:
         return Decision(int(row[1]), int(row[2])) if row[0] == publish else None
 
 
-def await_true(condition: Callable[[], bool], deadline: float, why: str) -> None:
-    """Look until it is so. Raises `SwarmTimeout` with `why` at the deadline, and what `condition` raises."""
-    while not condition():
-        if time.monotonic() >= deadline:
-            raise SwarmTimeout(why)
-        time.sleep(LOOK_S)
-
-
 def _pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
 
 
 def _control_bytes(layout: Layout, world: int) -> int:
-    return _pages(8 * (3 * KEPT + SLOTS * world * (1 + len(layout.tensors))))
+    return _pages(8 * (3 * KEPT + SLOTS * world * (2 + len(layout.tensors))))
 
 
 def _slot_bytes(layout: Layout) -> int:

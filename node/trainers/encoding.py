@@ -11,10 +11,12 @@ import numpy as np
 from codec import BlockDelta, Layout, Replica
 from codec.bits import DTYPES
 from codec.rice import warm_up
-from node.trainers.copies import Copies, await_true
+from node.trainers.copies import LOOK_S, Copies
+from node.trainers.errors import SwarmTimeout
+from node.trainers.peers import have, named
 from node.trainers.shares import Shares
 
-__all__ = ["Encoder"]
+__all__ = ["COPIED_WITHIN_S", "Encoder", "not_published"]
 
 COPIED_WITHIN_S: Final = 300.0
 """Another rank copies its weights as fast as this one does; one that takes so much longer is stuck."""
@@ -40,12 +42,20 @@ class Encoder:
         self._warm.result()
 
     def deltas(
-        self, replica: Replica, slot: int, publish: int, coder: int, still_wanted: Callable[[], None] = lambda: None
+        self,
+        replica: Replica,
+        slot: int,
+        publish: int,
+        coder: int,
+        still_wanted: Callable[[Sequence[int]], None] = lambda ranks: None,
+        what: str = "this version",
     ) -> Iterator[Found]:
         """(delta, elements changed) of each of our blocks that differs from the replica. `coder`: of `codec.chunk`.
+        `what`: the version's name in an error.
 
-        Waits for the bits of a block until every rank that has some of it has written them; `still_wanted()` raises
-        when that is in vain. Raises `SwarmTimeout` when it takes too long, `PublishFailed` when a rank cannot.
+        Waits for the bits of a block until every rank that has some of it has written them; `still_wanted(ranks)` is
+        told which have not, and raises when that is in vain. Raises `SwarmTimeout` when it takes too long,
+        `PublishFailed` when a rank cannot.
         """
         deadline = time.monotonic() + COPIED_WITHIN_S
 
@@ -59,7 +69,8 @@ class Encoder:
         try:
             while True:
                 while len(running) < self._ahead and (block := next(left, None)) is not None:
-                    self._await_bits(slot, publish, block, replica.layout.block(block).tensor, deadline, still_wanted)
+                    tensor = replica.layout.block(block).tensor
+                    self._await_bits(slot, publish, block, tensor, deadline, still_wanted, what)
                     running.append(self._pool.submit(encode, block))
                 if not running:
                     return
@@ -73,19 +84,34 @@ class Encoder:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _await_bits(
-        self, slot: int, publish: int, block: int, tensor: int, deadline: float, still_wanted: Callable[[], None]
+        self,
+        slot: int,
+        publish: int,
+        block: int,
+        tensor: int,
+        deadline: float,
+        still_wanted: Callable[[Sequence[int]], None],
+        what: str,
     ) -> None:
         ranks = self._shares.touching(block)
         look_at = time.monotonic() + LOOK_EVERY_S
+        while not self._copies.written(slot, publish, ranks, tensor):
+            now = time.monotonic()
+            if now >= look_at:
+                late = self._copies.unwritten(slot, publish, ranks, tensor)
+                if now >= deadline and late:
+                    raise SwarmTimeout(not_published(late, self._shares.world, what))
+                still_wanted(late)
+                look_at = now + LOOK_EVERY_S
+            time.sleep(LOOK_S)
 
-        def there() -> bool:
-            nonlocal look_at
-            if time.monotonic() >= look_at:
-                still_wanted()
-                look_at = time.monotonic() + LOOK_EVERY_S
-            return self._copies.written(slot, publish, ranks, tensor)
 
-        await_true(there, deadline, "A rank did not copy its weights in time.")
+def not_published(ranks: Sequence[int], world: int, what: str) -> str:
+    """The error of a wait for the weights of `ranks`."""
+    return (
+        f"{named(ranks, world).capitalize()} {have(ranks)} not published {what} within {COPIED_WITHIN_S:.0f} s of this "
+        "rank. Every rank must publish each step."
+    )
 
 
 def _load_kernels(dtypes: Sequence[str]) -> None:

@@ -5,6 +5,8 @@ trainer's own collectives are never disturbed, and a rank that dies takes no pub
 """
 
 import datetime
+import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -12,6 +14,8 @@ from typing import Any, Final, TypeVar
 from codec.errors import SwarmError, UsageError
 from node.trainers.errors import SwarmTimeout
 from node.trainers.naming import is_sharded
+from node.trainers.patience import Wait, saying
+from node.trainers.peers import have, named
 from node.trainers.shares import Part
 
 __all__ = ["Ranks", "part_of", "sharded_over"]
@@ -19,6 +23,8 @@ __all__ = ["Ranks", "part_of", "sharded_over"]
 T = TypeVar("T")
 MEET_WITHIN_S: Final = 900.0
 """A seed that rank 0 starts hashes the base first; the others wait for it."""
+_MEETINGS: Final = itertools.count()
+"""Every rank attaches equally often, so the number of the meeting is the same on all."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -71,6 +77,7 @@ class Ranks:
             raise UsageError("The model is sharded over some of the processes only: shard it over all of them.")
         self.rank, self.world = dist.get_rank(), len(ranks)
         self._dist = dist
+        self._meet()
         self._group: Any = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=MEET_WITHIN_S))
         hosts = self.gather(_BOOT_ID.read_text().strip)
         if len(set(hosts)) > 1:
@@ -103,12 +110,36 @@ class Ranks:
         """What `do()` gave on rank 0, which alone runs it; its `SwarmError` comes out on every rank."""
         return self.gather(do if self.rank == 0 else lambda: None)[0]  # pyright: ignore[reportReturnType]
 
+    def _meet(self) -> None:
+        """Until every rank has come, found by keys in the trainer's own store: a collective could not say who lacks.
+
+        Raises `SwarmTimeout` naming the ranks that have not."""
+        store = self._dist.distributed_c10d._get_default_store()
+        key = f"swarm-node/attach/{next(_MEETINGS)}"
+        store.set(f"{key}/{self.rank}", "here")
+        missing = list(range(self.world))
+        wait = Wait(
+            MEET_WITHIN_S,
+            lambda: f"attach waits for {named(missing, self.world)}, which {have(missing)} not called it",
+        )
+        while missing := [rank for rank in missing if not store.check([f"{key}/{rank}"])]:
+            if wait.over:
+                raise SwarmTimeout(
+                    f"{named(missing, self.world).capitalize()} {have(missing)} not called Swarm.attach within "
+                    f"{MEET_WITHIN_S:.0f} s of this one. Call it on every rank."
+                )
+            wait.say()
+            time.sleep(wait.slice_s())
+
     def close(self) -> None:
         """They have met; from here on they only share memory."""
         self._dist.destroy_process_group(self._group)
 
     def _talk(self, collective: Callable[[], None]) -> None:
         try:
-            collective()
+            with saying(MEET_WITHIN_S, lambda: "attach waits for another rank: rank 0 may be starting the seed"):
+                collective()
         except RuntimeError as error:
-            raise SwarmTimeout(f"A rank of this trainer did not attach: {error}") from error
+            raise SwarmTimeout(
+                f"Another rank ended, or did not answer, while this trainer attached: {error}"
+            ) from error

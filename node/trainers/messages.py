@@ -273,7 +273,10 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 
 
 class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
-    """Serve OpenAI's clients at this address until I hang up; see `node.config.GatewayConfig`."""
+    """Serve OpenAI's clients at this address until I hang up; see `node.config.GatewayConfig`.
+
+    `listening`: accept on the listening sockets that come as descriptors, which are of this address.
+    """
 
     host: str
     port: int
@@ -282,6 +285,7 @@ class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
     max_lag: int
     in_flight: int
     inexact_seeds: bool = False
+    listening: bool = False
 
 
 class GatewayOpened(msgspec.Struct, frozen=True, tag="serving"):

@@ -4,15 +4,41 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from codec.errors import SwarmError
 from node.trainers.errors import SwarmDown, SwarmTimeout
+from node.trainers.patience import Wait
 
-__all__ = ["Publication"]
+__all__ = ["Holders", "Publication"]
 
 SEED_AWAY_S: Final = 60.0
 """Whoever waits for nodes waits through a restart of the seed: as long as publishing does."""
+
+
+SHOWN: Final = 3
+"""Nodes that an error names."""
+
+
+class Holders(NamedTuple):
+    """Who holds a publication, of `nodes` that live. `lacking`: the others, as "box-3 at version 0.11"."""
+
+    nodes: int
+    lacking: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """No nodes: nobody holds it."""
+        return 1.0 - len(self.lacking) / self.nodes if self.nodes else 0.0
+
+    def __str__(self) -> str:
+        if not self.nodes:
+            return "no node is connected to the seed (swarm-node invite prints a ticket, with which they join)"
+        more = f" and {len(self.lacking) - SHOWN} others" if len(self.lacking) > SHOWN else ""
+        return (
+            f"{self.nodes - len(self.lacking)} of {self.nodes} nodes ({self.share:.0%}) hold it, not "
+            f"{', '.join(self.lacking[:SHOWN])}{more}"
+        )
 
 
 @dataclass(eq=False)
@@ -36,7 +62,14 @@ class Publication:
     error: SwarmError | None = None
     superseded: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
-    _holders: Callable[["Publication", float], float] = lambda publication, within_s: 0.0
+    _holders: Callable[["Publication", float], Holders] = lambda publication, within_s: Holders(0, ())
+    _waits_for: Callable[[], str] = lambda: "nothing"
+
+    @property
+    def named(self) -> str:
+        """ "step 5 (version 0.12)", for people; the version once it is known."""
+        version = f" (version {self.epoch}.{self.version})" if self.version is not None else ""
+        return f"step {self.step}{version}"
 
     @property
     def sealed(self) -> bool:
@@ -49,26 +82,41 @@ class Publication:
         Raises its `error`, `SwarmTimeout`, or `SwarmDown` when the seed stays away for a minute. A superseded one
         returns at once: the newer holds all it would have.
         """
-        deadline = time.monotonic() + timeout_s
-        if not self._done.wait(timeout_s):
-            raise SwarmTimeout(f"Step {self.step} was not sealed within {timeout_s:.0f} s.")
+        wait = Wait(timeout_s, lambda: f"{self.named} waits for {self._waits_for()}")
+        while not self._done.wait(wait.slice_s()):
+            if wait.over:
+                raise SwarmTimeout(
+                    f"Step {self.step} was not sealed within {timeout_s:.0f} s. The oldest that is not waits for "
+                    f"{self._waits_for()}."
+                )
+            wait.say()
         if self.error is not None:
             raise self.error
+        if quorum > 0.0 and not self.superseded:
+            self._await_holders(quorum, timeout_s, wait.deadline)
+        return self
+
+    def _await_holders(self, quorum: float, timeout_s: float, deadline: float) -> None:
+        found = "the seed has not said yet which nodes hold it"
         answered = time.monotonic()
-        while quorum > 0.0 and not self.superseded:
+        wait = Wait(max(0.0, deadline - answered), lambda: f"{self.named} waits for {quorum:.0%} of the nodes: {found}")
+        while True:
             try:
                 held = self._holders(self, max(0.1, deadline - time.monotonic()))
-                answered = time.monotonic()
-            except (SwarmDown, SwarmTimeout):
+                answered, found, share = time.monotonic(), str(held), held.share
+            except (SwarmDown, SwarmTimeout) as error:
                 if time.monotonic() >= min(deadline, answered + SEED_AWAY_S):
                     raise
-                held = 0.0
-            if held >= quorum:
-                break
-            if time.monotonic() >= deadline:
-                raise SwarmTimeout(f"Step {self.step}: {held:.0%} of the nodes hold it after {timeout_s:.0f} s.")
+                found, share = str(error), 0.0
+            if share >= quorum:
+                return
+            if wait.over:
+                raise SwarmTimeout(
+                    f"Step {self.step} is sealed, but not held by {quorum:.0%} of the nodes after {timeout_s:.0f} s: "
+                    f"{found}."
+                )
+            wait.say()
             time.sleep(0.1)
-        return self
 
     def end(self, error: SwarmError | None = None) -> None:
         """Nothing more will happen to it."""

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -17,8 +18,10 @@ from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
 from node.local import Channel, ChannelTimeout, close_fds
 from node.trainers.errors import PromptRefused, RolloutsFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import Accuse, Offer, OfferRefused, OpenRollouts, Refusal, Room, Sample, Stale, Taken
+from node.trainers.patience import Wait
 from node.trainers.prompts import BadPrompt
 from node.trainers.seedlink import dial, speaking
+from node.trainers.standing import why_no_group
 
 __all__ = ["Check", "RefusedPrompt", "Rollout", "RolloutGroup", "group_id", "rollouts"]
 
@@ -128,15 +131,20 @@ def rollouts(
     if asked.keep and isinstance(prompts, list | tuple):
         known = list(read)
         read, asked = iter(known), replace(asked, prompts=_hash(known), count=len(known))
-    batch = _Batch(asked, read, timeout_s, check, counted_from)
+    batch = _Batch(asked, read, timeout_s, check, counted_from, partial(why_no_group, home))
+    away: Wait | None = None
     while True:
         try:
             with speaking("it was asked for rollouts"), dial(home) as channel:
+                away = None
                 yield from batch.converse(channel)
                 return
-        except SwarmDown:
+        except SwarmDown as error:
             if time.monotonic() >= batch.deadline:
                 raise
+            why = str(error)
+            away = away or Wait(batch.deadline - time.monotonic(), lambda: f"rollouts: {why}")  # noqa: B023
+            away.say()
             time.sleep(LOOK_AGAIN_S)  # a seed that is restarted kept what was done; only the news are lost
 
 
@@ -176,7 +184,9 @@ class _Batch:
         timeout_s: float,
         check: Check | None,
         counted_from: Callable[[], Version],
+        explain: Callable[[], str],
     ) -> None:
+        self._explain = explain
         self._check = check
         self._counted_from = counted_from
         self._timeout_s = timeout_s
@@ -247,17 +257,24 @@ class _Batch:
         return max(0, total - self._count) + len(self._open)
 
     def _receive(self, channel: Channel, *, wait: bool) -> Any:
-        """The next message; None where there is none, and nobody is to `wait` for it."""
-        try:
-            message, fds = channel.recv(max(0.0, self.deadline - time.monotonic()) if wait else 0.0)
-        except ChannelTimeout as error:
-            if not wait:
-                return None
-            raise SwarmTimeout(
-                f"No group was completed in time; {len(self._open)} are open. Are nodes connected? See swarm.state."
-            ) from error
-        close_fds(fds)
-        return message
+        """The next message; None where there is none, and nobody is to `wait` for it. Raises `SwarmTimeout` with the
+        cause when none came until the deadline."""
+        waits = Wait(self.deadline - time.monotonic(), lambda: f"rollouts: no group yet. {self._explain()}")
+        while True:
+            try:
+                message, fds = channel.recv(waits.slice_s() if wait else 0.0)
+            except ChannelTimeout as error:
+                if not wait:
+                    return None
+                if waits.over:
+                    raise SwarmTimeout(
+                        f"No group was completed within {self._timeout_s:.0f} s; {len(self._open)} are open. "
+                        f"{self._explain()}"
+                    ) from error
+                waits.say()
+            else:
+                close_fds(fds)
+                return message
 
     def _next(self) -> _Prompt | None:
         if self._last:

@@ -18,6 +18,7 @@ from codec.errors import PeerError, UsageError
 from node.local import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
 from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import AskState, FromSeed, Refusal, State
+from node.trainers.patience import Wait
 
 __all__ = ["ANSWER_WITHIN_S", "SOCKET_NAME", "SeedProcess", "ask_state", "dial", "expect", "home_folder", "speaking"]
 
@@ -61,7 +62,7 @@ def speaking(what: str) -> Iterator[None]:
     except ChannelClosed as error:
         raise SwarmDown(f"The seed ended while {what}: {error}.") from error
     except ChannelTimeout as error:
-        raise SwarmTimeout(f"The seed did not answer in time while {what}.") from error
+        raise SwarmTimeout(f"The seed did not answer in time while {what}: {error}.") from error
     except PeerError as error:
         raise SwarmDown(f"The seed speaks otherwise than this trainer ({error}): install the same version.") from error
 
@@ -126,24 +127,34 @@ class SeedProcess:
 
     def wait_until_serving(self, timeout_s: float = STARTED_WITHIN_S) -> None:
         """Raises `UsageError` with the seed's own words when it ends, `SwarmTimeout` when it takes too long."""
-        started = time.monotonic()
+        wait = Wait(timeout_s, lambda: f"attach waits for the seed to start; its log is {self._log}")
         shown = False
         while True:
             with contextlib.suppress(SwarmDown):
                 ask_state(self._home)
                 break
-            waited_s = time.monotonic() - started
-            if self._process.poll() is not None:
-                raise UsageError(f"The seed did not start: {self._last_words()} (all of it: {self._log})")
-            if waited_s > timeout_s:
+            if (said := self.ended()) is not None:
+                raise UsageError(f"The seed did not start: {said}")
+            if wait.over:
+                said = self._last_words() or "it said nothing"
                 self.stop()
-                raise SwarmTimeout(f"The seed did not serve within {timeout_s:.0f} s; see {self._log}.")
-            if waited_s > 2.0 and sys.stderr.isatty():
-                print(f"\rstarting the seed ... {waited_s:.0f} s", end="", file=sys.stderr, flush=True)
-                shown = True
+                raise SwarmTimeout(f"The seed did not serve within {timeout_s:.0f} s: {said} (all of it: {self._log})")
+            if sys.stderr.isatty():
+                if wait.waited_s > 2.0:
+                    print(f"\rstarting the seed ... {wait.waited_s:.0f} s", end="", file=sys.stderr, flush=True)
+                    shown = True
+            else:
+                wait.say()
             time.sleep(0.05)
         if shown:
             print(file=sys.stderr)
+
+    def ended(self) -> str | None:
+        """The last words of a seed whose process has ended, and where there are more; None: it runs."""
+        if self._process.poll() is None:
+            return None
+        said = self._last_words() or f"it ended with code {self._process.returncode} and said nothing"
+        return f"{said} (all of it: {self._log})"
 
     def stop(self) -> None:
         """Ask it to end, then make it. Safe to call twice."""
@@ -162,4 +173,4 @@ class SeedProcess:
             log.seek(self._log_start)
             lines = log.read()[-4096:].decode(errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip()]
-        return said[-1] if said else f"it ended with code {self._process.returncode} and said nothing"
+        return said[-1] if said else ""

@@ -1,24 +1,65 @@
-"""How the swarm stands, from what its seed says: `Swarm.state`, and who holds a publication."""
+"""How the swarm stands, from what its seed says: `Swarm.state`, who holds a publication, and why no rollouts come."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from node.trainers.publication import Publication
+from codec.errors import SwarmError
+from node.trainers.publication import Holders, Publication
 from node.trainers.seedlink import ANSWER_WITHIN_S, ask_state
 
-__all__ = ["held_share", "standing"]
+__all__ = ["holders", "standing", "why_no_group"]
+
+EXPLAIN_WITHIN_S: Final = 5.0
+"""An error that is late anyway may wait so long for its cause."""
 
 
-def held_share(home: Path, publication: Publication, within_s: float) -> float:
-    """The share of live nodes that hold `publication`, verified, or something newer. No nodes: nobody holds it.
+def holders(home: Path, publication: Publication, within_s: float) -> Holders:
+    """Which of the live nodes hold `publication`, verified, or something newer.
 
     Raises `SwarmDown`, and `SwarmTimeout` when the seed does not say `within_s`.
     """
     wanted = [publication.epoch, publication.version]
     nodes = ask_state(home, min(within_s, ANSWER_WITHIN_S))["swarm"].get("nodes", [])
-    held = [node["held"] for node in nodes if node.get("held") is not None]
-    return sum(list(version) >= wanted for version in held) / len(nodes) if nodes else 0.0
+    lacking = [node for node in nodes if node.get("held") is None or list(node["held"]) < wanted]
+    return Holders(len(nodes), tuple(f"{_named(node)} at {_version(node.get('held'))}" for node in lacking))
+
+
+def why_no_group(home: Path) -> str:
+    """Why no rollouts come, as far as the seed of `home` knows; never raises."""
+    try:
+        return _why_no_group(ask_state(home, EXPLAIN_WITHIN_S))
+    except SwarmError as error:
+        return str(error)
+
+
+def _why_no_group(said: dict[str, Any]) -> str:
+    nodes = said["swarm"].get("nodes", [])
+    if not nodes:
+        return "No node is connected to the seed: swarm-node invite prints a ticket, with which they join."
+    drawing = [node for node in nodes if node.get("engine") is not None]
+    if not drawing:
+        return f"None of the {len(nodes)} nodes has an engine that is ready: see swarm-node status."
+    able = [node for node in drawing if node.get("quarantine") is None]
+    if not able:
+        why = "; ".join(f"{_named(node)}: {node['quarantine'].get('why', '')}" for node in drawing[:3])
+        return f"Every node that has an engine is in quarantine ({why}): see swarm-node quarantine."
+    speed = sum(node.get("tokens_s", 0.0) for node in able)
+    refused = said["work"].get("refused", {})
+    text = ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items()))
+    return (
+        f"{len(able)} nodes draw samples, at {speed:.0f} tokens/s together"
+        + (f"; refused so far: {text}" if refused else "")
+        + ". They may be too slow for this deadline, or still have an older version."
+    )
+
+
+def _named(node: dict[str, Any]) -> str:
+    return node.get("name") or node.get("peer", "a node")[-8:]
+
+
+def _version(held: Any) -> str:
+    return "no version" if held is None else "version " + ".".join(map(str, held))
 
 
 def standing(said: dict[str, Any]) -> dict[str, Any]:

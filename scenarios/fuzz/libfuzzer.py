@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from node.extras import how_to_get
+
 __all__ = ["fuzz"]
 
 Target = Callable[[bytes], None]
@@ -26,7 +28,7 @@ def fuzz(about: str | None, packages: Sequence[str], load: Callable[[], tuple[Ta
     try:
         import atheris
     except ImportError:
-        print("Guided fuzzing needs atheris: pip install 'swarm-node[fuzz]' (Linux).", file=sys.stderr)
+        print(f"Guided fuzzing needs atheris (Linux): {how_to_get('fuzz')}", file=sys.stderr)
         return 2
     with atheris.instrument_imports(include=list(packages)):
         one, write_corpus = load()

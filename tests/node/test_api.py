@@ -23,7 +23,7 @@ from codec.errors import UsageError
 from node import SamplingParams, Swarm
 from node.ledger.messages import pack_floats, pack_tokens
 from node.local import ChannelTimeout
-from node.trainers import publishing
+from node.trainers import seedwatch
 from node.trainers.api import Check, Rollout
 from node.trainers.errors import PromptRefused, PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.messages import OpenRollouts, Room, Sample, Taken
@@ -200,13 +200,12 @@ def test_a_seed_that_comes_back_costs_nothing_but_time(tmp_path: Path):
 
 
 def test_a_seed_that_stays_away_is_a_typed_error_and_never_a_hang(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(publishing, "RECONNECT_S", 0.3)
+    monkeypatch.setattr(seedwatch, "RECONNECT_S", 0.3)
     with running(tmp_path):
         swarm = Swarm.attach(home=tmp_path)
-    publication = swarm.publish(weights(1), step=1)
-    with pytest.raises(SwarmDown):
-        publication.wait(timeout_s=10)
-    assert "publish_error" in swarm.state
+    for _ in range(2):
+        with pytest.raises(SwarmDown, match=r"Step 1 was not published\. The seed of .* has ended"):
+            swarm.publish(weights(1), step=1)
     with pytest.raises(SwarmDown):
         next(swarm.rollouts([[1]], 1, SAMPLING, timeout_s=0.3))
     swarm.close()
@@ -238,9 +237,11 @@ def test_what_is_not_sealed_when_closing_is_given_up(tmp_path: Path):
         publication = swarm.publish(weights(1), step=1)
         while not there.seed.attempts:
             time.sleep(0.01)
-        swarm.close(timeout_s=0.1)
-        with pytest.raises(SwarmDown):
+        with pytest.raises(SwarmTimeout, match=r"Step 1 was given up when the swarm was closed, after 0 s of waiting"):
+            swarm.close(timeout_s=0.1)
+        with pytest.raises(SwarmTimeout):
             publication.wait(timeout_s=10)
+        swarm.close()
         there.let_go()
         while not there.seed.abandoned and there.seed.head == (0, 0):  # sealed, if all of it had been sent
             time.sleep(0.01)

@@ -24,6 +24,6 @@ def test_a_plot_that_cannot_be_saved_is_refused_at_once(tmp_path: Path, where: s
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scenarios.plot.find_spec", lambda name: None)
-    with pytest.raises(argparse.ArgumentTypeError, match="pip install"):
+    monkeypatch.setattr("node.extras.find_spec", lambda name: None)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"EXTRAS=scenarios|pip install"):
         png(str(tmp_path / "plot.png"))

@@ -79,7 +79,7 @@ def test_what_two_ranks_go_through(tmp_path: Path):
 
         told, knows = first["one_rank_refuses"], second["one_rank_refuses"]
         assert (told[0], told[2]) == (knows[0], knows[2]) == ("1", "2")
-        assert "Rank 1 could not copy" in told[1]
+        assert "Rank 1 of 2 could not copy" in told[1]
         assert "fc.weight is torch.float16" in knows[1]
 
         assert first["busy"] == second["busy"], "all ranks drop the same steps"
@@ -119,7 +119,7 @@ def test_a_dead_rank_is_a_typed_error_and_leaves_nothing_open(tmp_path: Path, mo
     monkeypatch.setattr(crew, "RETURN_WITHIN_S", 0.5)
     with running(tmp_path, FakeSeed(base())) as there:
         said = run_ranks(2, "fsdp2_ranks:a_rank_dies", str(tmp_path), dies=(1,))[0]
-        assert "Rank 1 of this trainer" in said
+        assert "Rank 1 of 2" in said
         assert there.seed.head == (0, 1)
         assert there.seed.abandoned == len(there.seed.attempts) - 1
 

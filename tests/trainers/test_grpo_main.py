@@ -57,9 +57,9 @@ def test_what_the_user_can_fix_is_said_in_a_sentence(little, capsys, arguments, 
 
 def test_smollm2_names_what_it_lacks(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
-    monkeypatch.setattr("node.trainers.grpo.smollm2.find_spec", lambda name: None)
+    monkeypatch.setattr("node.extras.find_spec", lambda name: None)
     assert program.main(["--size", "smollm2"]) == 2
-    assert "pip install gguf accelerate" in capsys.readouterr().err
+    assert "smollm2 needs gguf and accelerate: " in capsys.readouterr().err
     assert list(tmp_path.rglob("config.json")) == []
 
 

