@@ -20,6 +20,8 @@ class Entry:
     again: Wanted | None = None
     copied_at: float = 0.0
     begun: bool = False
+    written: threading.Event = field(default_factory=threading.Event)
+    """Some of its copy can be read, or its copy failed."""
     told: bool = False
     """Its copy failed here, and the caller knows why."""
 

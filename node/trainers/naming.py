@@ -9,6 +9,7 @@ shards, each process sees what lies in its rows.
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from codec.layout import Layout, TensorSpec
 from node.trainers.adapters import PEFT_PREFIX, has_adapters, merged
 from node.trainers.shares import Part
 
-__all__ = ["Held", "Naming", "is_sharded", "named_tensors"]
+__all__ = ["Held", "Naming", "all_at_hand", "is_sharded", "named_tensors"]
 
 _WRAPPERS: Final = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """What DistributedDataParallel, torch.compile, activation checkpointing and the like put into parameter names."""
@@ -48,6 +49,11 @@ def named_tensors(source: Any) -> Iterable[tuple[str, Any]]:
     pairs = source.items() if isinstance(source, Mapping) else source
     for name, tensor in pairs:
         yield _plain(name), tensor
+
+
+def all_at_hand(source: Any) -> bool:
+    """Whether all tensors of `source` are there at once; an iterator may make each in the place of the one before."""
+    return isinstance(source, Mapping) or (hasattr(source, "state_dict") and not has_adapters(source))
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -81,7 +87,7 @@ class Naming:
 
     def _pairs(self, source: Any, conversion: Any) -> Iterable[tuple[str, Any]]:
         pairs = named_tensors(source)
-        if isinstance(source, Mapping) or (hasattr(source, "state_dict") and not has_adapters(source)):
+        if all_at_hand(source):
             first = dict(self._order)
             places = {} if conversion is None else conversion.places
             for spec in reversed(self._layout.tensors):
@@ -250,6 +256,7 @@ def _as_it_is(name: str, tensor: Any) -> Held:
     return Held(name, shape, part, local)
 
 
+@lru_cache(1 << 16)
 def _plain(name: str) -> str:
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
     return ".".join(parts).removeprefix(PEFT_PREFIX)

@@ -85,8 +85,7 @@ class PublishLine:
         self.layout = link.replica.layout
         self._seat, self._link, self._copies = seat, link, copies
         self._ranks, self._watch = Together(seat, copies, peers or Peers()), SeedWatch(seat.home, seed)
-        self._cause: Callable[[], str] = lambda: "nothing"
-        """What the line's thread waits for, made into words when somebody asks."""
+        self._cause: Callable[[], str] = lambda: "nothing"  # what the line's thread waits for, when somebody asks
         self._heard: list[Any] = []
         """What the seed has said of a publish that is not ours yet: at most one."""
         self._failed = 0
@@ -100,8 +99,7 @@ class PublishLine:
         self._news = threading.Condition()
         self._closed = self._over = False
         """No more is taken; what was taken is given up."""
-        self._given_up = ""
-        """By `close`: after how long, and what was still waited for."""
+        self._given_up = ""  # by `close`: after how long, and what was still waited for
         self.last_error: SwarmError | None = None
         self._thread = threading.Thread(target=self._work, name="swarm-publish", daemon=True)
         self._thread.start()
@@ -131,10 +129,11 @@ class PublishLine:
         waited = time.perf_counter()
         self._enter(entry)
         try:
-            self._copier.fill(slot, entry.number, source)
+            self._copier.fill(slot, entry.number, source, entry.written.set)
         except BaseException:
             entry.told = True
             self._copies.finish(slot, self._seat.rank, entry.number, failed=True)
+            entry.written.set()
             raise
         entry.copied_at = time.perf_counter()
         publication.seconds |= {"wait": waited - started, "copy": entry.copied_at - waited}
@@ -265,6 +264,7 @@ class PublishLine:
         """A newer publish takes the place of this one (0: of none). With the lock held."""
         for entry in [entry for entry in self._line if isinstance(entry, Entry) and entry.number == number]:
             entry.publication.superseded = True
+            entry.written.set()
             self._line.remove(entry)
             self._spare.add(entry.slot)
             entry.publication.end()
@@ -387,7 +387,7 @@ class PublishLine:
             while not self._copies.begun(entry.slot, entry.number, self._seat.rank):
                 if entry.publication.superseded:
                     return None
-                time.sleep(LOOK_S)
+                entry.written.wait(FOLLOW_S)  # more looks would take the interpreter from the thread that copies
             with self._news:
                 if entry.publication.superseded:
                     return None

@@ -7,7 +7,9 @@ what the trainer computes with. Tensors may be torch's, on any device, sharded (
 holds), or numpy arrays of bits.
 """
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +18,7 @@ from codec.bits import Bits
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
 from node.trainers.copies import Copies
-from node.trainers.naming import Held, Naming, is_sharded
+from node.trainers.naming import Held, Naming, all_at_hand, is_sharded
 from node.trainers.shares import Part, Shares
 
 __all__ = ["Copier", "check_names", "is_sharded"]
@@ -53,6 +55,10 @@ def check_names(layout: Layout, model: Any) -> dict[str, Part | None]:
     return held
 
 
+SMALL_BYTES: Final = 1 << 16
+BATCH_TENSORS: Final = 256
+
+
 class Copier:
     """Writes one rank's part of each version into the shared copies."""
 
@@ -62,26 +68,38 @@ class Copier:
         """`now(name)`: the bits that the swarm has of a tensor, for those that the model has no use for."""
         self._layout, self._copies, self._shares, self._rank = layout, copies, shares, rank
         self._naming, self._now = Naming(layout), now
+        self._views: dict[tuple[int, str], tuple[Part, Any]] = {}
         for slot in range(2):  # the first touch of a page costs more than the copy: here, not in the first steps
             for spec in layout.tensors:
                 part = shares.writes(rank, spec.name)
                 if part is not None:
                     _rows(copies.tensor(slot, spec), spec, part)[...] = 0
 
-    def fill(self, slot: int, publish: int, source: Any) -> None:
+    def fill(self, slot: int, publish: int, source: Any, on_written: Callable[[], None] = lambda: None) -> None:
         """Copy what is ours of every tensor of `source` (see `named_tensors`). Afterwards the source may change.
+        `on_written()`: called when the first tensor, or all, can be read.
 
         Says which tensors are written as they are, where they come from a device: encoding goes on beside the copying
         then. From this host's memory the copy takes less time than that would save it. Raises `UsageError` naming the
         tensor when one is missing, unknown, or of another shape, dtype or sharding.
         """
+        with _no_grad():  # a DTensor's local part is a function of autograd's otherwise
+            self._fill(slot, publish, source, on_written)
+        self._copies.tell(slot, self._rank, publish, self._shares.tensors_of(self._rank))
+        self._copies.finish(slot, self._rank, publish)
+        on_written()
+
+    def _fill(self, slot: int, publish: int, source: Any, on_written: Callable[[], None]) -> None:
         seen: set[str] = set()
+        small = _Batch()
+        batches = all_at_hand(source)
         for each in self._naming.held(source):
             spec = _spec(self._layout, each.name)
             _check(spec, each)
             ours = self._shares.writes(self._rank, spec.name)
             if spec.name in seen:
                 if ours is not None:
+                    small.copy()
                     self._check_tie(slot, spec, each, ours)
                 continue
             seen.add(spec.name)
@@ -89,13 +107,16 @@ class Copier:
                 continue
             if each.part is not None and each.part != ours:
                 raise UsageError(f"{each.name} is sharded otherwise than when the trainer attached: attach again.")
+            if batches and small.takes(spec, each.local):
+                small.add(self._rows(slot, spec, ours), each.local)
+                continue
             self._write(slot, spec, each, ours)
             if getattr(each.local, "is_cuda", False):
                 self._copies.tell(slot, self._rank, publish, self._shares.index(each.name))
+                on_written()
+        small.copy()
         seen |= self._keep(slot, self._naming.unused(source))
         _check_complete(self._layout, seen)
-        self._copies.tell(slot, self._rank, publish, self._shares.tensors_of(self._rank))
-        self._copies.finish(slot, self._rank, publish)
 
     def _keep(self, slot: int, names: frozenset[str]) -> frozenset[str]:
         """What the model has no use for stays as the swarm has it."""
@@ -109,14 +130,22 @@ class Copier:
         return names
 
     def _write(self, slot: int, spec: TensorSpec, each: Held, part: Part) -> None:
-        there, local = self._copies.tensor(slot, spec), each.local
+        local = each.local
         if isinstance(local, np.ndarray):
-            there.view(spec.type.bits)[:] = local.reshape(-1)
+            self._copies.tensor(slot, spec).view(spec.type.bits)[:] = local.reshape(-1)
             return
-        rows = _torch_rows(there, spec, part)
+        rows = self._rows(slot, spec, part)
         rows.copy_(local.detach())
         if spec.dtype == "F16" and local.dtype.itemsize > 2 and bool((rows.isinf() & local.isfinite().cpu()).any()):
             raise UsageError(f"{each.name} has values beyond float16's 65,504: start the swarm from a bfloat16 base.")
+
+    def _rows(self, slot: int, spec: TensorSpec, part: Part) -> Any:
+        """The memory of a part, as torch's tensor; the same at each publish, and four views to make."""
+        key = slot, spec.name
+        known = self._views.get(key)
+        if known is None or known[0] != part:
+            known = self._views[key] = part, _torch_rows(self._copies.tensor(slot, spec), spec, part)
+        return known[1]
 
     def _check_tie(self, slot: int, spec: TensorSpec, each: Held, part: Part) -> None:
         """A second name of a tied tensor must hold the same bits, or the tie was broken in training."""
@@ -124,10 +153,46 @@ class Copier:
         if isinstance(local, np.ndarray):
             same = np.array_equal(there.view(spec.type.bits), local.reshape(-1))
         else:
-            mine = _torch_rows(there, spec, part)
+            mine = self._rows(slot, spec, part)
             same = _same_bits(spec, mine, local)
         if not same:
             raise _untied(spec, each.name)
+
+
+class _Batch:
+    """Small tensors of host memory, which are copied many at a call: a call for each takes longer than the copy."""
+
+    def __init__(self) -> None:
+        self._into: list[Any] = []
+        self._from: list[Any] = []
+
+    def takes(self, spec: TensorSpec, local: Any) -> bool:
+        """Not what comes from a device, and not what has to be looked at after it was rounded."""
+        return (
+            not isinstance(local, np.ndarray)
+            and local.device.type == "cpu"
+            and local.nbytes <= SMALL_BYTES
+            and (spec.dtype != "F16" or local.dtype.itemsize <= 2)
+        )
+
+    def add(self, into: Any, local: Any) -> None:
+        self._into.append(into)
+        self._from.append(local)
+        if len(self._into) >= BATCH_TENSORS:
+            self.copy()
+
+    def copy(self) -> None:
+        """Whatever was added."""
+        if self._into:
+            import torch
+
+            torch._foreach_copy_(self._into, self._from)
+            self._into, self._from = [], []
+
+
+def _no_grad() -> AbstractContextManager[Any]:
+    torch = sys.modules.get("torch")  # bits of numpy's need none
+    return nullcontext() if torch is None else torch.no_grad()
 
 
 def _same_bits(spec: TensorSpec, one: Any, other: Any) -> bool:
