@@ -6,7 +6,8 @@
 tiny   18,000 matrices of 4 x 8, as a base with many adapters or experts has them
 
 A real seed and a real node. The copy is `torch.Tensor.copy_` of each rank's own part into bf16 memory that was touched
-before. Reported: the median over the steps but the first, on rank 0. Measure with nothing else running.
+before. Reported: medians over the steps but the first, on rank 0: of the clock, which needs a machine on which nothing
+else runs, and of the processor time of the thread that trains, which hardly depends on what else runs.
 """
 
 import argparse
@@ -88,23 +89,29 @@ def rank_main(case: str, rank: int, steps: int, home: str, meet: str) -> None:
             for tensor in local.values():
                 tensor.view(-1)[step::100].mul_(1.01)
             dist.barrier()
-            began = time.perf_counter()
+            began = _now()
             for name, tensor in local.items():
                 into[name].copy_(tensor)
-            copied = time.perf_counter()
+            copied = _now()
             dist.barrier()
-            asked = time.perf_counter()
+            asked = _now()
             publication = swarm.publish(net, step=step)
-            rows.append((copied - began, time.perf_counter() - asked))
+            rows.append([(copied - began).tolist(), (_now() - asked).tolist()])
             publication.wait(timeout_s=RANKS_WITHIN_S)
     print(json.dumps(rows), flush=True)
     os._exit(0)
+
+
+def _now() -> np.ndarray:
+    """Seconds of the clock, and of this thread's processor time."""
+    return np.array([time.perf_counter(), time.thread_time()])
 
 
 def measure(case: str, steps: int) -> dict[str, Any]:
     """Median seconds of the copy and of `publish`, and the median of their ratio."""
     from scenarios.trainer_swarm import swarm_on
 
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_base(folder / "base", case)
@@ -123,13 +130,16 @@ def measure(case: str, steps: int) -> dict[str, Any]:
                 for process in running:
                     process.kill()
     rows = json.loads(said[0])[1:]
-    return {
-        "case": case,
-        "copy_s": statistics.median(copy for copy, _ in rows),
-        "publish_s": statistics.median(publish for _, publish in rows),
-        "publish_over_copy": statistics.median(publish / copy for copy, publish in rows),
+    found: dict[str, Any] = {"case": case}
+    for i, kind in enumerate(("", "cpu_")):
+        found |= {
+            f"{kind}copy_s": statistics.median(copy[i] for copy, _ in rows),
+            f"{kind}publish_s": statistics.median(publish[i] for _, publish in rows),
+            f"{kind}publish_over_copy": statistics.median(publish[i] / copy[i] for copy, publish in rows),
+        }
+    return found | {
         "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
+        "load_before": load,
     }
 
 
@@ -147,10 +157,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(found))
         return 0
-    print(f"{'case':<8}{'copy, ms':>10}{'publish, ms':>13}{'publish / copy':>16}")
+    print(f"{'case':<6}{'':>6}{'copy, ms':>10}{'publish, ms':>13}{'publish / copy':>16}")
     for row in found:
-        times = f"{1e3 * row['copy_s']:>10.1f}{1e3 * row['publish_s']:>13.1f}{row['publish_over_copy']:>16.2f}"
-        print(f"{row['case']:<8}{times}")
+        for kind, name in (("", "clock"), ("cpu_", "CPU")):
+            copy_s, publish_s, ratio = (row[f"{kind}{what}"] for what in ("copy_s", "publish_s", "publish_over_copy"))
+            print(f"{row['case']:<6}{name:>6}{1e3 * copy_s:>10.1f}{1e3 * publish_s:>13.1f}{ratio:>16.2f}")
+    print(f"{found[0]['cores']} cores, load {found[0]['load_before']:.1f}")
     return 0
 
 

@@ -45,7 +45,7 @@ def named_tensors(source: Any) -> Iterable[tuple[str, Any]]:
     Of a module with adapters: as if they were merged, one layer at a time.
     """
     if hasattr(source, "state_dict"):
-        source = merged(source) if has_adapters(source) else source.state_dict()
+        source = merged(source) if has_adapters(source) else _state(source)
     pairs = source.items() if isinstance(source, Mapping) else source
     for name, tensor in pairs:
         yield _plain(name), tensor
@@ -269,7 +269,16 @@ def _where(tensor: Any) -> tuple[int, tuple[int, ...]]:
 
 
 def _raw_state(source: Any) -> Iterable[tuple[str, Any]]:
-    return source.state_dict().items()
+    return _state(source).items()
+
+
+def _state(source: Any) -> Mapping[str, Any]:
+    """A module's state by name. Without detaching, which of a sharded tensor takes longer than all else that is done
+    with a small one; a class that has a `state_dict` of its own may not know how."""
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(type(source), "state_dict", None) is torch.nn.Module.state_dict:
+        return source.state_dict(keep_vars=True)
+    return source.state_dict()
 
 
 def _library_model(source: Any) -> Any:
