@@ -186,7 +186,7 @@ class _Batch:
         if self._into:
             import torch
 
-            torch._foreach_copy_(self._into, self._from)
+            torch._foreach_copy_(self._into, self._from)  # pyright: ignore[reportPrivateImportUsage]
             self._into, self._from = [], []
 
 
