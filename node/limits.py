@@ -6,10 +6,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from codec.errors import PeerError
+from codec.unpack import unpack
+
 __all__ = ["NO_LIMITS", "Limits", "limits_of"]
 
 LENGTHS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 """What different families call the number of positions."""
+_CONFIG: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class Limits(NamedTuple):
@@ -43,8 +47,8 @@ NO_LIMITS: Final = Limits()
 def limits_of(files: Mapping[str, bytes]) -> Limits:
     """`files`: the checkpoint's small files, by name."""
     try:
-        config = msgspec.json.decode(files.get("config.json") or b"{}", type=dict[str, Any])
-    except msgspec.DecodeError:
+        config = unpack(_CONFIG, files.get("config.json") or b"{}", "config.json")
+    except PeerError:
         return NO_LIMITS
     text = config.get("text_config")
     inner: dict[str, Any] = text if isinstance(text, dict) else {}

@@ -28,6 +28,8 @@ CALLER = "caller"
 """A primitive: its errors are its caller's, who is in this table too."""
 OWN = "own"
 """The other end is a process that the same user runs: what it raises is told to whoever asked, or ends a child."""
+THREAD = "thread"
+"""It runs in a thread for this client alone, on the trainer's side, which has no trio: what it raises ends that."""
 
 GUARDED_BY: dict[str, Source | str] = {
     "node/commands/work.py::gateway": OWN,
@@ -45,6 +47,8 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/local_async.py::AsyncChannel.recv": CALLER,
     "node/status/query.py::ask": OWN,
     "node/status/query.py::serve": Source.STATUS,
+    "node/trainers/held_gateway.py::HeldGateway._refuse_clients": OWN,
+    "node/trainers/held_gateway.py::_read": THREAD,
     "node/trainers/rollouts.py::_Batch._receive": OWN,
     "node/trainers/seedlink.py::expect": OWN,
     "node/trainers/watch.py::main": OWN,
@@ -131,7 +135,7 @@ def test_every_reader_of_what_others_send_has_a_guard() -> None:
 
 def test_every_source_has_its_guard_in_the_code() -> None:
     assert guards().keys() == set(Source)
-    assert {guard for guard in GUARDED_BY.values() if guard not in (CALLER, OWN)} <= set(Source)
+    assert {guard for guard in GUARDED_BY.values() if guard not in (CALLER, OWN, THREAD)} <= set(Source)
 
 
 def test_bytes_of_others_are_unpacked_in_one_way() -> None:

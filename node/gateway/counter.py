@@ -112,22 +112,22 @@ class Counter:
         """Raises `Impossible` when no engine of the nodes that generate can draw by `sampling`. Nodes that have not
         said what theirs can do are asked; one of an older release never answers."""
         wanted = needs(sampling)
-        found = self._ledger.able(wanted) if wanted else True
+        found = self._ledger.abilities.able(wanted) if wanted else True
         with trio.move_on_after(ABILITIES_WITHIN_S):
             while found is None:
-                heard = self._ledger.heard_abilities
+                heard = self._ledger.abilities.heard
                 with trio.move_on_after(LOOK_EVERY_S):
                     await heard.wait()
-                found = self._ledger.able(wanted)
+                found = self._ledger.abilities.able(wanted)
         if not found:
             self.refused += 1
-            lacking = EXACT_SEED if self._ledger.able(wanted - {EXACT_SEED}) else OPTIONS
+            lacking = EXACT_SEED if self._ledger.abilities.able(wanted - {EXACT_SEED}) else OPTIONS
             raise Impossible(_LACKING[lacking], lacking)
 
     def kinds(self, groups: Iterable[Group]) -> str:
         """The kinds of engine that drew these, as far as their nodes were asked."""
         nodes = {done.node for group in groups for done in group.done.values()}
-        return "+".join(sorted({kind for node in nodes if (kind := self._ledger.kind(node))}))
+        return "+".join(sorted({kind for node in nodes if (kind := self._ledger.abilities.kind(node))}))
 
     async def ask(self, prompt: tuple[int, ...], n: int, sampling: SamplingParams, affinity: bytes = b"") -> Group:
         """All `n` samples of `prompt`. Raises `Overloaded`, `NoNodes` or `Impossible`; `PeerError` for what no node
@@ -156,7 +156,7 @@ class Counter:
                 await waiting.done.wait()
                 return
             now = trio.current_time()
-            someone = self._ledger.capacity and (not wanted or self._ledger.able(wanted))
+            someone = self._ledger.capacity and (not wanted or self._ledger.abilities.able(wanted))
             alone_since = None if someone else alone_since or now
             if alone_since is not None and now - alone_since >= self._without_nodes_s:
                 raise NoNodes("The last node that generates has gone, and no other came. swarm-node status shows more.")

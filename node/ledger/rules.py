@@ -8,7 +8,7 @@ believes it stands.
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
 from node.engines.base import SamplingParams, Version
@@ -171,6 +171,11 @@ class Ledger:
     def hand_over(self, session: str, wanted: Container[bytes] | None = None) -> Group | None:
         """The next complete group of `session`, or None; see `Pool.hand_over`. It stays known until `taken`."""
         return self.pool.hand_over(session, wanted)
+
+    def hand_over_all(self, session: str, wanted: Container[bytes] | None = None) -> Iterator[Group]:
+        """Every complete group of `session`; see `hand_over`."""
+        while (group := self.hand_over(session, wanted)) is not None:
+            yield group
 
     def taken(self, group: bytes, now: float) -> None:
         """The trainer has `group` and has made it its own: the ledger may forget it."""

@@ -13,7 +13,8 @@ from typing import Any, Final
 import trio
 
 from codec.errors import PeerError
-from node.engines.base import SamplingParams, Version, needs
+from node.engines.base import SamplingParams, Version
+from node.ledger.abilities import EngineAbilities
 from node.ledger.binding import Binding, KeyTaken, refuse, work_pairs
 from node.ledger.book import Book
 from node.ledger.callers import Callers
@@ -39,7 +40,6 @@ from node.ledger.messages import (
     open_rollout,
     unpack_floats,
 )
-from node.ledger.pool import check_offer
 from node.ledger.report import report
 from node.ledger.rules import Ledger
 from node.ledger.session import Offer, Session
@@ -66,8 +66,6 @@ ORPHAN_TTL_S: Final = 3600.0
 PRUNE_EVERY_S: Final = 600.0
 VOLATILE: Final = "volatile/"
 """Sessions whose name begins so end with this process: nobody can come back for them."""
-ASK_ABILITIES_AGAIN_S: Final = 2.0
-"""The question or its answer may have been lost."""
 NOT_YET: Final = frozenset({Reason.NO_WORK, Reason.TOO_NEW})
 """A request waits for work then. TOO_NEW: the node heard of the seal before we did, which is a matter of moments."""
 
@@ -106,10 +104,7 @@ class LedgerService:
         self._offers: list[Offer] = []
         self._waiting = Waiting()
         self._sessions: dict[str, Session] = {}
-        self._needy = any(needs(group.sampling) for group in ledger.groups.values())
-        """There was work that not every node's engine can do: nodes are asked for their abilities."""
-        self.heard_abilities = trio.Event()
-        """Set, and replaced, when a node says what its engine can do."""
+        self.abilities = EngineAbilities(ledger, lambda node: self._say(node, AskAbilities()), clock)
         self.takings = Takings()
         """What each version took on the nodes' engines."""
         sessions = {group.session for group in ledger.groups.values()}
@@ -128,7 +123,8 @@ class LedgerService:
             self._turn()
             facts, out = self._ledger.take_facts(), self._out
             self._out = []
-            ready = {session: self._fetch(session) for session in self._sessions.values()}
+            # Groups that are complete: this turn's write makes them durable, then the trainer may have them.
+            ready = {s: list(self._ledger.hand_over_all(s.name, s.wanted)) for s in self._sessions.values()}
             if facts:
                 self._writing = True
                 await self._off_loop(self._book.write, facts)
@@ -206,13 +202,6 @@ class LedgerService:
             now=self._clock(),
         )
         session.wanted.add(group)
-
-    def _fetch(self, session: Session) -> list[Group]:
-        """Groups that are complete; this turn's write makes them durable, then the trainer may have them."""
-        found = []
-        while (group := self._ledger.hand_over(session.name, session.wanted)) is not None:
-            found.append(group)
-        return found
 
     def _tell_sessions(self, ready: dict[Session, list[Group]]) -> None:
         for name, session in self._sessions.items():
@@ -308,12 +297,9 @@ class LedgerService:
                     self._give_up(group, why)
             case Answer(check, epoch, version, logprobs):
                 self._ledger.court.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
-            case Abilities(names, kind):
-                if (found := self._ledger.nodes.get(node)) is not None:
-                    found.abilities, found.kind = frozenset(names), kind
+            case Abilities():
+                if self.abilities.hear(node, message):
                     self._waiting.stir(node)
-                    self.heard_abilities.set()
-                    self.heard_abilities = trio.Event()
             case Timesheet():
                 if (found := self._ledger.nodes.get(node)) is not None:
                     found.timesheet = message
@@ -337,8 +323,8 @@ class LedgerService:
     def _serve(self, node: bytes, request: WorkRequest, received: float) -> None:
         self._waiting.pop(node)
         now = self._clock()
-        if self._needy:
-            self._ask_abilities(node)
+        if self.abilities.needed:
+            self.abilities.ask(node)
         found = self._ledger.request_work(node, request, now, received)
         leases = found if isinstance(found, list) else []
         self._out.extend((node, lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
@@ -356,13 +342,8 @@ class LedgerService:
             if len(leases) >= MOST_LEASES:  # there may be more for it
                 self._waiting.stir(node)
 
-    def _ask_abilities(self, node: bytes) -> None:
-        """Unless it has told them, or was asked a moment ago."""
-        found, now = self._ledger.nodes.get(node), self._clock()
-        if found is None or found.abilities is not None or now - found.abilities_asked < ASK_ABILITIES_AGAIN_S:
-            return
-        found.abilities_asked = now
-        self._out.append((node, AskAbilities()))
+    def _say(self, node: bytes, message: WorkMessage) -> None:
+        self._out.append((node, message))
         self._due.set()
 
     def _withdraw(self, leases: list[Lease]) -> None:
@@ -424,22 +405,8 @@ class LedgerService:
     ) -> None:
         """Want samples of `prompt`: as many, and sampled, as the session said unless said otherwise here. Groups of one
         `affinity` go to one node where they can. Raises `PeerError` for what no node could do."""
-        session.offered += 1
-        offer = Offer(
-            session,
-            group,
-            prompt,
-            session.n if n is None else n,
-            session.sampling if sampling is None else sampling,
-            affinity,
-        )
-        try:
-            check_offer(prompt, offer.n, offer.sampling)
-        except ValueError as error:
-            raise PeerError(f"rollouts.offer: {error}") from error
-        if (why := session.limits.why_not(prompt, offer.sampling.max_tokens)) is not None:
-            raise PeerError(why)
-        self._needy = self._needy or bool(needs(offer.sampling))
+        offer = session.offer(group, prompt, n, sampling, affinity)
+        self.abilities.need(offer.sampling)
         self._offers.append(offer)
         self._expect(session)
         self._due.set()
@@ -502,23 +469,6 @@ class LedgerService:
     def capacity(self) -> int:
         """Sequences that the nodes can hold in all; 0: there are no nodes that generate."""
         return self._ledger.capacity
-
-    def able(self, wanted: frozenset[str]) -> bool | None:
-        """A node that generates has all these abilities. None: nobody knows yet; whoever has not said was asked, and
-        `heard_abilities` tells of the answers. A node of an older release never answers."""
-        found = [(key, self._ledger.nodes[key]) for key in self._ledger.members if key in self._ledger.nodes]
-        found = [(key, node) for key, node in found if node.capacity]
-        if any(node.abilities is not None and wanted <= node.abilities for _, node in found):
-            return True
-        unknown = [key for key, node in found if node.abilities is None]
-        for key in unknown:
-            self._ask_abilities(key)
-        return None if unknown else False
-
-    def kind(self, node: bytes) -> str:
-        """Of the engine of `node`, as far as it was asked."""
-        found = self._ledger.nodes.get(node)
-        return "" if found is None else found.kind
 
     def quarantine(self, node: bytes, why: str) -> bool:
         """By a person's word: no work for `node` until it is released. False: it was so already."""

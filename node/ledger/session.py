@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 import trio
 
+from codec.errors import PeerError
 from node.engines.base import SamplingParams
+from node.ledger.pool import check_offer
 from node.ledger.state import Group
 from node.limits import NO_LIMITS, Limits
 
@@ -46,6 +48,21 @@ class Session:
 
     ended: trio.Event = field(default_factory=trio.Event)
     """Its trainer hung up."""
+
+    def offer(
+        self, group: bytes, prompt: bytes, n: int | None, sampling: SamplingParams | None, affinity: bytes
+    ) -> "Offer":
+        """Samples of `prompt`: as many, and sampled, as the session says unless said otherwise here. Raises `PeerError`
+        for what no node could do."""
+        self.offered += 1
+        n, sampling = self.n if n is None else n, self.sampling if sampling is None else sampling
+        try:
+            check_offer(prompt, n, sampling)
+        except ValueError as error:
+            raise PeerError(f"rollouts.offer: {error}") from error
+        if (why := self.limits.why_not(prompt, sampling.max_tokens)) is not None:
+            raise PeerError(why)
+        return Offer(self, group, prompt, n, sampling, affinity)
 
     def wake(self) -> None:
         self.news.set()

@@ -62,7 +62,7 @@ class Use:
 
     @property
     def taken(self) -> int:
-        return self._said + self.hand
+        return max(0, self._said + self.hand)
 
     def seal(self, now: float) -> None:
         """A version was sealed: a step is over."""

@@ -156,17 +156,30 @@ class HeldGateway:
         try:
             with client, contextlib.suppress(OSError):
                 client.settimeout(CLIENT_WITHIN_S)
-                read = b""
-                while b"\r\n\r\n" not in read and len(read) < 1 << 16 and (more := client.recv(1 << 16)):
-                    read += more
+                head = _read(client, 1 << 16, b"\r\n\r\n")
                 client.sendall(_AWAY)
                 client.shutdown(socket.SHUT_WR)
-                deadline, kept = time.monotonic() + CLIENT_WITHIN_S, 0
                 # What is not read when a socket is closed makes the kernel take the answer back (RST).
-                while kept < MOST_READ_BYTES and time.monotonic() < deadline and (more := client.recv(1 << 16)):
-                    kept += len(more)
+                _read(client, MOST_READ_BYTES - head)
         finally:
             self._clients.release()
+
+
+def _read(client: socket.socket, most: int, until: bytes | None = None) -> int:
+    """Read and forget until `until`, the end, `most` bytes, or `CLIENT_WITHIN_S`; how many bytes it was."""
+    deadline, count, end = time.monotonic() + CLIENT_WITHIN_S, 0, b""
+    while count < most and (left := deadline - time.monotonic()) > 0:
+        client.settimeout(left)
+        try:
+            more = client.recv(1 << 16)
+        except TimeoutError:
+            break
+        count += len(more)
+        end = end[-8:] + more
+        if not more or (until is not None and until in end):
+            break
+    client.settimeout(CLIENT_WITHIN_S)
+    return count
 
 
 def _away() -> bytes:

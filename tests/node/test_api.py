@@ -613,7 +613,7 @@ def test_of_the_groups_that_are_there_the_earliest_prompt_comes_first():
     names = [group_id("s", index) for index in range(4)]
     asked = OpenRollouts("s", 1, SAMPLING)
     read = iter([_Prompt(index, [index], pack_tokens([index])) for index in range(4)])
-    batch = _Batch(asked, read, 5.0, None, lambda: (0, 0))
+    batch = _Batch(asked, read, 5.0, None, lambda: (0, 0), lambda: "")
     done = [
         Sample(names[index], 0, 0, pack_tokens([9]), pack_floats([-1.0]), "length", ((0, 0, 1),), bytes(32))
         for index in (2, 1, 3, 0)

@@ -1,0 +1,67 @@
+"""What nodes' engines can do beyond plain sampling, asked once there is work that needs it."""
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from node.engines.base import SamplingParams, needs
+from node.ledger.messages import Abilities
+from node.ledger.rules import Ledger
+
+__all__ = ["EngineAbilities"]
+
+ASK_AGAIN_S: Final = 2.0
+"""The question or its answer may have been lost."""
+
+
+class EngineAbilities:
+    """Of all nodes that a ledger knows. `ask(node)` sends the question."""
+
+    def __init__(self, ledger: Ledger, ask: Callable[[bytes], None], clock: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._ask = ask
+        self._clock = clock
+        self.needed = any(needs(group.sampling) for group in ledger.groups.values())
+        """There was work that not every node's engine can do."""
+        self.heard = trio.Event()
+        """Set, and replaced, when a node says what its engine can do."""
+
+    def need(self, sampling: SamplingParams) -> None:
+        """There is work that is sampled like this."""
+        self.needed = self.needed or bool(needs(sampling))
+
+    def hear(self, node: bytes, said: Abilities) -> bool:
+        """A node's answer. False: nobody knows this node."""
+        found = self._ledger.nodes.get(node)
+        if found is None:
+            return False
+        found.abilities, found.kind = frozenset(said.names), said.kind
+        self.heard.set()
+        self.heard = trio.Event()
+        return True
+
+    def ask(self, node: bytes) -> None:
+        """Ask it, unless it has told, or was asked a moment ago."""
+        found, now = self._ledger.nodes.get(node), self._clock()
+        if found is None or found.abilities is not None or now - found.abilities_asked < ASK_AGAIN_S:
+            return
+        found.abilities_asked = now
+        self._ask(node)
+
+    def able(self, wanted: frozenset[str]) -> bool | None:
+        """A node that generates has all these abilities. None: nobody knows yet; each node that has not said was asked,
+        and `heard` tells of the answers. A node of an older release never answers."""
+        found = [(key, self._ledger.nodes[key]) for key in self._ledger.members if key in self._ledger.nodes]
+        found = [(key, node) for key, node in found if node.capacity]
+        if any(node.abilities is not None and wanted <= node.abilities for _, node in found):
+            return True
+        unknown = [key for key, node in found if node.abilities is None]
+        for key in unknown:
+            self.ask(key)
+        return None if unknown else False
+
+    def kind(self, node: bytes) -> str:
+        """Of the engine of `node`, as far as it was asked."""
+        found = self._ledger.nodes.get(node)
+        return "" if found is None else found.kind
