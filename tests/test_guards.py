@@ -32,7 +32,6 @@ THREAD = "thread"
 """It runs in a thread for this client alone, on the trainer's side, which has no trio: what it raises ends that."""
 
 GUARDED_BY: dict[str, Source | str] = {
-    "node/commands/work.py::gateway": OWN,
     "node/desk.py::Desk._converse": Source.TRAINER,
     "node/desk.py::Desk._gateway": Source.TRAINER,
     "node/desk.py::Desk._publishing": Source.TRAINER,
