@@ -76,7 +76,7 @@ class _World(World):
         service._turn()
         facts, out = self.ledger.take_facts(), service._out
         service._out = []
-        ready = {session: service._fetch(session) for session in service._sessions.values()}
+        ready = {s: list(service._ledger.hand_over_all(s.name, s.wanted)) for s in service._sessions.values()}
         if facts:
             self.book.write(facts)
         service._take_offers()
