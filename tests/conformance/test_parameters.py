@@ -436,6 +436,7 @@ def cells() -> list[Any]:
     ]
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(("test", "endpoint", "rows"), cells())
 async def test_what_is_done_has_its_effect(ask: Asker, test: Effect, endpoint: str, rows: list[Parameter]):
     for row in rows:
