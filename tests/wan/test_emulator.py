@@ -75,8 +75,8 @@ def test_delays_by_region_and_rates() -> None:
     with net:
         serve(b), serve(c)
         opened_s, answered_s, _ = map(float, dial(a, b.address))
-        assert 0.02 <= opened_s < 0.06
-        assert 0.02 <= answered_s < 0.06
+        assert 0.02 <= opened_s < 0.12  # a busy machine is late; the other region is at 0.13
+        assert 0.02 <= answered_s < 0.12
         opened_s, *_ = map(float, dial(a, c.address))
         assert 0.13 <= opened_s < 0.18  # 100 between the regions, twice 15 for the far one's access link
         *_, seconds = map(float, dial(a, b.address, length=10 << 20))
