@@ -337,8 +337,6 @@ class Authority:
                 return
 
     def _take_report(self, report: Report, now: float) -> None:
-        lease = self.book.leases.get(report.slot)
-        before = lease.report if lease is not None else None
         if not self.book.renew(report, self._time(now)):
             return
         if report.leaving:
@@ -357,16 +355,18 @@ class Authority:
         if report.catching_up >= 1 and not enrolment.held_once:
             enrolment.held_once = True
             self.scheme.stale = True
-        if self._is_news(before, report):
+        if self._is_news(enrolment.newest, report.held):
+            enrolment.newest = report.held
             self.state.notify("held", slot=report.slot, peer=report.peer, version=report.held)
         self.scheme.hear(report, now)
         for slot in report.lost:
             self.scheme.hear_of_loss(slot, now)
 
-    def _is_news(self, before: Report | None, report: Report) -> bool:
-        """It holds a newer version of those that there are: whatever it may claim, it says that once a version."""
+    def _is_news(self, before: VersionId | None, held: VersionId) -> bool:
+        """Whether a member holds a version that it did not say it held before. Once a version, whatever it says in
+        between: each time is a line of the log."""
         newest = self.state.held or VersionId(0, 0)
-        return report.held <= newest and (before is None or report.held > before.held)
+        return held <= newest and (before is None or held > before)
 
     def _probed(self, event: Probed, now: float) -> None:
         """A member was dialed back: durable, and everyone is told, when it answered elsewhere than before."""

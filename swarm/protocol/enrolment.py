@@ -12,7 +12,7 @@ import msgspec
 
 from codec.errors import PeerError
 from codec.unpack import unpack
-from swarm.protocol.events import Effect, Probe, Probed
+from swarm.protocol.events import Effect, Probe, Probed, VersionId
 from swarm.protocol.reach import is_circuit, is_name, scope
 from swarm.protocol.roster import Member
 from swarm.protocol.wire import Join, decode, encode
@@ -51,6 +51,8 @@ class Enrolment:
     """Where the transport saw it when it last came."""
     held_once: bool = False
     """It has held a version."""
+    newest: VersionId | None = None
+    """The newest version that it said it holds, since it joined or the authority started."""
     proven: bool = False
     """Others had verified bytes from it: it may stand inside a tree."""
     dialed: tuple[str, ...] = ()

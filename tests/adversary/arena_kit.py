@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -117,8 +118,9 @@ class Arena:
     def log(self, name: str = "seed") -> str:
         return self.swarm.log(name, 1 << 26)
 
-    def log_lines(self, name: str = "seed") -> int:
-        return self.log(name).count("\n")
+    def log_events(self, name: str = "seed") -> Counter[str]:
+        """How many lines of each event its log has."""
+        return Counter(re.findall(r'"event": ?"([^"]*)"', self.log(name)))
 
     def unharmed(self, after: str = "") -> None:
         """Every process lives, and no guard had to survive a bug of ours."""

@@ -47,7 +47,7 @@ async def bounded(arena: Arena, what: str, members: int, *, at_box: bool = False
     worst = 0
     async with observed(arena) as observer:
         await arena.flight_s()  # kernels are warm, caches filled
-        before, lines, cpu_s = victim.rss_bytes, arena.log_lines(), victim.cpu_s
+        before, lines, cpu_s = victim.rss_bytes, arena.log_events(), victim.cpu_s
 
         async def weigh() -> None:
             nonlocal worst
@@ -68,10 +68,12 @@ async def bounded(arena: Arena, what: str, members: int, *, at_box: bool = False
             late_s, took_s = observer.late_s, trio.current_time() - began
             cpu = (victim.cpu_s - cpu_s) / took_s
             nursery.cancel_scope.cancel()
-        added = arena.log_lines() - lines
+        lines = arena.log_events() - lines
+    added = lines.total()
     told = (
         f"{what}, {members} members: {flood.told}; late {late_s:.2f} s, version {median(quiet):.2f} -> "
-        f"{median(loud):.2f} s, {worst / MIB:+.0f} MiB, {added / took_s:.1f} lines/s, CPU {cpu:.2f}"
+        f"{median(loud):.2f} s, {worst / MIB:+.0f} MiB, {added / took_s:.1f} lines/s "
+        f"{dict(lines.most_common(3))}, CPU {cpu:.2f}"
     )
     tell(told)
     assert late_s < LATE_S, told

@@ -61,6 +61,18 @@ def test_reports_renew_and_say_what_is_held() -> None:
     assert told(say(core, 0, Reports(0, (renewal(core, 0, 1),)), 5.1), "held") == []
 
 
+def test_a_member_that_takes_back_what_it_held_is_told_of_once_a_version() -> None:
+    """Each time would be a line of the log: a member wrote 25 a second."""
+    core = members(an_authority(), 1)
+    core.apply(LocalSeal(manifest(1, 1)), 3.0)
+    beaten = heartbeat_hash(core.state.leases.sealed)
+    heard, serial = [], core.book.leases[0].grant.serial
+    for counter in range(1, 7):
+        said = msgspec.structs.replace(report(0, beaten, counter, serial=serial), version=counter % 2)
+        heard += told(say(core, 0, Reports(0, (seal(said, key_of(0)),)), 5.0 + counter), "held")
+    assert [info["version"] for info in heard] == [version(1)]
+
+
 def test_a_forged_report_expels_who_brings_it() -> None:
     core = members(an_authority(), 2)
     forged = seal(report(0, heartbeat_hash(core.state.leases.sealed), 9), key_of(1))
