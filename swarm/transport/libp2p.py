@@ -403,15 +403,19 @@ class Libp2pTransport(Transport):
         async with stream:
             with trio.fail_after(NEGOTIATION_S):
                 asked = await stream.receive_some(1)
-            edge = self._edges.get(peer)
-            if asked and edge and self._addresses.get(peer):
-                wanted = min(asked[0], WAYS[-1])
-                while len(edge.live(Lane.BULK)) + edge.dialing < wanted:
-                    edge.dialing += 1
-                    try:
-                        await self._dial(peer, self._addresses[peer], Lane.BULK)
-                    finally:
-                        edge.dialing -= 1
+            wanted = min(asked[0], WAYS[-1]) if asked else 0
+            for _ in range(wanted):  # so many dials at most: the peer may close each connection as soon as it stands
+                edge, addresses = self._edges.get(peer), self._addresses.get(peer)
+                if not edge or not addresses:  # never dialed, or its last connection closed meanwhile
+                    return
+                if len(edge.live(Lane.BULK)) + edge.dialing >= wanted:
+                    break
+                edge.dialing += 1
+                try:
+                    await self._dial(peer, addresses, Lane.BULK)
+                finally:
+                    edge.dialing -= 1
+            if edge := self._edges.get(peer):
                 await stream.send_all(bytes([len(edge.live(Lane.BULK))]))
 
     async def _on_stream(self, net_stream: INetStream) -> None:

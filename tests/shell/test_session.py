@@ -1,5 +1,6 @@
 """One session: messages, deadlines, and which of two stays."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from swarm.protocol.events import (
 )
 from swarm.protocol.wire import (
     Detach,
+    Pong,
     Work,
 )
 from swarm.shell import Limits, Manifests, Shell, here_and_now
@@ -89,6 +91,24 @@ async def test_a_peer_that_does_not_read_is_closed(tmp_path: Path, autojump_cloc
         await b.settle()
         (down,) = b.core.of(PeerDown)
         assert down.why == "does not read its control stream"
+
+
+async def test_short_answers_that_nobody_reads_take_the_memory_that_is_counted(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """A peer that pings and does not read had the seed hold an object of 50 bytes for each answer of 10."""
+    async with bench(tmp_path) as b:
+        await b.control()
+        tracemalloc.start()
+        try:
+            for nonce in range(100_000):
+                b.shell.perform([Send(PEER.public, Pong(nonce))])
+            held_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        waiting_bytes = b.shell.peers._sessions[PEER.public]._queued_bytes
+        assert waiting_bytes > 500_000
+        assert held_bytes < 2 * waiting_bytes
 
 
 async def test_a_frozen_peer_is_found_by_the_write_deadline(tmp_path: Path, autojump_clock: object) -> None:

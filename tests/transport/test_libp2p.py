@@ -24,6 +24,7 @@ from swarm.transport.base import Lane, PeerKey, Unreachable
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.lanes import WAYS_ID
 from swarm.transport.libp2p import DialRules, Libp2pTransport
+from swarm.transport.parallel import WAYS
 from swarm.transport.tuning import tune
 from swarm.transport.yamux import Limits
 
@@ -331,6 +332,29 @@ async def test_library_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(Unreachable):
             await a.connect(bytes(32), ["/ip4/127.0.0.1/tcp/1"])
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_peer_that_asks_for_connections_and_keeps_none(monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+    """We dial it as often as it may ask for, and not at all once its last connection has closed."""
+    async with two() as (a, b, _):
+        dialed: list[PeerKey] = []
+
+        async def dial(peer: PeerKey, *_: object) -> None:
+            dialed.append(peer)
+            await trio.lowlevel.checkpoint()
+            if gone:
+                a._edges.pop(peer, None)
+                a._addresses.pop(peer, None)
+
+        monkeypatch.setattr(a, "_dial", dial)
+        connection = b._edges[a.key].pick(Lane.CONTROL)
+        assert connection is not None
+        with trio.fail_after(5):
+            async with await b.open_on(connection, WAYS_ID) as stream:
+                await stream.send_all(b"\xff")
+                await stream.receive_some(1)
+        assert dialed == [b.key] * (1 if gone else WAYS[-1])
 
 
 @pytest.mark.parametrize("dialer_sends", [True, False])
