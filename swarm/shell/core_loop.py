@@ -63,11 +63,14 @@ class CoreLoop:
 
     # ------------------------------------------------------------ events in
 
-    async def post(self, event: Event, size: int = 0) -> None:
-        """Give the core an event of `size` bytes; waits while its peer has too many waiting."""
-        owner = _owner(event)
-        if not self._queue.put_nowait(event, owner, size):  # a turn of the loop for each of thousands would cost more
-            await self._queue.put(event, owner, size)
+    async def post(self, event: Event, size: int = 0, *, until_applied: bool = False) -> None:
+        """Give the core an event of `size` bytes; waits while its peer has too many waiting. `until_applied`: also wait
+        until its effects have been begun, or the loop has ended."""
+        owner, done = _owner(event), trio.Event() if until_applied else None
+        if not self._queue.put_nowait(event, owner, size, done):  # a turn of the loop for each would cost more
+            await self._queue.put(event, owner, size, done)
+        if done is not None:
+            await done.wait()
 
     async def apply(self, event: Event) -> None:
         """Give the core an event of our own, and wait until its effects have been begun, or the loop has ended."""

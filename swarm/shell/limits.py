@@ -18,6 +18,10 @@ class Limits:
     """And at the seed, to which nobody has that much to say: work of 1 MiB, or what a child holds of large versions."""
     stranger_message_bytes: int = 8 << 10
     """The longest control message of a peer that has not proven that it belongs here: it may ask to join, or greet."""
+    large_message_bytes: int = 64 << 10
+    large_messages: int = 2
+    """Of control messages longer than this, so many of all peers are decoded and wait for the core at a time: a list
+    takes twelve times its bytes once it is decoded. The others wait undecoded."""
     control_queue_bytes: int = 4 << 20
     """Control messages waiting for one peer: the seal of a large version, or a roster of 10,000 members, and what comes
     meanwhile. A peer that lets more gather does not read: it is closed."""

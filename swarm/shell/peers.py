@@ -68,6 +68,7 @@ class Peers:
         has admitted the peer."""
         self._pacer = Pacer(limits.up_mbit, transport.departed_bytes)
         self._probing = trio.CapacityLimiter(limits.probes)
+        self._large = trio.CapacityLimiter(limits.large_messages)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
@@ -225,6 +226,7 @@ class Peers:
             open_bulk,
             lambda: self._transport.ways(session.peer),
             self._post,
+            large=self._large,
             most=lambda: self._longest(session.peer, session.dialed),
             charge=self._loop.charge,
         )

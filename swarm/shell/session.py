@@ -111,12 +111,14 @@ class Session:
         ways: Callable[[], int],
         post: Post,
         *,
+        large: trio.CapacityLimiter,
         most: Callable[[], int] = lambda: MAX_MESSAGE_BYTES,
         charge: Callable[[bytes, float], None] = lambda peer, seconds: None,
     ) -> None:
         """Carry messages and frames until it ends; afterwards `why` says why, unless an error says so. `ways`: how many
-        bulk streams the path is worth. `most`: how long a message of the peer may be now. `charge`: told what it took
-        to decode what came.
+        bulk streams the path is worth. `large`: how many large messages of all sessions are decoded and wait for the
+        core at a time. `most`: how long a message of the peer may be now. `charge`: told what it took to decode what
+        came.
 
         Raises groups of `PeerError`, `trio.TooSlowError`, `trio.BrokenResourceError`, `Unreachable`.
         """
@@ -127,21 +129,34 @@ class Session:
                     nursery.start_soon(patience.watch)
                 nursery.start_soon(self._write, writing)
                 nursery.start_soon(self.bulk.run, open_bulk, ways, self.send, post, self.peer)
-                await self._read(post, reading, most, charge)
+                await self._read(post, reading, large, most, charge)
                 self._scope.cancel()
 
     async def _read(
-        self, post: Post, patience: Patience, most: Callable[[], int], charge: Callable[[bytes, float], None]
+        self,
+        post: Post,
+        patience: Patience,
+        large: trio.CapacityLimiter,
+        most: Callable[[], int],
+        charge: Callable[[bytes, float], None],
     ) -> None:
         reader = ByteReader(self._stream)
         while (data := await read_frame(reader, patience, most)) is not None:
             self._counts.control_received += 4 + len(data)
-            began = time.perf_counter()
-            message = decode(data)
-            charge(self.peer, time.perf_counter() - began)
-            if isinstance(message, Lacks):
-                self.requests.give_up(message.request)
-            await post(Heard(self.peer, message), len(data))
+            if len(data) <= self._limits.large_message_bytes:
+                await post(self._heard(data, charge), len(data))
+            else:
+                async with large:
+                    await post(self._heard(data, charge), len(data), until_applied=True)
+
+    def _heard(self, data: bytes, charge: Callable[[bytes, float], None]) -> Heard:
+        """Raises `PeerError`."""
+        began = time.perf_counter()
+        message = decode(data)
+        charge(self.peer, time.perf_counter() - began)
+        if isinstance(message, Lacks):
+            self.requests.give_up(message.request)
+        return Heard(self.peer, message)
 
     async def _write(self, patience: Patience) -> None:
         while True:
