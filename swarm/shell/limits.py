@@ -25,6 +25,9 @@ class Limits:
     control_queue_bytes: int = 4 << 20
     """Control messages waiting for one peer: the seal of a large version, or a roster of 10,000 members, and what comes
     meanwhile. A peer that lets more gather does not read: it is closed."""
+    control_queue_messages: int = 8192
+    """And how many of them: a hundred a second, which is more than honest peers are sent, for longer than
+    `write_deadline_s`. Short answers that nobody reads would cost seconds of the core before they reach the bytes."""
     bulk_queue_items: int = 1 << 14
     """Headers, pieces, blobs and blocks waiting for one peer, some 300 bytes each. The core's credit keeps pushes far
     below this, so only a peer that asks without reading gets here."""

@@ -6,6 +6,7 @@ A session ends in one way: its scope is cancelled, or one of its tasks fails, an
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import trio
 
@@ -24,6 +25,14 @@ __all__ = ["Session"]
 OpenBulk = Callable[[], Awaitable[Stream]]
 Post = Callable[..., Awaitable[None]]
 """`post(event, size=0)`: give the core an event of so many bytes."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one write takes: messages one after another, `write_bytes` in all, or one that is longer."""
+
+    data: bytearray
+    messages: int
 
 
 class Session:
@@ -54,9 +63,9 @@ class Session:
         self._counts = counts
         self._limits = limits
         self._scope = trio.CancelScope()
-        self._queue: deque[bytearray] = deque()
-        """What each write takes: messages one after another, up to `write_bytes`, or one that is longer."""
+        self._queue: deque[_Batch] = deque()
         self._queued_bytes = 0
+        self._queued_messages = 0
         self._wake = trio.Event()
         self._closing = False
 
@@ -71,19 +80,22 @@ class Session:
         if not self._queue and self._stream.send_now(data):
             self._counts.control_sent += len(data)
             return len(data)
-        if self._queue and len(self._queue[-1]) + len(data) <= self._limits.write_bytes:
-            self._queue[-1] += data  # an object each would take five times the memory of the shortest answers
+        if self._queue and len(self._queue[-1].data) + len(data) <= self._limits.write_bytes:
+            self._queue[-1].data += data  # an object each would take five times the memory of the shortest answers
+            self._queue[-1].messages += 1
         else:
-            self._queue.append(bytearray(data))
+            self._queue.append(_Batch(bytearray(data), 1))
         self._queued_bytes += len(data)
+        self._queued_messages += 1
         self._wake.set()
-        if self._queued_bytes > self._limits.control_queue_bytes:
+        limits = self._limits
+        if self._queued_bytes > limits.control_queue_bytes or self._queued_messages > limits.control_queue_messages:
             self.end("does not read its control stream")
         return len(data)
 
     def send_bulk(self, effect: Bulk) -> None:
         if isinstance(effect, SendBlob | SendBlock) and self.bulk.blobs >= self._limits.blobs_waiting:
-            self.send(Lacks(effect.request))  # whoever needs them asks for far fewer at a time
+            self.end("asks for more blocks than it takes")  # an honest peer asks for a sixteenth of that at a time
             return
         if not self._closing and not self.bulk.put(effect):
             self.end("does not read its bulk stream")
@@ -163,10 +175,11 @@ class Session:
             while self._queue:
                 batch = self._queue.popleft()
                 patience.begin()
-                await self._stream.send_all(batch)
+                await self._stream.send_all(batch.data)
                 patience.end()
-                self._queued_bytes -= len(batch)
-                self._counts.control_sent += len(batch)
+                self._queued_bytes -= len(batch.data)
+                self._queued_messages -= batch.messages
+                self._counts.control_sent += len(batch.data)
             if self._closing:
                 self._scope.cancel()
             self._wake = trio.Event()
