@@ -1,5 +1,8 @@
 """Accepted samples as OpenAI's clients read them: whole, or as the events of a stream.
 
+Each choice is worded by itself, when it is about to be sent: an answer of 256 samples echoes its prompt 256 times, and
+would need hundreds of megabytes at once.
+
 Beside what they know, each choice has `token_ids` and `versions` (for each token the [epoch, version] that drew it),
 and a completion `prompt_token_ids`: what a trainer needs. A stream begins when the sample was accepted, so it never
 holds a token that the swarm takes back.
@@ -21,6 +24,13 @@ from node.ledger.state import Group
 __all__ = ["DONE", "Answer", "Broken", "event"]
 
 DONE: Final = b"data: [DONE]\n\n"
+PROMPT_TOKEN_BYTES: Final = 48
+TOKEN_BYTES: Final = 256
+LOGPROB_BYTES: Final = 1024
+"""Upper estimates of what wording one token takes, as Python objects and as JSON: of a prompt, of a sample, and more of
+a sample whose log-probabilities are asked for."""
+CHOICE_BYTES: Final = 4096
+"""The rest of a choice."""
 
 
 class Broken(SwarmError):
@@ -36,7 +46,7 @@ class Choice(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[tuple[int, int], ...]
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
 
 
 class Answer:
@@ -51,55 +61,75 @@ class Answer:
         self._created = int(time.time())
         self._id = ("chatcmpl-" if chat else "cmpl-") + (wanted.request_id or groups[0].id.hex())
         self._name = name
-        self._choices = [
-            _choice(wanted, text, prompt, p * wanted.n + sample, group.done[sample].rollout)
+        self._samples = [
+            (p * wanted.n + sample, prompt, group.done[sample].rollout)
             for p, (prompt, group) in enumerate(zip(wanted.prompts, groups, strict=True))
             for sample in sorted(group.done)
         ]
+        self._made = 0
+        """Tokens of the choices that were worded."""
 
-    def whole(self) -> dict[str, Any]:
-        """The body of the answer."""
-        choices = [self._chat_choice(c) if self._chat else self._completion_choice(c) for c in self._choices]
-        return self._head("chat.completion" if self._chat else "text_completion") | {
-            "choices": choices,
-            "usage": self._usage(),
-        }
+    @property
+    def held_bytes(self) -> int:
+        """What the samples take while the answer waits to be sent."""
+        return sum(len(rollout.token_ids) + len(rollout.logprobs) for _, _, rollout in self._samples)
 
-    def tokens(self) -> dict[str, Any]:
-        """The body of an answer to `/inference/v1/generate`, in vLLM's words: no texts, and tokens by number."""
-        choices = [
-            {
-                "index": choice.index,
-                "token_ids": choice.token_ids,
-                "logprobs": {
-                    "content": [
-                        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-                        for token, logprob in zip(choice.token_ids, choice.logprobs, strict=True)
-                    ]
-                },
-                "finish_reason": choice.finish_reason,
-                "versions": choice.versions,
-            }
-            for choice in self._choices
+    def costs(self) -> list[int]:
+        """For each choice: bytes that wording it takes, at most."""
+        each = TOKEN_BYTES + (LOGPROB_BYTES if self._wanted.logprobs else 0)
+        return [
+            CHOICE_BYTES + PROMPT_TOKEN_BYTES * len(prompt) + each * (len(rollout.token_ids) // 4)
+            for _, prompt, rollout in self._samples
         ]
-        prompt = self._wanted.prompts[0]
-        return {
-            "request_id": self._wanted.request_id or self._id,
-            "choices": choices,
-            "prompt_token_ids": prompt,
-            "usage": self._usage(),
-        }
 
-    def events(self) -> Iterator[bytes]:
-        """The events of a stream, the last one included."""
+    def whole(self, i: int) -> bytes:
+        """The part of the body that has choice `i`. All parts, worded and joined in order, are the body."""
+        head = self._head("chat.completion" if self._chat else "text_completion")
+        choice = self._choice(i)
+        return self._part(i, head, self._chat_choice(choice) if self._chat else self._completion_choice(choice))
+
+    def tokens(self, i: int) -> bytes:
+        """As `whole`, for `/inference/v1/generate`, in vLLM's words: no texts, and tokens by number."""
+        choice = self._choice(i)
+        head = {"request_id": self._wanted.request_id or self._id, "prompt_token_ids": tuple(choice.prompt)}
+        content = [
+            {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+            for token, logprob in zip(choice.token_ids, choice.logprobs, strict=True)
+        ]
+        said = {
+            "index": choice.index,
+            "token_ids": choice.token_ids,
+            "logprobs": {"content": content},
+            "finish_reason": choice.finish_reason,
+            "versions": choice.versions,
+        }
+        return self._part(i, head, said)
+
+    def events(self, i: int) -> bytes:
+        """The events of choice `i` in a stream; of the last choice also those that end the stream."""
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         usage = {"usage": None} if self._wanted.usage else {}
-        for choice in self._choices:
-            for part in self._deltas(choice) if self._chat else [self._completion_choice(choice)]:
-                yield event(self._head(kind) | {"choices": [part]} | usage)
-        if self._wanted.usage:
-            yield event(self._head(kind) | {"choices": [], "usage": self._usage()})
-        yield DONE
+        choice = self._choice(i)
+        said = self._deltas(choice) if self._chat else [self._completion_choice(choice)]
+        events = [event(self._head(kind) | {"choices": [part]} | usage) for part in said]
+        if i == len(self._samples) - 1:
+            if self._wanted.usage:
+                events.append(event(self._head(kind) | {"choices": [], "usage": self._usage()}))
+            events.append(DONE)
+        return b"".join(events)
+
+    def _choice(self, i: int) -> Choice:
+        index, prompt, rollout = self._samples[i]
+        choice = _choice(self._wanted, self._text, prompt, index, rollout)
+        self._made += len(choice.token_ids)
+        return choice
+
+    def _part(self, i: int, head: dict[str, Any], choice: dict[str, Any]) -> bytes:
+        """`head` comes before the first choice, and `usage` follows the last one."""
+        before = b"," if i else msgspec.json.encode(head)[:-1] + b',"choices":['
+        last = i == len(self._samples) - 1
+        after = b'],"usage":' + msgspec.json.encode(self._usage()) + b"}" if last else b""
+        return b"".join((before, msgspec.json.encode(choice), after))
 
     def _head(self, kind: str) -> dict[str, Any]:
         known = {"system_fingerprint": self._kinds} if self._kinds else {}
@@ -107,8 +137,7 @@ class Answer:
 
     def _usage(self) -> dict[str, int]:
         read = sum(map(len, self._wanted.prompts))
-        made = sum(len(choice.token_ids) for choice in self._choices)
-        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+        return {"prompt_tokens": read, "completion_tokens": self._made, "total_tokens": read + self._made}
 
     def _completion_choice(self, choice: Choice) -> dict[str, Any]:
         tokens = [self._token(token) for token in choice.token_ids] if self._wanted.logprobs else []
@@ -124,7 +153,7 @@ class Answer:
             "text": choice.text,
             "logprobs": logprobs if self._wanted.logprobs else None,
             "finish_reason": choice.finish_reason,
-            "prompt_token_ids": choice.prompt,
+            "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
             "versions": choice.versions,
         }
@@ -135,7 +164,7 @@ class Answer:
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
             "logprobs": self._chat_logprobs(choice),
             "finish_reason": choice.finish_reason,
-            "prompt_token_ids": choice.prompt,
+            "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
             "versions": choice.versions,
         }
@@ -146,7 +175,7 @@ class Answer:
         yield nothing | {
             "delta": {"content": choice.text},
             "logprobs": self._chat_logprobs(choice),
-            "prompt_token_ids": choice.prompt,
+            "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
             "versions": choice.versions,
         }
@@ -170,13 +199,13 @@ def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def _choice(wanted: Wanted, text: Text, prompt: tuple[int, ...], index: int, rollout: Rollout) -> Choice:
+def _choice(wanted: Wanted, text: Text, prompt: Sequence[int], index: int, rollout: Rollout) -> Choice:
     tokens, logprobs = unpack_tokens(rollout.token_ids), unpack_floats(rollout.logprobs)
     starts = [0, *(span.end for span in rollout.spans)]
     versions = [
-        (span.epoch, span.version)
+        version
         for span, start in zip(rollout.spans, starts, strict=False)
-        for _ in range(start, span.end)
+        for version in [(span.epoch, span.version)] * (span.end - start)
     ]
     reason: str = rollout.finish_reason
     options = wanted.sampling.extra

@@ -1,16 +1,19 @@
 """The endpoints: an HTTP request in, work in the ledger, an answer out."""
 
 import hmac
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import trio
 
 from codec.errors import PeerError
 from node.gateway import parameters
 from node.gateway.answers import Answer, Broken, event
+from node.gateway.bodies import Bodies, Full, Held
 from node.gateway.counter import Counter, Impossible, NoNodes, Overloaded
-from node.gateway.http import Head, Request, Response, Say, Streaming, failure, json_response
+from node.gateway.http import CutShort, Head, Request, Response, Say, Streaming, failure, json_response
 from node.gateway.text import BadText, Text
 from node.gateway.wanted import BadRequest, Wanted, want_chat, want_completion, want_tokens
 from node.ledger.state import Group
@@ -25,18 +28,29 @@ RETRY_S: Final = "1"
 READERS: Final = 2
 """Threads that read requests (JSON, chat templates, tokenizers), and as many that word answers: a long text must
 neither stop the swarm's loop nor fill its threads, and answers must not wait behind prompts."""
+HELD_BYTES: Final = 64 << 20
+"""What prompts in flight, and samples of answers that are not yet sent, may take in all: eight million tokens."""
+WORDED_BYTES: Final = 32 << 20
+"""What is being worded, or is worded and being sent, may take in all."""
+WORDED_WAIT_S: Final = 60.0
+"""A choice waits this long for room to be worded. Slow readers lose theirs by the minimum rate of `http.Limits`."""
+AT_ONCE_BYTES: Final = 1 << 20
+"""An answer that takes no more than this is sent at once, with its length; a larger one choice by choice."""
+REQUEST_BYTES: Final = 4096
+TOKEN_BYTES: Final = 8
+"""Of a prompt: four bytes here and four in the ledger."""
 MAX_BRACKETS: Final = 1 << 18
 """Opening brackets in a body. Each may become an object of two hundred bytes, and text has far fewer."""
 
 
 class _Post(NamedTuple):
-    """An endpoint that takes a body. `fields`: of `parameters.BODIES`. `understand`: what is asked for. `word`: how a
-    whole answer is worded."""
+    """An endpoint that takes a body. `fields`: of `parameters.BODIES`. `understand`: what is asked for. `word`: how
+    each choice of a whole answer is worded."""
 
     fields: str
     understand: Callable[..., Wanted]
     chat: bool = False
-    word: Callable[[Answer], dict[str, Any]] = Answer.whole
+    word: Callable[[Answer, int], bytes] = Answer.whole
 
 
 _POSTS: Final = {
@@ -72,6 +86,8 @@ class App:
         self._exact_seeds = exact_seeds
         self._readers = trio.CapacityLimiter(READERS)
         self._writers = trio.CapacityLimiter(READERS)
+        self.held = Bodies(HELD_BYTES, 0.0)
+        self.worded = Bodies(WORDED_BYTES, WORDED_WAIT_S)
 
     async def __call__(self, request: Request) -> Response:
         """Where whatever goes wrong with one request ends: the process behind this is the swarm's seed."""
@@ -114,6 +130,9 @@ class App:
             return failure(429, f"{error} Try again in a moment.", "overloaded", (("Retry-After", RETRY_S),))
         except NoNodes as error:
             return failure(503, str(error), "no_nodes")
+        except Full:
+            why = "Too many answers are held for clients at the moment. Try again in a moment."
+            return failure(503, why, "overloaded", (("Retry-After", RETRY_S),))
         except trio.TooSlowError:
             return failure(504, f"No node finished this within {self._answer_within_s:.0f} s.")
 
@@ -153,9 +172,17 @@ class App:
     async def _serve(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
         self._counter.check(0)  # before a tokenizer works for nothing
+        if self.held.held >= self.held.most:
+            raise Full
         wanted = await self._read(request, post, session)
         if isinstance(wanted, Response):
             return wanted
+        prompts = REQUEST_BYTES + TOKEN_BYTES * sum(map(len, wanted.prompts))
+        if self.held.held and self.held.held + prompts > self.held.most:  # one alone may be larger
+            raise Full
+        held = Held(self.held)
+        request.until_sent.callback(held.resize, 0)
+        held.resize(prompts)
         self._counter.check(wanted.n * len(wanted.prompts))
         try:
             await self._counter.check_abilities(wanted.sampling)
@@ -163,10 +190,36 @@ class App:
             param = wanted.blame(error.lacking)
             raise BadRequest(f"{param}: {error}", param) from error
         if wanted.stream:
-            stream = self._stream(wanted, post.chat)
+            stream = self._stream(wanted, post.chat, held)
             return Response(200, stream, "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),))
-        answer = await self._answer(wanted, post.chat)
-        return await trio.to_thread.run_sync(lambda: json_response(post.word(answer)), limiter=self._writers)
+        answer = await self._answer(wanted, post.chat, held)
+        costs = answer.costs()
+        if sum(costs) > AT_ONCE_BYTES:
+
+            async def send(say: Say) -> None:
+                try:
+                    await self._say(answer, post.word, say)
+                except (Broken, Full) as error:
+                    raise CutShort from error
+
+            return Response(200, send)
+        await self.worded.reserve(sum(costs))
+        worded = Held(self.worded)
+        worded.count = sum(costs)
+        request.until_sent.callback(worded.resize, 0)
+        parts = await trio.to_thread.run_sync(
+            lambda: b"".join(post.word(answer, i) for i in range(len(costs))), limiter=self._writers
+        )
+        worded.resize(2 * len(parts))
+        return Response(200, parts)
+
+    async def _say(self, answer: Answer, word: Callable[[Answer, int], bytes], say: Say) -> None:
+        """Word and send one choice after the other: no more of an answer is held than its client takes."""
+        for i, cost in enumerate(answer.costs()):
+            async with self.worded.room(cost) as worded:
+                part = await trio.to_thread.run_sync(word, answer, i, limiter=self._writers)
+                worded.resize(2 * len(part))  # and its copy with the length of the chunk before it
+                await say(part)
 
     async def _read(self, request: Request, post: _Post, session: str) -> Wanted | Response:
         """What is asked for. Waits for its turn; whoever hangs up meanwhile is out of the queue."""
@@ -175,15 +228,19 @@ class App:
 
         def read() -> Wanted | Response:
             body = _decode(request.body, post.fields)
-            unknown = self._unknown_model(body.model or "")
-            return unknown or post.understand(body, self._text, session, exact=self._exact_seeds)
+            if (unknown := self._unknown_model(body.model or "")) is not None:
+                return unknown
+            wanted = post.understand(body, self._text, session, exact=self._exact_seeds)
+            # An array has four bytes a token, a tuple of numbers thirty-six.
+            return msgspec.structs.replace(wanted, prompts=tuple(array("I", prompt) for prompt in wanted.prompts))
 
         try:
             return await trio.to_thread.run_sync(read, limiter=self._readers)
         finally:
             request.let_go()
 
-    async def _answer(self, wanted: Wanted, chat: bool) -> Answer:
+    async def _answer(self, wanted: Wanted, chat: bool, held: Held) -> Answer:
+        """`held`: grows by what the samples take."""
         groups: dict[int, Group] = {}
         errors: list[Exception] = []
 
@@ -203,26 +260,24 @@ class App:
         ordered = [groups[i] for i in range(len(wanted.prompts))]
         kinds = self._counter.kinds(ordered)
 
-        def make() -> Answer:
-            return Answer(self._name, wanted, ordered, self._text, chat=chat, kinds=kinds)
+        answer = Answer(self._name, wanted, ordered, self._text, chat=chat, kinds=kinds)
+        held.resize(held.count + answer.held_bytes)
+        return answer
 
-        return await trio.to_thread.run_sync(make, limiter=self._writers)
-
-    def _stream(self, wanted: Wanted, chat: bool) -> Streaming:
+    def _stream(self, wanted: Wanted, chat: bool, held: Held) -> Streaming:
         """Its head is out already, so what goes wrong now is told as an event."""
 
         async def stream(say: Say) -> None:
             over = trio.Event()
-            parts: Sequence[bytes] = ()
+            answer: Answer | None = None
+            why = ""
 
             async def work() -> None:
-                nonlocal parts
+                nonlocal answer, why
                 try:
-                    answer = await self._answer(wanted, chat)
-                    parts = await trio.to_thread.run_sync(lambda: tuple(answer.events()), limiter=self._writers)
-                except (Broken, Impossible, NoNodes, Overloaded, PeerError, trio.TooSlowError) as error:
+                    answer = await self._answer(wanted, chat, held)
+                except (Impossible, NoNodes, Overloaded, PeerError, trio.TooSlowError) as error:
                     why = str(error) or "No node finished this in time."
-                    parts = (event({"error": {"message": why, "type": "server_error", "code": 503}}),)
                 over.set()
 
             async with trio.open_nursery() as nursery:
@@ -232,8 +287,15 @@ class App:
                         await over.wait()
                     if not over.is_set():
                         await say(b": waiting\n\n")
-            for part in parts:
-                await say(part)
+            if answer is not None:
+                try:
+                    await self._say(answer, Answer.events, say)
+                except Broken as error:
+                    why = str(error)
+                except Full:
+                    why = "Too many answers are held for clients at the moment."
+            if why:
+                await say(event({"error": {"message": why, "type": "server_error", "code": 503}}))
 
         return stream
 

@@ -5,7 +5,7 @@ After a crash of the seed nobody waits any more, so the session is volatile: the
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -129,7 +129,7 @@ class Counter:
         nodes = {done.node for group in groups for done in group.done.values()}
         return "+".join(sorted({kind for node in nodes if (kind := self._ledger.abilities.kind(node))}))
 
-    async def ask(self, prompt: tuple[int, ...], n: int, sampling: SamplingParams, affinity: bytes = b"") -> Group:
+    async def ask(self, prompt: Sequence[int], n: int, sampling: SamplingParams, affinity: bytes = b"") -> Group:
         """All `n` samples of `prompt`. Raises `Overloaded`, `NoNodes` or `Impossible`; `PeerError` for what no node
         could do. Cancelled: the work is withdrawn."""
         self.check(n)

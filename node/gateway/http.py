@@ -8,6 +8,7 @@ noticed and its work withdrawn. Not for files, uploads or the open internet with
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +22,7 @@ from swarm.guard import Source, guarded
 
 __all__ = [
     "Check",
+    "CutShort",
     "Handler",
     "Head",
     "Limits",
@@ -63,7 +65,9 @@ class Limits:
     body_rate: float = 32 << 10
     """Bytes a second: a quarter of a megabit, below any uplink that people work over."""
     write_s: float = 30.0
-    """A client that takes nothing of its answer for so long is gone."""
+    """A client may keep the writes of one answer waiting for this long in all,"""
+    write_rate: float = 128 << 10
+    """and for one second more for each so many bytes of the answer. A slower client is disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class Request:
         self.method, self.path, self.headers = head.method, head.path, head.headers
         self.body = body
         self._length, self._bodies = head.length, bodies
+        self.until_sent = ExitStack()
+        """Closed when the answer was sent, or the client is gone: gives back what the answer holds."""
 
     def let_go(self) -> None:
         """The body is not needed any more. Safe to call twice."""
@@ -110,6 +116,10 @@ class Response:
 Handler = Callable[[Request], Awaitable[Response]]
 Check = Callable[[Head], Response | None]
 """Judges a head alone: None, or the refusal with which its connection ends."""
+
+
+class CutShort(Exception):
+    """A `Streaming` cannot go on: its connection is closed, so that the client sees that the answer has no end."""
 
 
 class _Refused(Exception):
@@ -232,9 +242,11 @@ class _Server:
         try:
             request.body = await connection.body(head.length)
             response = await connection.unless_gone(self._handler, request)
+            request.let_go()
+            return response is not None and await connection.send(response)
         finally:
             request.let_go()
-        return response is not None and await connection.send(response)
+            request.until_sent.close()
 
 
 def _address(stream: trio.SocketStream) -> str:
@@ -250,6 +262,8 @@ class _Connection:
         self._limits = limits
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._scope = trio.CancelScope()
+        self._sent_bytes, self._writing_s = 0, 0.0
+        """Of the answer that is being sent: its bytes so far, and how long the client kept their writes waiting."""
         self._without_body = False
         """The last request was HEAD: its answer is a head, too."""
 
@@ -342,6 +356,7 @@ class _Connection:
         """False: nothing more can be said on this connection. `last`: and nothing will be."""
         if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return False
+        self._sent_bytes, self._writing_s = 0, 0.0
         headers = [("Content-Type", response.content_type), *response.headers]
         if isinstance(response.body, bytes):
             headers.append(("Content-Length", str(len(response.body))))
@@ -393,7 +408,10 @@ class _Connection:
                     await trio.lowlevel.checkpoint()
 
             nursery.start_soon(listen)
-            await body(say)
+            try:
+                await body(say)
+            except CutShort:
+                gone = True
             nursery.cancel_scope.cancel()
         return not gone
 
@@ -407,5 +425,9 @@ class _Connection:
     async def _write(self, data: bytes | None) -> None:
         if not data:
             return
-        with trio.fail_after(self._limits.write_s):
+        self._sent_bytes += len(data)
+        allowed_s = self._limits.write_s + self._sent_bytes / self._limits.write_rate
+        began = trio.current_time()
+        with trio.fail_after(max(0.0, allowed_s - self._writing_s)):
             await self._stream.send_all(data)
+        self._writing_s += trio.current_time() - began

@@ -36,7 +36,7 @@ class Wanted(msgspec.Struct, frozen=True):
     """One request, understood. Each of `prompts` is sampled `n` times. `affinity`: of its session, or empty."""
 
     model: str
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple[Sequence[int], ...]
     n: int
     sampling: SamplingParams
     logprobs: bool

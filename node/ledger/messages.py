@@ -22,6 +22,7 @@ result is safe to repeat. A message is a byte of protocol version and a MessageP
 is signed by the node that made it, under `ROLLOUT_DOMAIN`, and the ledger keeps the signed bytes.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
@@ -369,7 +370,7 @@ def stream_of(group: bytes, sample: int, sampling: SamplingParams | None = None)
     return int.from_bytes(blake3(group + sample.to_bytes(4, "little")).digest(8), "little")
 
 
-def pack_tokens(token_ids: tuple[int, ...] | list[int]) -> bytes:
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian u32. `ValueError` when one is out of range or there are too many."""
     if len(token_ids) > MAX_TOKENS:
         raise ValueError(f"{len(token_ids)} tokens is more than {MAX_TOKENS}")
