@@ -34,6 +34,12 @@ class Phase(Enum):
     REPLAY = "replay"
 
 
+SLOW_TIMES = 4
+"""A giver whose last block took more than this many times as long as the fastest giver's is slow. Four requests that
+queue at one giver may differ by as much."""
+SLOW_S = 1.0
+"""A block that came within this time is never slow."""
+
 BLOCK = 0
 """`_Request.kind` of a block; the others are `Blob` kinds."""
 
@@ -84,6 +90,8 @@ class Catchup:
         self._turn = 0
         self._lacking: dict[bytes, set[bytes]] = {}
         """Which peers lack what, or did not answer (by blob name, or b"" for blocks)."""
+        self._took: dict[bytes, float] = {}
+        """By giver: how long its last block took, or its deadline if the block did not come."""
         self._alone_until = 0.0
         """Until then the authority is not asked, for others may yet be reached."""
         self._nobody_has = False
@@ -117,6 +125,7 @@ class Catchup:
         self._lists.clear()
         self._unlisted.clear()
         self._lacking.clear()
+        self._took.clear()
         self._seals_asked.clear()
         self._todo.clear()
         self._nobody_has = False
@@ -145,6 +154,7 @@ class Catchup:
             self._todo.append(request.block)
         elif request.kind == BLOCK:
             self._labels[request.block] = event.label
+            self._took[event.peer] = now - (request.deadline - self._state.tuning.request_deadline_s)
         elif request.kind == Blob.LAYOUT:
             self._wanted = deque((Blob.FILE, name) for name in event.needs)
             self._enter(Phase.FILES)
@@ -208,6 +218,8 @@ class Catchup:
         for number in [n for n, r in self._requests.items() if now >= r.deadline]:
             request = self._requests.pop(number)
             self._lacking.setdefault(request.name, set()).add(request.peer)  # others first, if there are any
+            if request.kind == BLOCK:
+                self._took[request.peer] = self._state.tuning.request_deadline_s
             self._again(request)
         if self.phase is Phase.FILES and not self._wanted and not self._requests:
             assert self._target is not None
@@ -408,11 +420,25 @@ class Catchup:
             return None
         others = others or sources
         busy = {p: sum(r.peer == p for r in self._requests.values()) for p in others}
-        free = [p for p in others if busy[p] < self._state.tuning.requests_per_peer]
+        slow = self._slow(others, now)
+        tuning = self._state.tuning
+        room = sum(busy[p] for p in slow) < tuning.requests_in_flight // 2
+        free = [p for p in others if (room and not busy[p] if p in slow else busy[p] < tuning.requests_per_peer)]
         if not free:
             return None
         self._turn += 1
-        return min(free, key=lambda p: (busy[p], (others.index(p) + self._turn) % len(others)))
+        return min(free, key=lambda p: (p in slow, busy[p], (others.index(p) + self._turn) % len(others)))
+
+    def _slow(self, peers: list[bytes], now: float) -> set[bytes]:
+        """Givers that are much slower than the fastest of `peers`: each gets one request at a time, and only while all
+        of them together have less than half of the window."""
+        took = {p: self._took[p] for p in peers if p in self._took}
+        bound = max(SLOW_S, SLOW_TIMES * min(took.values())) if took else self._state.tuning.request_deadline_s
+        for request in self._requests.values():  # also one that has yet to answer
+            if request.kind == BLOCK and request.peer in peers:
+                waited_s = now - (request.deadline - self._state.tuning.request_deadline_s)
+                took[request.peer] = max(took.get(request.peer, 0.0), waited_s)
+        return {p for p, took_s in took.items() if took_s > bound}
 
     def _has_company(self) -> bool:
         """The roster names members beside us."""

@@ -209,6 +209,27 @@ def test_a_giver_that_does_not_answer_is_passed_over() -> None:
     assert number not in peer.catchup._requests
 
 
+def test_givers_that_are_slow_on_purpose_hold_half_of_the_window_at_most() -> None:
+    """Ten Sybils answer just before the deadline, two honest members within 0.2 s. The first window is the Sybils'."""
+    honest = {key_of(slot).public for slot in (1, 2)}
+    peer, _ = a_newcomer(*range(1, 13))
+    now, total = 13.0, 400
+    coming = [(giver, want, now) for giver, want in asked(to_blocks(peer, differs=total))]
+    most_slow = 0
+    while coming:
+        coming.sort(key=lambda each: each[2] + (0.2 if each[0] in honest else 14.9))
+        giver, want, since = coming.pop(0)
+        now = max(now, since + (0.2 if giver in honest else 14.9))
+        effects = peer.apply(PartsDone(giver, want.request, HEAD), now)
+        coming += [(other, more, now) for other, more in asked(effects)]
+        if now > 13.0 + 15:
+            held = [r.peer for r in peer.catchup._requests.values() if r.peer not in honest]
+            most_slow = max(most_slow, len(held))
+    assert most_slow <= TUNING.requests_in_flight // 2
+    assert peer.catchup.phase is Phase.REPLAY
+    assert now - 13.0 < 3 * 15, "without it: some hundred seconds"
+
+
 def test_a_giver_that_is_gone_hands_its_requests_to_others() -> None:
     peer, _ = a_newcomer(1, 2)
     wants = asked(to_blocks(peer))
