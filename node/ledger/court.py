@@ -91,8 +91,10 @@ class Court:
         return self.checks.ask(node, found.version, now, found.abilities)
 
     def answer_check(self, node: bytes, check: int, version: Version, logprobs: tuple[float, ...], now: float) -> None:
-        """What `node` computed; nothing at all: its engine cannot."""
-        if not logprobs:
+        """What `node` computed; nothing at all at the version that was asked for: its engine cannot score. Nothing at
+        another version: the node had moved on, which says nothing about its engine."""
+        asked = self.checks.open.get(check)
+        if not logprobs and asked is not None and node in asked.asked and version == asked.version:
             self._moves.node(node).scores = False
             self.checks.refuse(node)
             return

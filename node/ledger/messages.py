@@ -230,7 +230,8 @@ class Ask(WorkMessage, frozen=True, tag=11):
 
 
 class Answer(WorkMessage, frozen=True, tag=12):
-    """Log-probabilities (f32, packed) of the tokens asked for; none: this engine cannot say. `version`: who says so."""
+    """Log-probabilities (f32, packed) of the tokens asked for, by the engine at `version`. None of them, at the version
+    that was asked for: this engine cannot score. None at another version: the node has moved on."""
 
     check: U63
     epoch: U32

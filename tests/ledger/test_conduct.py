@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, ask, draw, group_id, ledger_at, places, sealed, submit
+from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, ask, draw, group_id, head, ledger_at, places, sealed, submit
 from msgspec.structs import replace
 
 from node.engines.base import SamplingParams
@@ -289,6 +289,26 @@ def test_an_engine_that_cannot_score_is_asked_once():
     assert check.found == {}, "only who was asked is heard"
     ledger.member_lost(CAROL, 3.0)
     assert check_of(ledger, DAVE) is check
+
+
+def test_a_node_that_had_moved_on_is_asked_again_at_later_versions():
+    ledger = checked_ledger()
+    check = check_of(ledger, BOB)
+    ledger.court.answer_check(BOB, check.id, (0, 4), (), 2.0)
+    assert check_of(ledger, BOB, now=2.0) is None, "not for this check: its version has passed there"
+    assert check_of(ledger, CAROL, now=2.0) is check
+    ledger.advance(head(4))
+    (lease,) = ledger.request_work(ALICE, ask(1, version=4), 3.0)
+    assert submit(ledger, lease, draw(lease, 1, 4), 4.0) is None
+    later = check_of(ledger, BOB, now=4.0, version=4)
+    assert later is not None
+    ledger.court.answer_check(CAROL, check.id, (0, 3), HONEST, 5.0)
+    ledger.court.answer_check(CAROL, check.id, (0, 3), (), 5.0)  # of a check that is over
+    assert ledger.nodes[CAROL].scores
+    ledger.court.answer_check(BOB, later.id, (0, 4), (), 5.0)
+    assert not ledger.nodes[BOB].scores, "at the very version: its engine cannot"
+    ledger.member_lost(BOB, 6.0)
+    assert ledger.nodes[BOB].scores, "it may come back with another engine"
 
 
 def test_the_longest_span_is_checked_and_only_so_many_are_open():
