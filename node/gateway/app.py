@@ -158,7 +158,7 @@ class App:
             "object": "model",
             "created": 0,
             "owned_by": "swarm",
-            "max_model_len": self._text.context,
+            "max_model_len": self._text.limits.context,
             "version": [epoch, version],
         }
 

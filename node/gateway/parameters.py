@@ -75,7 +75,7 @@ _EXPERTS = "Which experts were asked is not recorded."
 _BEAMS = "There is no beam search."
 
 _SAMPLING: Final = (
-    _done("max_tokens", int, (C, H, S), "At most so many tokens are drawn. Default: 16 for completions, else as many as the model still reads.", 3),
+    _done("max_tokens", int, (C, H, S), "At most so many tokens are drawn. Default: 16 for completions, else as many as the model still reads, or 4,096 where its config.json does not say how many it reads.", 3),
     _done("max_completion_tokens", int, (H,), "The newer name of `max_tokens`. Both, with different values: 400.", 3),
     _done("temperature", float, (C, H, S), "0 (greedy), or 0.01 to 100; engines of vLLM draw at most by 2. Default 1.", 0.0),
     _done("top_p", float, (C, H, S), "As vLLM.", 0.5),

@@ -11,11 +11,10 @@ from typing import Any, Final
 from codec.errors import UsageError
 from node.engines.texts import Continuation, StopText
 from node.extras import how_to_get, lacking
+from node.limits import limits_of
 
 __all__ = ["BadText", "Text"]
 
-DEFAULT_CONTEXT: Final = 4096
-"""Tokens of prompt and completion, of a model that does not say."""
 MAX_CHARACTERS: Final = 4 << 20
 """More cannot be as few tokens as a prompt may have, of any tokenizer."""
 
@@ -42,8 +41,8 @@ class Text:
         model = configs["config.json"]
         said = model.get("text_config")
         inner: dict[str, Any] = said if isinstance(said, dict) else {}
-        self.context = int(model.get("max_position_embeddings") or inner.get("max_position_embeddings") or 0)
-        self.context = self.context or DEFAULT_CONTEXT
+        self.limits = limits_of(files)
+        """The same that `rollouts` goes by."""
         ends = [c.get("eos_token_id") for c in (configs["generation_config.json"], model, inner)]
         self.stop_tokens = self._stops(next((end for end in ends if end is not None), None))
 

@@ -15,7 +15,8 @@ from blake3 import blake3
 from node.engines.base import EXACT_SEED, MAX_STOP_TEXTS, SamplingOptions, SamplingParams
 from node.gateway.parameters import BadRequest
 from node.gateway.text import BadText, Text
-from node.ledger.messages import MAX_TOKENS
+from node.ledger.messages import MAX_TOKENS, pack_tokens
+from node.limits import Limits
 
 __all__ = ["BadRequest", "Wanted", "want_chat", "want_completion", "want_tokens"]
 
@@ -29,6 +30,8 @@ MAX_NAME: Final = 256
 """Characters of a session's or a request's name."""
 COLDEST: Final = 0.01
 """vLLM draws by this where a temperature is lower and not 0."""
+UNSAID_MAX_TOKENS: Final = 4096
+"""Of an answer, where neither the request nor the model's config.json says how long it may be."""
 _NOT_READ: Final = "the model's chat template does not read it, so it would change nothing."
 
 
@@ -174,14 +177,7 @@ def _wanted(
         raise BadRequest(f"{where}: at least one token.", where)
     if not all(0 <= token < 1 << 32 for prompt in prompts for token in prompt):
         raise BadRequest(f"{where}: token ids are whole numbers from 0 to 2^32 - 1.", where)
-    reads = min(text.context, MAX_TOKENS)
-    prompts = _truncated(body, prompts, reads - (most or 1))
-    longest = max(map(len, prompts))
-    room = reads - longest
-    most = room if most is None else most
-    if not 1 <= most <= room:
-        why = f"The model reads {text.context} tokens; the prompt has {longest}, and {most} more were asked for."
-        raise BadRequest(why, "max_tokens" if longest < reads else where)
+    prompts, most = _fitted(body, prompts, most, text.limits, where)
     options, asked = _options(body, text, exact)
     stop_ids = tuple(body.stop_token_ids or ())
     name = session or _own(outer, "session_id") or _own(outer, "prompt_cache_key") or _own(outer, "user") or ""
@@ -211,6 +207,30 @@ def _wanted(
         tokens_as_ids=bool(_own(outer, "return_tokens_as_token_ids")),
         request_id=(outer.request_id or "")[:MAX_NAME],
     )
+
+
+def _fitted(
+    body: Any, prompts: Sequence[tuple[int, ...]], most: int | None, limits: Limits, where: str
+) -> tuple[Sequence[tuple[int, ...]], int]:
+    """The prompts, truncated if that is asked for, and `max_tokens`. Raises `BadRequest` for what the model cannot
+    read: `limits` are those of `rollouts`. `where`: the prompts' field."""
+    reads = 2 * MAX_TOKENS if limits.context is None else limits.context
+    prompts = _truncated(body, prompts, min(reads - (most or 1), MAX_TOKENS))
+    longest = max(map(len, prompts))
+    if longest > MAX_TOKENS:
+        raise BadRequest(f"{where}: it has {longest:,} tokens; at most {MAX_TOKENS:,} can be sent.", where)
+    room = min(reads - longest, MAX_TOKENS)
+    if most is None:
+        most = room if limits.context is not None else UNSAID_MAX_TOKENS
+    if most < 1 and room >= 1:
+        raise BadRequest("max_tokens: at least 1.", "max_tokens")
+    if most > MAX_TOKENS:
+        raise BadRequest(f"max_tokens: at most {MAX_TOKENS:,}.", "max_tokens")
+    for prompt in prompts:
+        if (lacks := limits.why_not(pack_tokens(prompt), max(1, most))) is not None:
+            fits = limits.why_not(pack_tokens(prompt), 1) is None
+            raise BadRequest(lacks if fits else f"{where}: {lacks}", "max_tokens" if fits else where)
+    return prompts, most
 
 
 def _own(body: Any, name: str) -> Any:

@@ -1,11 +1,12 @@
 """The unmodified OpenAI client against the gateway: what it sends is understood, what it gets it can read."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from gateway_kit import END, LETTERS, gateway, until, with_client
+from gateway_kit import END, LETTERS, UNKNOWN, base_files, gateway, until, with_client
 from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError, RateLimitError
 
 IDS = [LETTERS.index(letter) for letter in "abc"]
@@ -269,3 +270,37 @@ async def test_a_client_that_hangs_up_withdraws_its_work(tmp_path: Path):
                 await with_client(url, use)
         await until(lambda: not swarm.service.state()["groups_open"])
         await until(lambda: not next(iter(swarm.workers.values())).state()["generating"])
+
+
+@pytest.mark.parametrize(
+    ("config", "reads"),
+    [
+        ({"n_positions": 40}, 40),
+        ({"max_position_embeddings": 8, "rope_scaling": {"factor": 5.0}}, 40),
+        ({"text_config": {"max_position_embeddings": 40}}, 40),
+        ({}, None),
+    ],
+)
+async def test_a_model_reads_as_much_as_rollouts_say(tmp_path: Path, config: dict[str, Any], reads: int | None):
+    files = base_files() | {"config.json": json.dumps(config | {"vocab_size": UNKNOWN + 1}).encode()}
+    async with gateway(tmp_path, files=files) as (swarm, url):
+        await swarm.add(1)
+
+        async def use(client):
+            (model,) = [model async for model in client.models.list()]
+            assert model.model_extra["max_model_len"] == reads
+            refused = []
+            for most, prompt in ((60_000 if reads is None else 38, IDS), (4, [UNKNOWN + 1, 1])):
+                try:
+                    await client.completions.create(model="policy", prompt=prompt, max_tokens=most)
+                except BadRequestError as error:
+                    refused.append((error.body["param"], error.body["message"]))
+            chat = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "ab"}])
+            return refused, chat
+
+        refused, chat = await with_client(url, use)
+        outside = ("prompt", "prompt: Token 0 of the prompt is 31; the model's token ids are 0 to 30.")
+        long = "The model reads 40 tokens; the prompt has 3, and max_tokens asks for 38 more: ask for at most 37."
+        assert refused == ([("max_tokens", long)] if reads else []) + [outside]
+        if reads:
+            assert (chat.choices[0].finish_reason, chat.usage.total_tokens) == ("length", reads)
