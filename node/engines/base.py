@@ -167,6 +167,11 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             stop_texts=self.stop_texts, special=self.special, seeded=self.seeded, exact=self.exact
         )
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Names of the options that ask for something."""
+        return tuple(name for name in self.__struct_fields__ if getattr(self, name) != getattr(_PLAIN, name))
+
     def never(self, stop_tokens: Sequence[int]) -> set[int]:
         """Tokens that may be out of the question at some moment, `stop_tokens` being those that end a completion."""
         return {each[-1] for each in self.banned} | (set(stop_tokens) if self.min_tokens else set())

@@ -5,7 +5,7 @@ from typing import Final
 
 import trio
 
-from node.engines.base import SamplingParams, needs
+from node.engines.base import EXACT_SEED, SamplingParams, needs
 from node.ledger.messages import Abilities
 from node.ledger.rules import Ledger
 
@@ -60,6 +60,15 @@ class EngineAbilities:
         for key in unknown:
             self.ask(key)
         return None if unknown else False
+
+    def unmet(self, sampling: SamplingParams) -> tuple[str, ...]:
+        """The options of `sampling` for which no node that generates has said that its engine can do them."""
+        wanted = needs(sampling)
+        if not wanted or self.able(wanted):
+            return ()
+        if EXACT_SEED in wanted and self.able(wanted - {EXACT_SEED}):
+            return ("exact",)
+        return sampling.extra.asked
 
     def kind(self, node: bytes) -> str:
         """Of the engine of `node`, as far as it was asked."""

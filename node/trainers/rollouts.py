@@ -131,7 +131,7 @@ def rollouts(
     if asked.keep and isinstance(prompts, list | tuple):
         known = list(read)
         read, asked = iter(known), replace(asked, prompts=_hash(known), count=len(known))
-    batch = _Batch(asked, read, timeout_s, check, counted_from, partial(why_no_group, home))
+    batch = _Batch(asked, read, timeout_s, check, counted_from, partial(why_no_group, home, asked.session))
     away: Wait | None = None
     while True:
         try:

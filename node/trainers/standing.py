@@ -25,15 +25,15 @@ def holders(home: Path, publication: Publication, within_s: float) -> Holders:
     return Holders(len(nodes), tuple(f"{_named(node)} at {_version(node.get('held'))}" for node in lacking))
 
 
-def why_no_group(home: Path) -> str:
-    """Why no rollouts come, as far as the seed of `home` knows; never raises."""
+def why_no_group(home: Path, session: str) -> str:
+    """Why no rollouts of `session` come, as far as the seed of `home` knows; never raises."""
     try:
-        return _why_no_group(ask_state(home, EXPLAIN_WITHIN_S))
+        return _why_no_group(ask_state(home, EXPLAIN_WITHIN_S), session)
     except SwarmError as error:
         return str(error)
 
 
-def _why_no_group(said: dict[str, Any]) -> str:
+def _why_no_group(said: dict[str, Any], session: str) -> str:
     nodes = said["swarm"].get("nodes", [])
     if not nodes:
         return "No node is connected to the seed: swarm-node invite prints a ticket, with which they join."
@@ -44,6 +44,12 @@ def _why_no_group(said: dict[str, Any]) -> str:
     if not able:
         why = "; ".join(f"{_named(node)}: {node['quarantine'].get('why', '')}" for node in drawing[:3])
         return f"Every node that has an engine is in quarantine ({why}): see swarm-node quarantine."
+    if unmet := said["work"].get("unmet", {}).get(session):
+        return (
+            f"No node's engine can do these sampling options: {', '.join(unmet)}. Leave them out, or start a node "
+            "whose engine can: one of this release, and for exact one of transformers, or vLLM on a GPU with "
+            "VLLM_BATCH_INVARIANT=1."
+        )
     speed = sum(node.get("tokens_s", 0.0) for node in able)
     refused = said["work"].get("refused", {})
     text = ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items()))

@@ -12,6 +12,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -21,9 +22,10 @@ from codec import Layout, Replica, TensorSpec
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import UsageError
 from node import SamplingParams, Swarm
-from node.ledger.messages import pack_floats, pack_tokens
+from node.engines.base import OPTIONS, SamplingOptions
+from node.ledger.messages import Abilities, encode, pack_floats, pack_tokens
 from node.local import ChannelTimeout
-from node.trainers import seedwatch
+from node.trainers import patience, seedwatch
 from node.trainers.api import Check, Rollout
 from node.trainers.errors import PromptRefused, PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.messages import OpenRollouts, Room, Sample, Taken
@@ -460,6 +462,34 @@ def test_a_group_that_takes_too_long_is_a_typed_error(tmp_path: Path):
         there.node.paused = True
         with pytest.raises(SwarmTimeout, match="1 are open"):
             next(swarm.rollouts([[1]], n=1, sampling=SAMPLING, timeout_s=0.3))
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "can"),
+    [
+        ({"top_k": 5, "min_p": 0.1}, "top_k, min_p", None),
+        ({"top_k": 5}, "top_k", ()),
+        ({"top_k": 5, "seeded": True, "exact": True}, "exact", (OPTIONS,)),
+        ({"top_k": 5}, None, (OPTIONS,)),
+    ],
+)
+def test_options_that_no_node_can_do_are_named(
+    tmp_path: Path, monkeypatch, caplog, options: dict[str, Any], says: str | None, can: tuple[str, ...] | None
+):
+    """`can`: what the only node says that its engine can do; None: it is of an older release and does not answer."""
+    monkeypatch.setattr(patience, "SAY_AFTER_S", 0.3)
+    with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
+        there.seed.state = lambda: {"nodes": [{"engine": [0, 0], "held": [0, 0]}]}
+        if can is not None:
+            there.call(there.service.hear, there.node.key.public, encode(Abilities(can, "a kind")))
+        sampling = msgspec.structs.replace(SAMPLING, options=SamplingOptions(**options))
+        groups = swarm.rollouts([[1]], n=1, sampling=sampling, timeout_s=2.0 if says else 30.0)
+        if says is None:
+            assert next(groups).index == 0
+            return
+        with pytest.raises(SwarmTimeout, match=f"No node's engine can do these sampling options: {says}\\. Leave"):
+            next(groups)
+        assert f"rollouts: no group yet. No node's engine can do these sampling options: {says}." in caplog.text
 
 
 def test_a_key_makes_work_outlive_the_trainer_and_the_seed(tmp_path: Path):
