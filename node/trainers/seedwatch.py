@@ -77,10 +77,21 @@ class SeedWatch:
         return True
 
     def wait_until_there(self, channel: Channel, step: int, wait: Wait) -> None:
-        """Raises `SwarmDown` when it ended and was not started again in its time, or in that of `wait`."""
+        """Raises `SwarmDown` when it ended and was not started again in its time, or in that of `wait`.
+
+        A wait is logged when it begins: it may stop a training loop for a minute.
+        """
+        said = False
         while not self.is_there(channel):
             if wait.over or self.given_up:
                 raise SwarmDown(f"Step {step} was not published. {self.says()}")
+            if not said:
+                said = True
+                left_s = min(wait.deadline - time.monotonic(), self._grace_s - (self.away_s or 0.0))
+                log.warning(
+                    "publish of step %s waits for the seed of %s to be started again, for %.0f s at most.",
+                    step, self._home, max(0.0, left_s),
+                )  # fmt: skip
             wait.say()
             time.sleep(wait.slice_s())
 

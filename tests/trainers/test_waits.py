@@ -106,7 +106,7 @@ def test_who_lacks_a_version_is_named():
     ],
 )
 def test_why_no_rollouts_come(nodes: list[dict[str, Any]], says: str):
-    found = _why_no_group({"swarm": {"nodes": nodes}, "work": {"refused": {"too_old": 3}}})
+    found = _why_no_group({"swarm": {"nodes": nodes}, "work": {"refused": {"too_old": 3}, "unmet": {}}}, "s")
     assert re.search(says, found), found
 
 
@@ -127,6 +127,12 @@ def test_a_seed_that_ends_is_said_at_once_waited_for_and_then_given_up(
         done: list[Any] = []
         waiting = threading.Thread(target=lambda: done.append(trainer.publish(tensors(2), step=2)))
         waiting.start()
+        until(
+            lambda: (
+                re.search(r"publish of step 2 waits for the seed of .* to be started again", caplog.text) is not None
+            )
+        )
+        assert "waiting for" not in caplog.text, "at once, not after the patience of other waits"
         swarm.seed(base)
         waiting.join(FAR_S)
         assert done[0].wait(timeout_s=FAR_S).version == 2
