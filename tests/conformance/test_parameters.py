@@ -358,9 +358,14 @@ async def _tools(ask: Asker, endpoint: str) -> None:
 @effect("logprobs")
 async def _logprobs(ask: Asker, endpoint: str) -> None:
     value: Any = {"chat": True, "completions": 0, "sampling_params": 1}[endpoint]
-    reply = await ask(endpoint, logprobs=value, temperature=1, top_k=5)
-    wanted = await ask.engine.score(reply.prompt, reply.tokens, _sampling(temperature=1.0, top_k=5))
-    assert reply.logprobs == pytest.approx(wanted[0], abs=1e-4)
+    for temperature, top_p, top_k in ((1.0, 1.0, 5), (0.7, 0.8, 0), (0.0, 1.0, 0)):
+        reply = await ask(endpoint, logprobs=value, temperature=temperature, top_p=top_p, top_k=top_k)
+        drawn_by = _sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+        wanted, _ = await ask.engine.score(reply.prompt, reply.tokens, drawn_by)
+        assert reply.logprobs == pytest.approx(wanted, abs=1e-4)
+        plain, _ = await ask.engine.score(reply.prompt, reply.tokens, _sampling(temperature=1.0))
+        alike = reply.logprobs == pytest.approx(plain, abs=1e-4)
+        assert alike == (temperature == 0), "those of the distribution that was drawn from"
     if endpoint == "completions":
         assert (await ask(endpoint)).logprobs is None
         assert (await ask(endpoint, logprobs=1)).logprobs

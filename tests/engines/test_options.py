@@ -179,3 +179,49 @@ def test_scores_are_what_was_claimed(tied_folder: Path, temperature: float):
     (made,) = engine.generate([Prompt((1, 2, 3))], sampling)
     found = engine.score((1, 2, 3), made.token_ids, sampling)
     np.testing.assert_allclose(found, made.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "options"),
+    [
+        (1.0, 1.0, SamplingOptions()),
+        (0.7, 0.8, SamplingOptions(top_k=12)),
+        (1.5, 1.0, SamplingOptions(min_p=0.3, logit_bias=((3, 2.0),))),
+        (0.0, 0.5, SamplingOptions(logit_bias=((3, 2.0),))),
+    ],
+)
+def test_log_probabilities_are_of_the_distribution_that_was_drawn_from(
+    tied_folder: Path, temperature: float, top_p: float, options: SamplingOptions
+):
+    """Against the logits of transformers' own model, by other arithmetic. Greedy: at temperature 1."""
+    from transformers import AutoModelForCausalLM
+
+    prompt = (1, 2, 3)
+    sampling = SamplingParams(10, temperature, top_p, 3, options=options)
+    (made,) = engine_on(tied_folder).generate([Prompt(prompt)], sampling)
+    model = AutoModelForCausalLM.from_pretrained(tied_folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + made.token_ids])).logits[0, len(prompt) - 1 : -1].double().numpy()
+    plain = []
+    for row, token, said in zip(logits, made.token_ids, made.logprobs, strict=True):
+        chances = _softmax(row)
+        plain.append(math.log(chances[token]))
+        for biased, bias in options.logit_bias:
+            row[biased] += bias
+        chances = _softmax(row / (temperature or 1.0))
+        if temperature:
+            order = np.argsort(-chances)
+            kept = chances * (chances >= options.min_p * chances.max())
+            kept[order[options.top_k or len(order) :]] = 0.0
+            kept /= kept.sum()
+            before = np.concatenate(([0.0], kept[order].cumsum()[:-1]))
+            kept[order[before >= top_p]] = 0.0
+            chances = kept / kept.sum()
+        assert said == pytest.approx(math.log(chances[token]), abs=1e-3)
+    alike = np.allclose(plain, made.logprobs, atol=1e-3)
+    assert alike == (temperature in (0.0, 1.0) and not options.logit_bias), "it makes a difference"
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    raised = np.exp(logits - logits.max())
+    return raised / raised.sum()
