@@ -3,6 +3,7 @@
     python -m scenarios.rl_pressure                    # half as fast, max_lag=1: each row under a minute
     python -m scenarios.rl_pressure --trainer 0.25 1 4 # a quarter as fast as its nodes, as fast, four times as fast
     python -m scenarios.rl_pressure --no-pace          # as if the ledger did not look at what the trainer takes
+    python -m scenarios.rl_pressure --real --steps 10  # a real seed, node and engine: about four minutes
 
 Under the virtual clock (`scenarios.rl_crew`): the ledger's and the nodes' code is the product's, engines take time.
 *trainer*: its speed by that of its nodes; 0.5 computes twice as long as they draw a step's samples. *held*: sequences
@@ -11,7 +12,8 @@ was sealed (*after*), or at once, while the version is on its way (*before*). *d
 drawn, by those of samples that the trainer has taken. *stale*: samples that status counts as drawn and never used, by
 those used. *useful*: as status says it. *step*: its mean time by the longer of what drawing and computing take. *lag*:
 versions from a sample's oldest token to the newest sealed one when the trainer got it: the most. *waits*: steps from a
-prompt's offer until its group was had: the most, in the second half of the steps.
+prompt's offer until its group was had: the most, in the second half of the steps. For `--real` see
+`scenarios.rl_pressure_real`.
 """
 
 import argparse
@@ -26,6 +28,7 @@ import trio
 
 from node.ledger.settings import Settings
 from scenarios.rl_crew import Crew, Kind, Trainer, virtually
+from scenarios.rl_pressure_real import real
 
 KIND: Final = Kind(rows=16, mean=400)
 NODES: Final = 4
@@ -109,10 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-lag", type=int, default=1, help="versions (default 1)")
     parser.add_argument("--steps", type=int, default=20, help="steps counted (default 20)")
     parser.add_argument("--no-pace", action="store_true", help="without the limit, for comparison")
+    parser.add_argument("--real", action="store_true", help="real processes: one row for each --trainer")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     if min(*options.trainer, *options.held) <= 0 or options.steps < 1 or options.max_lag < 0:
         parser.error("--trainer and --held: above 0; --steps: at least 1; --max-lag: at least 0")
+    if options.real:
+        if options.no_pace:
+            parser.error("--no-pace: not with --real")
+        return _real(options.trainer, options.steps, options.max_lag, options.json)
     logging.getLogger("node").setLevel(logging.ERROR)
     rows = []
     for trainer, held, gathers in product(options.trainer, options.held, options.gathers):
@@ -120,6 +128,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(row)
         print(f"{trainer:g}, {held:g}, {gathers}: {row['drawn_by_used']:.3f}", file=sys.stderr, flush=True)
     print(json.dumps({"scenario": "rl_pressure", "rows": rows}) if options.json else _table(rows))
+    return 0 if all(met(row) for row in rows) else 1
+
+
+def _real(trainers: Sequence[float], steps: int, max_lag: int, as_json: bool) -> int:
+    rows = [real(trainer, steps, WARM_UP, max_lag) for trainer in trainers]
+    if as_json:
+        print(json.dumps({"scenario": "rl_pressure", "rows": rows}))
+    else:
+        for row in rows:
+            print(
+                f"real: a trainer {row['trainer']:g} times as fast as its node, max_lag={row['max_lag']}: "
+                f"{row['drawn_by_used']:.3f} tokens drawn for each used, over {row['steps']} steps"
+            )
     return 0 if all(met(row) for row in rows) else 1
 
 

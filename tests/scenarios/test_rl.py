@@ -31,6 +31,15 @@ def test_nodes_draw_no_more_than_a_slower_trainer_uses(held: float, gathers: str
         assert free["useful"] < 0.5 * free["generating"], "what nobody used is not useful"
 
 
+@pytest.mark.long
+def test_a_real_node_draws_no_more_than_a_slower_trainer_uses():
+    pytest.importorskip("torch")
+    row = rl_pressure.real(0.5, 10, rl_pressure.WARM_UP, 1)
+    print(f"{row['drawn_by_used']:.3f} tokens drawn for each used")
+    assert rl_pressure.met(row), row
+    assert row["worst_lag"] <= 1, row
+
+
 def test_faults_cost_no_more_than_what_the_struck_had():
     calm, rough = rl_faults.simulate([0.2], steps=3, nodes=8, groups=64, check=0.2, seeds=[1])
     assert (calm["struck"], calm["lost_to_faults"], calm["at_stake"]) == (0, 0, 0)
