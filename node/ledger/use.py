@@ -5,6 +5,7 @@ and is drawn again. So the samples of a session that are leased or done, and not
 will still take before a sample begun now is too old:
 
 - `step`: samples that it takes from one seal to the next, an average that forgets.
+- `gather`: the same over the seals between which it took any: a trainer may publish several times for each batch.
 - `taken`: samples that it has used since the last seal, the group that it has in hand included.
 - `waiting`: the share of its time in which it waited for a group, an average that forgets.
 
@@ -39,6 +40,7 @@ class Use:
     """Samples of the group that it has in hand: it says that it has taken a group when it asks for the next."""
     step: float | None = None
     """None: no whole step was seen yet."""
+    gather: float = 0.0
     waiting: float = 1.0
     _said: int = 0
     """Samples that it has said it has taken since the last seal, less those that it had in hand then."""
@@ -72,7 +74,10 @@ class Use:
             self._first = self.taken
         elif self.step is None:
             self.step, self.waiting = float(self.taken), share
+            self.gather = self.step
         else:
+            if self.taken:
+                self.gather += (WEIGHT if self.gather else 1.0) * (self.taken - self.gather)
             self.step += WEIGHT * (self.taken - self.step)
             self.waiting += WEIGHT * (share - self.waiting)
         self.since, self._said, self._waited_s = now, -self.hand, 0.0
@@ -92,9 +97,9 @@ class Use:
         more seals make no token too old. `held`: what all nodes hold at once. None: no limit."""
         if self.step is None:
             return None if self.waits_since is not None else float(max(held, self._first or 0, self.taken))
-        rest = self.step - self.taken
+        rest = self._now() - self.taken
         if rest <= 0:
-            rest = 0.0 if self.waits_since is None else max(1.0, MORE * self.step)
+            rest = 0.0 if self.waits_since is None else max(1.0, MORE * self._now())
         if spare <= 0:
             return self.hurry * rest
         return self.step + self.hurry * (rest + (spare - 1) * self.step)
@@ -103,4 +108,9 @@ class Use:
         """How many samples may be asked for and not taken. None: no limit by use."""
         if self.step is None:
             return None
-        return self.step * (1.0 + MORE + self.hurry * self.max_lag)
+        return self._now() * (1.0 + MORE) + self.hurry * self.max_lag * self.step
+
+    def _now(self) -> float:
+        """How many samples it takes before the next seal: one that waits has begun to gather."""
+        assert self.step is not None
+        return self.step if self.waits_since is None else max(self.step, self.gather)

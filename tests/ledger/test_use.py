@@ -67,6 +67,23 @@ def test_without_lag_the_rest_of_the_step_and_nothing_of_the_next():
     assert use.most_begun(0, 1000) == 0
 
 
+def test_a_trainer_that_publishes_several_times_a_batch_still_gets_its_batch_at_once():
+    use = seen()
+    now = 20.0
+    for _ in range(6):  # it takes 64, and seals four times
+        use.take(64, 0, now)
+        for _ in range(4):
+            now += 10.0
+            use.seal(now)
+        assert use.step is not None
+        assert use.step < 8
+        assert use.waits_since is not None
+        assert (use.most_begun(0, 1000) or 0) >= 60, "not one group after another"
+        assert (use.most_open() or 0) >= 90
+        use.give(64, now)
+    assert (use.most_begun(0, 1000) or 0) < 8, "what it does not wait for is drawn by its mean"
+
+
 events = st.lists(
     st.tuples(st.sampled_from(["take", "give", "seal"]), st.integers(1, 64), st.floats(0.0, 30.0)), max_size=60
 )
@@ -92,7 +109,7 @@ def test_a_trainer_that_waits_always_gets_something_at_the_newest_version(events
         most = use.most_begun(max_lag, 0)
         if not left:
             assert most is None or most > 0, "or it would wait for ever"
-        assert most is None or most <= (use.step or 64 * 60) * (max_lag + 2) + 1
+        assert most is None or most <= (max(use.step, use.gather) if use.step else 64 * 60) * (max_lag + 2) + 1
 
 
 def drawn_for(ledger, steps: int, groups: int, n: int) -> int:
