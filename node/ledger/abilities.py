@@ -68,7 +68,7 @@ class EngineAbilities:
             return ()
         if EXACT_SEED in wanted and self.able(wanted - {EXACT_SEED}):
             return ("exact",)
-        return sampling.extra.asked
+        return sampling.extra.asked or ("options",)
 
     def kind(self, node: bytes) -> str:
         """Of the engine of `node`, as far as it was asked."""

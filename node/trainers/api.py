@@ -19,7 +19,7 @@ import msgspec
 
 from codec import Layout
 from codec.errors import SwarmError, UsageError
-from node.engines.base import SamplingParams
+from node.engines.base import SamplingOptions, SamplingParams
 from node.trainers.attach import attach, default_threads
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.held_gateway import HeldGateway
@@ -161,6 +161,8 @@ class Swarm:
         `SwarmDown` when the seed stays away that long. Closing the iterator withdraws the rest.
         """
         check_prompts(prompts)
+        if sampling.options == SamplingOptions():  # they ask for nothing, which every node can do
+            sampling = msgspec.structs.replace(sampling, options=msgspec.UNSET)
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
         asked = OpenRollouts(

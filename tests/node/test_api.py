@@ -471,6 +471,7 @@ def test_a_group_that_takes_too_long_is_a_typed_error(tmp_path: Path):
         ({"top_k": 5}, "top_k", ()),
         ({"top_k": 5, "seeded": True, "exact": True}, "exact", (OPTIONS,)),
         ({"top_k": 5}, None, (OPTIONS,)),
+        ({}, None, None),  # which asks for nothing
     ],
 )
 def test_options_that_no_node_can_do_are_named(
