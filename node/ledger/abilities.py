@@ -1,6 +1,6 @@
 """What nodes' engines can do beyond plain sampling, asked once there is work that needs it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import trio
@@ -8,6 +8,7 @@ import trio
 from node.engines.base import EXACT_SEED, SamplingParams, needs
 from node.ledger.messages import Abilities
 from node.ledger.rules import Ledger
+from node.ledger.session import Session
 
 __all__ = ["EngineAbilities"]
 
@@ -61,8 +62,13 @@ class EngineAbilities:
             self.ask(key)
         return None if unknown else False
 
-    def unmet(self, sampling: SamplingParams) -> tuple[str, ...]:
-        """The options of `sampling` for which no node that generates has said that its engine can do them."""
+    def unmet(self, sessions: Mapping[str, Session]) -> dict[str, list[str]]:
+        """By session, the options of its sampling for which no node that generates has said that its engine can do
+        them."""
+        found = {name: self._unmet(session.sampling) for name, session in sessions.items()}
+        return {name: list(options) for name, options in found.items() if options}
+
+    def _unmet(self, sampling: SamplingParams) -> tuple[str, ...]:
         wanted = needs(sampling)
         if not wanted or self.able(wanted):
             return ()

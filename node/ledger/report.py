@@ -4,7 +4,9 @@
 `tokens_per_s` (all members), `generating` (the share of the nodes' time in which they generated), `useful` (that share
 times the share of the tokens drawn that trainers and clients have used), `accepted`, `refused` (by reason),
 `samples_used` (taken by a trainer or a client), `samples_unused` (drawn, and never to be used) and `unused` (those by
-reason), `next_version_s` (until the next seal is expected, or None), `checks`, and `nodes` by public key in hex:
+reason), `next_version_s` (until the next seal is expected, or None), `checks`, `unread` (bodies dropped because their
+node had said too much), `unmet` (by open session, the sampling options that it asks for and no node can do), and
+`nodes` by public key in hex:
 
 - `member`, `tokens_per_s`, `spread`, `outstanding`, `capacity`, `accepted`, `tokens`, `refused`
 - `quarantine`: None, or `why` and `left_s` (None: until it is released); `quarantines`: how often; `checked`,
@@ -18,7 +20,7 @@ reason), `next_version_s` (until the next seal is expected, or None), `checks`, 
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from node.ledger.rules import Ledger
@@ -27,7 +29,9 @@ from node.ledger.state import Node
 __all__ = ["report"]
 
 
-def report(ledger: Ledger, now: float) -> dict[str, Any]:
+def report(
+    ledger: Ledger, now: float, unread: int = 0, unmet: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
     """How `ledger` stands."""
     groups = ledger.groups.values()
     nodes = list(ledger.nodes.values())
@@ -53,6 +57,8 @@ def report(ledger: Ledger, now: float) -> dict[str, Any]:
             "open": len(ledger.court.checks.open),
             "given_up": ledger.court.checks.given_up,
         },
+        "unread": unread,
+        "unmet": dict(unmet or {}),
         "nodes": {node.key.hex(): _node(ledger, node, now) for node in nodes},
     }
 

@@ -496,10 +496,5 @@ class LedgerService:
         return self._book.conduct()
 
     def state(self) -> dict[str, Any]:
-        """Plain values; see `node.ledger.report`. `unread`: bodies dropped because their node had said too much.
-        `unmet`: by session, the sampling options that it asks for and no node can do."""
-        unmet = {name: self.abilities.unmet(session.sampling) for name, session in self._sessions.items()}
-        return report(self._ledger, self._clock()) | {
-            "unread": self._callers.left_out,
-            "unmet": {name: list(options) for name, options in unmet.items() if options},
-        }
+        """Plain values; see `node.ledger.report`."""
+        return report(self._ledger, self._clock(), self._callers.left_out, self.abilities.unmet(self._sessions))
