@@ -44,7 +44,8 @@ def real(trainer: float, steps: int, warm_up: int, max_lag: int) -> dict[str, An
             swarm.nodes([NODE], base, module="scenarios.paced_node", **paced)
             with Handle.attach(base=base, home=swarm.home, start=False, max_lag=max_lag) as handle:
                 prompts = ((1, 2, 3 + number % 20) for number in count())
-                groups = handle.rollouts(prompts, SAMPLES, SamplingParams(max_tokens=TOKENS), timeout_s=WITHIN_S)
+                sampling = SamplingParams(max_tokens=TOKENS)
+                groups: Any = handle.rollouts(prompts, SAMPLES, sampling, timeout_s=WITHIN_S)
                 marks = []
                 for step in range(1, warm_up + steps + 1):
                     worst = max(_lag(handle, next(groups)) for _ in range(GROUPS))
