@@ -267,11 +267,8 @@ class Ledger:
         if found is None:
             return
         found.capacity, found.asked = 0, float("-inf")
-        found.abilities, found.abilities_asked, found.scores = (
-            None,
-            float("-inf"),
-            True,
-        )  # it may be another release then
+        found.abilities, found.abilities_asked = None, float("-inf")  # it may come back as another release
+        found.scores = True
         self.court.checks.refuse(node)
         self.dealer.timetable.forget(node)
         for lease in sorted(found.leases):

@@ -41,14 +41,16 @@ def _refusal(name: str, what: str) -> UsageError:
 
 
 def _merge(name: str, layer: Any, weight: Any) -> Any:
-    """The weight with every active adapter added, as a tensor of its own (or the weight itself, if there is none)."""
+    """The weight with every active adapter added that is not merged into it yet, as peft's `merge` would: a tensor of
+    its own, or the weight itself if there is none."""
     if getattr(layer, "disable_adapters", False):
         raise UsageError(f"The adapters of {name} are switched off: switch them on before publishing.")
-    if getattr(layer, "merged", False):
+    there = getattr(layer, "merged_adapters", None)
+    if there is None and getattr(layer, "merged", False):
         return weight
     active = getattr(layer, "active_adapters", None)
     for adapter in list(layer.lora_A) if active is None else active:
-        if adapter not in layer.lora_A:
+        if adapter not in layer.lora_A or adapter in (there or ()):
             continue
         _check_plain(name, layer, adapter, weight)
         weight = _add(weight, layer.lora_B[adapter].weight, layer.lora_A[adapter].weight, layer.scaling[adapter])

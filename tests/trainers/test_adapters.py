@@ -63,3 +63,16 @@ def test_other_adapters_are_refused():
     with pytest.raises(UsageError, match="not plain LoRA"):
         dict(merged(model))
     assert not has_adapters(torch.nn.Linear(2, 2))
+
+
+def test_of_a_layer_that_is_merged_in_part_the_rest_is_added():
+    """As peft's `merge_and_unload` does; the second adapter was left out before."""
+    model = Model()
+    layer = model.q_proj
+    weight = layer.base_layer.weight.detach().clone()
+    layer.merged, layer.merged_adapters, layer.active_adapters = True, ["another"], ["another", "default"]
+    layer.lora_A["another"], layer.lora_B["another"] = layer.lora_A["default"], layer.lora_B["default"]
+    b, a = layer.lora_B["default"].weight.detach(), layer.lora_A["default"].weight.detach()
+    assert torch.equal(dict(merged(model))["q_proj.weight"], weight + (b @ a) * SCALING)
+    layer.merged_adapters = ["another", "default"]
+    assert torch.equal(dict(merged(model))["q_proj.weight"], weight)
