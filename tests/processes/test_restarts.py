@@ -108,7 +108,7 @@ def test_a_live_status_says_that_its_seed_is_away_and_goes_on(tmp_path: Path) ->
         swarm.seed(base)
         words = ("status", "--watch")
         for again in (False, True):
-            watching = swarm.popen("seed", words, subprocess.PIPE, FORCE_COLOR="1", TERM="xterm")
+            watching = swarm.popen("seed", words, subprocess.PIPE, FORCE_COLOR="1", TERM="xterm", COLUMNS="300")
             _read_until(watching, rb"head")
             swarm.signal("seed", signal.SIGKILL)
             _read_until(watching, rb"has not answered for")
