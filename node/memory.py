@@ -20,9 +20,13 @@ _SPARE_BYTES: Final = 1 << 30
 _MARGIN: Final = 1.1
 _MMAP_THRESHOLD: Final = -3
 _TRIM_THRESHOLD: Final = -1
-"""Names of two settings in glibc's malloc.h."""
+_ARENA_MAX: Final = -8
+"""Names of three settings in glibc's malloc.h."""
 _MAPPED_FROM: Final = 1 << 20
 """Bytes. Below it the heap serves, as before; a request body or a chunk above it goes back when it is freed."""
+_HEAPS: Final = 2
+"""For all threads. glibc would give each thread one of its own, and what one frees, the others cannot use: ten members
+that flooded a seed had it keep 20 MiB more."""
 _NO_LIMIT: Final = 1 << 60
 """Control groups of version 1 write a number near 2^63 for no limit."""
 
@@ -70,13 +74,15 @@ def give_back_promptly(libc: str | None = None) -> bool:
     glibc maps large blocks apart, but moves the border up to 32 MiB once one of them was freed. From then on they come
     from the heap, which shrinks only from its end: a hundred request bodies at once stayed in the process for ever.
     Setting the border turns that off. A block mapped apart costs a page fault for every 4 KiB, some 0.2 ms for 1 MiB.
+    Threads share `_HEAPS` heaps.
     """
     try:
         mallopt = ctypes.CDLL(libc).mallopt
     except (OSError, AttributeError):
         return False
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    return bool(mallopt(_MMAP_THRESHOLD, _MAPPED_FROM)) and bool(mallopt(_TRIM_THRESHOLD, _MAPPED_FROM))
+    wanted = ((_MMAP_THRESHOLD, _MAPPED_FROM), (_TRIM_THRESHOLD, _MAPPED_FROM), (_ARENA_MAX, _HEAPS))
+    return all(mallopt(name, value) for name, value in wanted)
 
 
 def _machine(root: Path) -> int | None:

@@ -28,6 +28,11 @@ class Limits:
     control_queue_messages: int = 8192
     """And how many of them: a hundred a second, which is more than honest peers are sent, for longer than
     `write_deadline_s`. Short answers that nobody reads would cost seconds of the core before they reach the bytes."""
+    unread_bytes: int = 1 << 20
+    unread_messages: int = 1024
+    """While more than this waits for a peer, we read no further control message of it: it has answers to read first.
+    Two peers that both let a megabyte gather would wait for one another until `write_deadline_s`; no honest pair does,
+    since only the authority has megabytes to say."""
     bulk_queue_items: int = 1 << 14
     """Headers, pieces, blobs and blocks waiting for one peer, some 300 bytes each. The core's credit keeps pushes far
     below this, so only a peer that asks without reading gets here."""

@@ -67,6 +67,8 @@ class Session:
         self._queued_bytes = 0
         self._queued_messages = 0
         self._wake = trio.Event()
+        self._drained: trio.Event | None = None
+        """Set when little enough waits for the peer, if somebody waits for that."""
         self._closing = False
 
     # ------------------------------------------------------------ what the shell asks for
@@ -160,6 +162,13 @@ class Session:
             else:
                 async with large:
                     await post(self._heard(data, charge), len(data), until_applied=True)
+            while self._owes_much():  # a peer that asks without reading gathers no more answers
+                self._drained = trio.Event()
+                await self._drained.wait()
+
+    def _owes_much(self) -> bool:
+        limits = self._limits
+        return self._queued_bytes > limits.unread_bytes or self._queued_messages > limits.unread_messages
 
     def _heard(self, data: bytes, charge: Callable[[bytes, float], None]) -> Heard:
         """Raises `PeerError`."""
@@ -179,6 +188,9 @@ class Session:
                 patience.end()
                 self._queued_bytes -= len(batch.data)
                 self._queued_messages -= batch.messages
+                if self._drained is not None and not self._owes_much():
+                    self._drained.set()
+                    self._drained = None
                 self._counts.control_sent += len(batch.data)
             if self._closing:
                 self._scope.cancel()

@@ -96,6 +96,24 @@ async def test_a_peer_that_does_not_read_is_closed(
         assert down.why == "does not read its control stream"
 
 
+async def test_a_peer_with_answers_to_read_is_not_read(tmp_path: Path, autojump_clock: object) -> None:
+    """Ten members that greeted a seed without reading had 4 MiB of answers wait for each."""
+    async with bench(tmp_path, Limits(unread_messages=3)) as b:
+        stream = await b.control()
+        for _ in range(60):  # more than the connection takes by itself
+            b.shell.perform([Send(PEER.public, Work(b"x" * 20_000))])
+        (session,) = b.shell.peers
+        assert session._queued_messages > 3
+        for n in range(3):
+            await stream.send_all(frame_message(Work(bytes([n]))))
+            await b.settle()
+        assert [event.message for event in b.core.of(Heard)] == [Work(b"\0")]
+        while session._queued_messages > 3:
+            await stream.receive_some(1 << 16)
+            await b.settle()
+        assert [event.message for event in b.core.of(Heard)] == [Work(bytes([n])) for n in range(3)]
+
+
 async def test_short_answers_that_nobody_reads_take_the_memory_that_is_counted(
     tmp_path: Path, autojump_clock: object
 ) -> None:
