@@ -33,6 +33,11 @@ class Limits:
     """While more than this waits for a peer, we read no further control message of it: it has answers to read first.
     Two peers that both let a megabyte gather would wait for one another until `write_deadline_s`; no honest pair does,
     since only the authority has megabytes to say."""
+    messages_s: float = 500.0
+    messages_at_once: float = 4096.0
+    """Control messages of one peer that we read a second, and after a pause. An honest peer sends some ten a second for
+    each stripe that it takes from us, at any speed. Each costs 40 us, so ten peers that send without end cost a fifth
+    of a core."""
     bulk_queue_items: int = 1 << 14
     """Headers, pieces, blobs and blocks waiting for one peer, some 300 bytes each. The core's credit keeps pushes far
     below this, so only a peer that asks without reading gets here."""

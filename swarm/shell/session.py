@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import trio
 
+from swarm.protocol.bucket import Bucket
 from swarm.protocol.events import Heard, SendBlob, SendBlock
 from swarm.protocol.wire import MAX_MESSAGE_BYTES, Lacks, Message, decode
 from swarm.shell.bulk import BulkStreams
@@ -69,6 +70,7 @@ class Session:
         self._wake = trio.Event()
         self._drained: trio.Event | None = None
         """Set when little enough waits for the peer, if somebody waits for that."""
+        self._turns = Bucket(limits.messages_s, limits.messages_at_once)
         self._closing = False
 
     # ------------------------------------------------------------ what the shell asks for
@@ -162,6 +164,8 @@ class Session:
             else:
                 async with large:
                     await post(self._heard(data, charge), len(data), until_applied=True)
+            if (debt_s := self._turns.spend(1, trio.current_time())) > 0:
+                await trio.sleep(debt_s)
             while self._owes_much():  # a peer that asks without reading gathers no more answers
                 self._drained = trio.Event()
                 await self._drained.wait()

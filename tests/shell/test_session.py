@@ -114,6 +114,18 @@ async def test_a_peer_with_answers_to_read_is_not_read(tmp_path: Path, autojump_
         assert [event.message for event in b.core.of(Heard)] == [Work(bytes([n])) for n in range(3)]
 
 
+async def test_a_peer_that_says_much_is_read_at_a_pace(tmp_path: Path, autojump_clock: object) -> None:
+    async with bench(tmp_path, Limits(messages_s=10.0, messages_at_once=20.0)) as b:
+        stream = await b.control()
+        await stream.send_all(b"".join(frame_message(Work(bytes([n]))) for n in range(60)))
+        await b.settle(0.05)
+        assert len(b.core.of(Heard)) == 21
+        await b.settle(2.0)
+        assert 35 <= len(b.core.of(Heard)) <= 45
+        await b.settle(2.0)
+        assert [event.message for event in b.core.of(Heard)] == [Work(bytes([n])) for n in range(60)]
+
+
 async def test_short_answers_that_nobody_reads_take_the_memory_that_is_counted(
     tmp_path: Path, autojump_clock: object
 ) -> None:
