@@ -27,10 +27,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, required=True, help="checkpoint folder of version 0")
     parser.add_argument("--home", type=Path, help="SWARM_HOME of the seed (default: the variable)")
-    parser.add_argument("--run", default="fsdp2-moe", help="name of this run, part of each key")
+    parser.add_argument("--run-name", default="fsdp2-moe", help="name of this run, part of each key")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--prompts", type=int, default=4, help="prompts of each rank in each step")
-    parser.add_argument("--n", type=int, default=4, help="samples of each prompt")
+    parser.add_argument("--samples", type=int, default=4, help="samples of each prompt")
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--max-lag", type=int, default=1)
@@ -43,7 +43,7 @@ def parse() -> argparse.Namespace:
 
 def make_prompts(args: argparse.Namespace, step: int, rank: int, vocab: int) -> list[list[int]]:
     """This rank's prompts of this step: the same however often they are asked for, as a key wants."""
-    chance = random.Random(f"{args.run}/{step}/{rank}")
+    chance = random.Random(f"{args.run_name}/{step}/{rank}")
     return [[chance.randrange(vocab) for _ in range(chance.randint(4, 9))] for _ in range(args.prompts)]
 
 
@@ -121,7 +121,9 @@ def main() -> None:
         for step in range(1, args.steps + 1):
             sampling = SamplingParams(max_tokens=args.max_tokens)
             prompts = make_prompts(args, step, rank, vocab)
-            groups = list(swarm.rollouts(prompts, n=args.n, sampling=sampling, key=f"{args.run}/{step}/{rank}"))
+            groups = list(
+                swarm.rollouts(prompts, n=args.samples, sampling=sampling, key=f"{args.run_name}/{step}/{rank}")
+            )
             if args.record:
                 args.record.mkdir(parents=True, exist_ok=True)
                 (args.record / f"samples-{step}-{rank}.json").write_text(json.dumps(describe(groups)))
@@ -142,7 +144,7 @@ def main() -> None:
                     subprocess.run(args.after_step, shell=True, check=True, env=os.environ | {"VERSION": name_of(pub)})
                 dist.barrier()  # nothing newer is published meanwhile
             if rank == 0:
-                gained = sum(reward(r.token_ids) for g in groups for r in g.rollouts) / (args.prompts * args.n)
+                gained = sum(reward(r.token_ids) for g in groups for r in g.rollouts) / (args.prompts * args.samples)
                 print(f"step {step} loss {loss.item():.4f} reward {gained:.3f} density {pub.density}", flush=True)
     dist.destroy_process_group()
 

@@ -25,10 +25,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, required=True, help="checkpoint folder of version 0")
     parser.add_argument("--home", type=Path, help="SWARM_HOME of the seed (default: the variable)")
-    parser.add_argument("--run", default="lora-grpo", help="name of this run, part of each key")
+    parser.add_argument("--run-name", default="lora-grpo", help="name of this run, part of each key")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--n", type=int, default=8, help="samples of each prompt: a group")
+    parser.add_argument("--samples", type=int, default=8, help="samples of each prompt: a group")
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--beta", type=float, default=0.02, help="weight of the KL divergence from the base")
@@ -42,7 +42,7 @@ def parse() -> argparse.Namespace:
 
 def make_prompts(args: argparse.Namespace, step: int, vocab: int) -> list[list[int]]:
     """The prompts of a step: the same however often they are asked for, as a key wants."""
-    chance = random.Random(f"{args.run}/{step}")
+    chance = random.Random(f"{args.run_name}/{step}")
     return [[chance.randrange(vocab) for _ in range(chance.randint(4, 9))] for _ in range(args.prompts)]
 
 
@@ -97,7 +97,7 @@ def main() -> None:
             sampling = SamplingParams(max_tokens=args.max_tokens)
             prompts = make_prompts(args, step, vocab)
             groups, losses = [], []
-            for group in swarm.rollouts(prompts, n=args.n, sampling=sampling, key=f"{args.run}/{step}"):
+            for group in swarm.rollouts(prompts, n=args.samples, sampling=sampling, key=f"{args.run_name}/{step}"):
                 loss = group_loss(model, group, args.beta) / args.prompts
                 loss.backward()  # while the others are drawn
                 groups.append(group)
@@ -114,7 +114,7 @@ def main() -> None:
                 pub.wait(quorum=1.0)  # every live node holds it
                 env = os.environ | {"VERSION": f"{pub.epoch}.{pub.version}"}
                 subprocess.run(args.after_step, shell=True, check=True, env=env)
-            gained = sum(reward(r.token_ids) for g in groups for r in g.rollouts) / (args.prompts * args.n)
+            gained = sum(reward(r.token_ids) for g in groups for r in g.rollouts) / (args.prompts * args.samples)
             print(f"step {step} loss {sum(losses):.4f} reward {gained:.3f} density {pub.density}", flush=True)
 
 

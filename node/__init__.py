@@ -7,17 +7,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from codec.errors import SwarmError, UsageError
     from node.engines.base import SamplingParams
-    from node.trainers.api import Check, PromptRefused, RefusedPrompt, Swarm
+    from node.trainers.api import Check, PromptRefused, Publication, RefusedPrompt, Rollout, RolloutGroup, Swarm
+    from node.trainers.errors import PublishFailed, RolloutsFailed, SwarmBusy, SwarmDown, SwarmTimeout
 
-__all__ = ["Check", "PromptRefused", "RefusedPrompt", "SamplingParams", "Swarm"]
+__all__ = [
+    "Check",
+    "PromptRefused",
+    "Publication",
+    "PublishFailed",
+    "RefusedPrompt",
+    "Rollout",
+    "RolloutGroup",
+    "RolloutsFailed",
+    "SamplingParams",
+    "Swarm",
+    "SwarmBusy",
+    "SwarmDown",
+    "SwarmError",
+    "SwarmTimeout",
+    "UsageError",
+]
 
 _HOME_OF = {
     "Check": "node.trainers.api",
     "PromptRefused": "node.trainers.errors",
+    "Publication": "node.trainers.publication",
+    "PublishFailed": "node.trainers.errors",
     "RefusedPrompt": "node.trainers.rollouts",
+    "Rollout": "node.trainers.rollouts",
+    "RolloutGroup": "node.trainers.rollouts",
+    "RolloutsFailed": "node.trainers.errors",
     "SamplingParams": "node.engines.base",
     "Swarm": "node.trainers.api",
+    "SwarmBusy": "node.trainers.errors",
+    "SwarmDown": "node.trainers.errors",
+    "SwarmError": "codec.errors",
+    "SwarmTimeout": "node.trainers.errors",
+    "UsageError": "codec.errors",
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import node
 from node.cli import run
 from swarm.protocol import wire
 from swarm.protocol.tuning import Tuning
@@ -77,3 +78,18 @@ def test_modules_that_people_are_told_to_run_exist(page: str, line: str) -> None
     source = next(each for each in (path.with_suffix(".py"), path / "__main__.py") if each.exists()).read_text()
     for flag in re.findall(r"(?<=\s)--([a-z][a-z-]*)", line):
         assert flag in source or flag.replace("-", "_") in source, (page, flag)
+
+
+def test_what_the_trainers_page_names_can_be_imported_from_node() -> None:
+    page = (HOUSE / "docs" / "trainers.md").read_text()
+    errors = [row[0].strip("`") for row in rows(page.split("## Errors")[1]) if re.fullmatch(r"`\w+`", row[0])]
+    assert len(errors) >= 7
+    for name in [*errors, "SwarmError", "Publication", "Rollout", "RolloutGroup"]:
+        assert name in node.__all__, name
+        assert isinstance(getattr(node, name), type), name
+    for name, kind in (("group", node.RolloutGroup), ("sample", node.Rollout)):
+        table = page.split(f"| of a {name} | |")[1].split("\n\n")[0]
+        fields = [f for row in rows(table) for f in re.findall(r"`(\w+)`", row[0])]
+        assert fields, name
+        for field in fields:
+            assert hasattr(kind, field), field

@@ -26,6 +26,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 STEPS, KILL_AFTER = 10, 3  # the node is killed while step 4 is drawn
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 CLI = [sys.executable, "-m", "node.cli"]
 ENV = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -135,7 +136,7 @@ def snapshot(home: Path, pid: int, out: Path, version: str) -> None:
 @pytest.mark.parametrize(
     ("boxes", "example", "command", "shape"),
     [
-        pytest.param(make_moe, "fsdp2_moe", ["-m", "torch.distributed.run", "--nproc-per-node", "2"], (2, 4, 4), id="fsdp2-moe"),
+        pytest.param(make_moe, "fsdp2_moe", TORCHRUN, (2, 4, 4), id="fsdp2-moe"),
         pytest.param(make_llama, "lora_grpo", [], (0, 4, 8), id="lora-grpo"),
     ],
     indirect=["boxes"],
@@ -150,7 +151,7 @@ def test_ten_steps_with_a_node_killed(
             free.bind(("127.0.0.1", 0))
             command = [*command, "--master-port", str(free.getsockname()[1])]
     run = [sys.executable, *command, str(script), "--base", str(boxes.base), "--home", str(tmp_path / "seed"),
-           "--steps", str(STEPS), "--run", "test", "--record", str(record), "--max-tokens", "160",
+           "--steps", str(STEPS), "--run-name", "test", "--record", str(record), "--max-tokens", "160",
            "--after-step", shlex.join(look)]  # fmt: skip
     begun = time.monotonic()
     with (tmp_path / "loop.log").open("wb") as log:
