@@ -29,7 +29,7 @@ KV_CACHE_BYTES = 64 << 20
 FLAGS: dict[str, Any] = {
     "skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 64, "max_num_seqs": 4,
     "kv_cache_memory_bytes": KV_CACHE_BYTES, "logprobs_mode": "processed_logprobs",
-    "weight_transfer_config": {"backend": "swarm"},
+    "weight_transfer_config": {"backend": "swarm"}, "attention_backend": "CPU_MLA",  # as node.engines.vllm.server does
 }  # fmt: skip
 
 

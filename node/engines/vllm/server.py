@@ -169,17 +169,20 @@ def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool) -> list[
     out += ["--middleware", "swarm_vllm.front.SwarmFront", "--logprobs-mode", "processed_logprobs"]
     out += ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
     if cpu:
-        return [*out, "--enforce-eager"]
-    return [*out, "--moe-backend", "triton"] if _has_experts(folder) else out
+        # DeepSeek's attention: vLLM's other backend for CPUs frees the weights that it packs, and cannot reload them
+        attention = ["--attention-backend", "CPU_MLA"] if _has_setting(folder, "kv_lora_rank") else []
+        return [*out, "--enforce-eager", *attention]
+    # Only one of vLLM's kernels for experts leaves their weights as the checkpoint has them. Architectures name their
+    # number otherwise: num_experts, num_local_experts, n_routed_experts, moe_num_experts.
+    return [*out, "--moe-backend", "triton"] if _has_setting(folder, "experts") else out
 
 
-def _has_experts(folder: Path) -> bool:
-    """Only one of vLLM's kernels for experts leaves their weights as the checkpoint has them. Architectures name their
-    number otherwise: num_experts, num_local_experts, n_routed_experts, moe_num_experts."""
+def _has_setting(folder: Path, word: str) -> bool:
+    """Whether a setting of the model has this word in its name."""
     config = _config_of(folder)
     inner = config.get("text_config")
     parts = (config, inner if isinstance(inner, dict) else {})
-    return any("experts" in name for part in parts for name in part)
+    return any(word in name for part in parts for name in part)
 
 
 def _config_of(folder: Path) -> dict[str, Any]:

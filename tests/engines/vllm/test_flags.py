@@ -26,3 +26,14 @@ def test_on_gpus_experts_are_computed_by_a_kernel_that_does_not_repack_them(
     made = flags(tmp_path, 8000, tmp_path / "socket", 1, False)
     assert ("--moe-backend" in made) == has
     assert "--moe-backend" not in flags(tmp_path, 8000, tmp_path / "socket", 1, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "cpu", "has"),
+    [({"kv_lora_rank": 512}, True, True), ({"kv_lora_rank": 512}, False, False), ({}, True, False)],
+)
+def test_on_cpus_deepseeks_attention_is_computed_by_the_backend_that_can_be_reloaded(
+    tmp_path: Path, config: dict[str, object], cpu: bool, has: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ("CPU_MLA" in flags(tmp_path, 8000, tmp_path / "socket", 1, cpu)) == has

@@ -39,10 +39,21 @@ def fed_modules(model: Any, vllm_config: Any, tensors: Iterable[Tensor]) -> dict
                 return {tensor.names[0]: _reached(model, prefixes, tensor) for tensor in tensors}
             finally:
                 _forget(prefixes)
-                layerwise.finalize_layerwise_reload(model, vllm_config.model_config)
+                _put_back(model, vllm_config)
     finally:
         layerwise._layerwise_process = process
         quiet.setLevel(level)
+
+
+def _put_back(model: Any, vllm_config: Any) -> None:
+    """Raises `ValueError` where vLLM's reload fails by itself, though it has nothing to load."""
+    try:
+        layerwise.finalize_layerwise_reload(model, vllm_config.model_config)
+    except Exception as error:
+        raise ValueError(
+            f"its reload of weights fails by itself ({error}). Start it with another --attention-backend (on CPUs: "
+            "CPU_MLA), or use --engine transformers"
+        ) from error
 
 
 def _leave_it(layer: Any, info: Any) -> None:
