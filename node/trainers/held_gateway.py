@@ -28,6 +28,7 @@ __all__ = ["HeldGateway"]
 BACKLOG: Final = 512
 LOOK_S: Final = 0.2
 """How often a seed that is away is looked for."""
+ACCEPT_AGAIN_S: Final = 0.05
 SOON_S: Final = 0.01
 QUIET_S: Final = 3600.0
 """The seed says nothing while it serves."""
@@ -145,12 +146,15 @@ class HeldGateway:
             except (OSError, ValueError):  # closed by another thread
                 return
             for listener in ready:
-                with contextlib.suppress(OSError):  # gone already, or the seed was sooner
+                try:
                     client, _ = listener.accept()
-                    if self._clients.acquire(blocking=False):
-                        threading.Thread(target=self._refuse, args=(client,), daemon=True).start()
-                    else:
-                        client.close()
+                except OSError:  # gone already, the seed was sooner, or this process has no descriptor left
+                    time.sleep(ACCEPT_AGAIN_S)
+                    continue
+                if self._clients.acquire(blocking=False):
+                    threading.Thread(target=self._refuse, args=(client,), daemon=True).start()
+                else:
+                    client.close()
 
     def _refuse(self, client: socket.socket) -> None:
         try:

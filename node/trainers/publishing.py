@@ -216,11 +216,17 @@ class PublishLine:
         if decision.slot == DOWN:
             raise SwarmDown(f"Step {step} was not published: rank 0 found no seed. Its error says more.")
         if decision.slot != BUSY:
+            wait = Wait(timeout_s, lambda: f"publish of step {step} waits for {self.waits_for()}")
             with self._news:
                 self._withdraw(decision.instead)
-                if self._news.wait_for(lambda: decision.slot in self._spare, timeout_s):
-                    self._spare.remove(decision.slot)
-                    return decision.slot
+            while True:
+                with self._news:
+                    if self._news.wait_for(lambda: decision.slot in self._spare, wait.slice_s()):
+                        self._spare.remove(decision.slot)
+                        return decision.slot
+                if wait.over:
+                    break
+                wait.say()
             self._copies.finish(decision.slot, self._seat.rank, number, failed=True)
         raise self._busy(timeout_s)
 
