@@ -35,7 +35,7 @@ from node.trainers.messages import (
     Wanted,
     WentBack,
 )
-from node.trainers.patience import Wait, log
+from node.trainers.patience import Wait, log, saying
 from node.trainers.peers import Peers, have, named
 from node.trainers.publication import Holders, Publication
 from node.trainers.seedlink import SeedProcess, expect, speaking
@@ -216,17 +216,11 @@ class PublishLine:
         if decision.slot == DOWN:
             raise SwarmDown(f"Step {step} was not published: rank 0 found no seed. Its error says more.")
         if decision.slot != BUSY:
-            wait = Wait(timeout_s, lambda: f"publish of step {step} waits for {self.waits_for()}")
-            with self._news:
+            with saying(timeout_s, lambda: f"publish of step {step} waits for {self.waits_for()}"), self._news:
                 self._withdraw(decision.instead)
-            while True:
-                with self._news:
-                    if self._news.wait_for(lambda: decision.slot in self._spare, wait.slice_s()):
-                        self._spare.remove(decision.slot)
-                        return decision.slot
-                if wait.over:
-                    break
-                wait.say()
+                if self._news.wait_for(lambda: decision.slot in self._spare, timeout_s):
+                    self._spare.remove(decision.slot)
+                    return decision.slot
             self._copies.finish(decision.slot, self._seat.rank, number, failed=True)
         raise self._busy(timeout_s)
 
