@@ -9,7 +9,7 @@ ALONE := alone and not long
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
-ADVERSARY_SECONDS ?= 30
+ADVERSARY_SECONDS ?= 15
 FUZZ_CASES ?= 1000000
 FUZZ_SEED ?= 1
 export VENV
@@ -57,7 +57,7 @@ fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (a
 	$(BIN)/python -m scenarios.fuzz.guided --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m scenarios.fuzz.yamux --seconds $(FUZZ_SECONDS)
 
-adversary: install ## every attack of docs/attacks.md on real processes, in full: ADVERSARY_SECONDS=30 a flood
+adversary: install ## every attack of docs/attacks.md on real processes, in full: ADVERSARY_SECONDS=15 a flood, half an hour
 	ADVERSARY_SECONDS=$(ADVERSARY_SECONDS) ADVERSARY_PASSES=7 $(BIN)/pytest -m adversary --no-skips $(PYTEST_FLAGS)
 
 simulate: install ## 10,000 simulated nodes, one step: forty minutes of one core, 3 GB

