@@ -26,22 +26,24 @@ ROOMS: dict[str, str] = {
     "swarm.transport > swarm.transport": """
         base dialer host identity lanes libp2p memory parallel probe pubsub tuning""",
     "swarm.transport > swarm.transport.connection": """
-        certificate departed multistream muxer tcp tls upgrade""",
-    "swarm.transport > swarm.transport.inbound": "admission gate reception",
+        admission certificate departed gate multistream muxer path=migrating_connection reception tcp tls upgrade""",
     "swarm.transport > swarm.transport.nat": """
-        circuit legs=relayed_links path=migrating_connection places=reservations punch relay relay_strangers""",
+        circuit legs=relayed_links places=reservations punch relay relay_strangers""",
     "node > node.cli": "cli=main hidden lifetime",
     "node.commands > node.cli": "asking authority door=removal member report watch weights work",
-    "node > node.settings": "config extras given keyfile logs sources ticket",
+    "node > node.settings": "config contact extras given keyfile logs memory sources ticket",
     "node > node.coordinator": """
-        contact crew=rank_group desk=trainer_server door=admin handover offline publish publisher rotation
+        crew=rank_group desk=trainer_server door=admin handover offline publisher rotation
         seed=coordinator track""",
     "node > node.member": """
         follower=engine_updater following holdings=lease_inventory hours=time_accounting join relay seat=engine_client
         witness=scorer worker workplace=engine_runtime""",
-    "node > node.host": "announce audit daily endpoint kernels memory",
+    "node > node.host": "announce audit daily endpoint kernels raw",
     "node > node.ipc": "local=channel local_async=async_channel",
-    "node > node.tools": "delta delta_anchors delta_file demo limits raw rounding",
+    "node > node.tools": "delta delta_anchors delta_file demo",
+    "node > node.ledger": "limits=model_limits",
+    "node > node.trainers": "publish=publish_files",
+    "node > node.trainers.tensors": "rounding",
     "node.ledger > node.ledger": """
         binding book callers facts intake messages moves=transitions report rules service session settings state
         wording""",
@@ -50,10 +52,11 @@ ROOMS: dict[str, str] = {
         use waiting""",
     "node.ledger > node.ledger.trust": "checks conduct=reputation court=quarantine judge",
     "node.trainers > node.trainers": """
-        api errors held_gateway messages prime_rl prompts rollouts standing trl verl watch""",
-    "node.trainers > node.trainers.connection": "attach link patience seedlink seedwatch",
+        api attach errors held_gateway messages prime_rl prompts rollouts standing trl verl watch""",
+    "node.trainers > node.trainers.connection": "link patience seedlink seedwatch",
     "node.trainers > node.trainers.publish": """
-        attempt copies encoding entries peers publication publishing shares=ownership together""",
+        attempt encoding entries publication publishing""",
+    "node.trainers > node.trainers.ranks": "copies peers shares=ownership together",
     "node.trainers > node.trainers.tensors": "adapters fsdp2 lora naming weights",
     "node.gateway > node.gateway": """
         answers app bodies counter=request_tracker gateway http parameters strangers text wanted=parsed_request""",
@@ -61,9 +64,9 @@ ROOMS: dict[str, str] = {
         base cohort group host live load messages sampling texts transformers widths worker""",
     "node.engines.vllm > node.engines.vllm": "causes classes engine flights links proof seats=specs server worker",
     "scenarios > scenarios.sim": """
-        churn control crowd egress flash_crowd partition regions simulator trace""",
+        agreement churn control crowd egress flash_crowd partition regions rows simulator trace""",
     "scenarios > scenarios.emulator": """
-        agreement bench_peers floor real torrents transport_wan transport_wan_ends wan_table""",
+        bench_peers floor real torrents transport_wan transport_wan_ends wan_table""",
     "scenarios > scenarios.bench": """
         check_tolerance codec codec_bounds codec_data codec_measure gossip restart sparsity transport transport_ends""",
     "scenarios > scenarios.engines": """
@@ -73,7 +76,7 @@ ROOMS: dict[str, str] = {
     "scenarios > scenarios.rl": """
         rl_bandwidth=bandwidth rl_crew=ledger_sim rl_faults=faults rl_faults_real=faults_real rl_fidelity=fidelity
         rl_hetero=hetero rl_pressure=pressure rl_wan=wan paced paced_node""",
-    "scenarios > scenarios.harness": "environments plot rows trainer_swarm=processes",
+    "scenarios > scenarios.harness": "environments plot trainer_swarm=processes",
 }
 """Each old package on the left is in `SPLIT`: all of its modules must stand in some row."""
 
@@ -96,6 +99,7 @@ WHOLE: dict[str, str] = {
     "tests/ledger": "tests/node/ledger",
     "tests/models": "tests/node/models",
     "tests/trainers": "tests/node/trainers",
+    "swarm/shell/__init__.py": "swarm/runtime/__init__.py",
     "tests/test_gossip.py": "tests/swarm/gossip/test_announcements.py",
     "tests/test_guard.py": "tests/swarm/test_guard.py",
 }
@@ -127,8 +131,8 @@ INITS: dict[str, str] = {
         `store` keeps them. Nothing here knows of engines, trainers or commands: those are in `node`.""",
     "swarm.protocol": """The pure core: what a member and the authority decide, as functions of state, event and time.
 
-        Nothing in this ring does IO, reads a clock or draws random numbers; `tests/test_rings.py` checks it. `Member`
-        and `Authority` wire the machines of the four rooms below, and apply one event at a time.""",
+        Nothing in this ring does IO, reads a clock or draws random numbers; `tests/test_rings.py` checks it. `Peer` and
+        `Authority` wire the machines of the four rooms below, and apply one event at a time.""",
     "swarm.protocol.core": """The core's vocabulary: events and effects, messages, signed documents, tuning, state.
 
         Every other room of the protocol imports from here; nothing here imports from them. What travels between peers
@@ -145,7 +149,7 @@ INITS: dict[str, str] = {
 
         `exchange` is the normal way of a piece; `pull`, `offers` and `load_shedding` repair what is late, `catchup`
         brings a replica to the current version, and `egress` and `allowance` bound what is sent.""",
-    "swarm.runtime": """The runtime: carries out the core's effects on trio, with a transport, a store and worker threads.
+    "swarm.runtime": """Carries out the core's effects on trio, with a transport, a store and worker threads.
 
         One task (`core_loop`) applies events to the core, one at a time; whatever the core asks for is done here, and
         its result comes back as another event. Nothing here decides anything.""",
@@ -165,26 +169,22 @@ INITS: dict[str, str] = {
 
         The rooms below hold the parts of the first: secured connections, the admission of inbound ones, ways through
         NATs, and yamux. No other ring imports py-libp2p; `tests/test_rings.py` checks it.""",
-    "swarm.transport.connection": """From a TCP socket to a secured, multiplexed connection: TCP, TLS, negotiation.
+    "swarm.transport.connection": """From a TCP socket to a secured, multiplexed connection, with bounds on what strangers may cost.
 
-        `upgrade` runs the steps in order, each with a deadline. Certificates are libp2p's: the peer's key signs the
-        TLS key, so a finished handshake proves who the peer is.""",
-    "swarm.transport.inbound": """Which inbound connections are served: bounded by address, by cost and by what they prove.
-
-        `admission` decides which stranger's handshake may begin, `reception` runs accepted sockets up to there, and
-        `gate` bounds what a peer may do before the authority knows it.""",
+        `admission` decides which handshake may begin, `reception` runs accepted sockets up to there, `upgrade` runs
+        its steps with a deadline each, and `gate` bounds what a peer may do before the authority knows it.""",
     "swarm.transport.nat": """Reaching peers that cannot be dialed: relays, reservations, relayed links, hole punching.
 
         `relay` serves circuits, `reservations` keeps ours at relays, `relayed_links` dials and accepts over them, and
-        `punch` replaces a circuit by a direct connection, to which `migrating_connection` moves its bytes.""",
+        `punch` replaces a circuit by a direct connection.""",
     "node.cli": """The command line: `main` parses, calls, and turns errors into sentences and exit codes.
 
         One module for each group of commands. Each imports what it needs when it runs, so `--help` stays fast. What a
         command does is in `node.coordinator`, `node.member` and `node.tools`.""",
     "node.settings": """What a person may choose and where it comes from: flags, `SWARM_*`, `swarm.toml`, defaults.
 
-        `config` has every setting as frozen values; `sources` and `given` find them. Tickets, key files and log lines
-        are here too, because each process reads them first.""",
+        `config` has every setting as frozen values; `sources` and `given` find them. Tickets, key files, log lines and
+        the choice of memory or disk are here too: every process reads them first.""",
     "node.coordinator": """The seed process: it holds the swarm's key, serves trainers, publishes versions, leases work.
 
         `coordinator` starts and joins the parts; `trainer_server` answers trainers over a Unix socket; `publisher`
@@ -193,7 +193,7 @@ INITS: dict[str, str] = {
 
         `join` starts a rollout node, `relay` one without a model. `worker` asks the ledger for work and runs it on the
         engine; `engine_updater` stages and commits each version.""",
-    "node.host": """What coordinator and members share on a machine: endpoint, addresses, memory, daily limits, audit.
+    "node.host": """What coordinator and members share on a machine: endpoint, addresses, daily limits, audit, raw files.
 
         `endpoint` opens store, replica, transport, gossip and runtime in order, and closes them in reverse. The rest
         measures this machine or counts what it may do.""",
@@ -201,10 +201,10 @@ INITS: dict[str, str] = {
 
         `channel` is synchronous and needs neither trio nor torch; `async_channel` has the same frames on trio.
         Weights never travel in a message: they go as descriptors of shared memory.""",
-    "node.tools": """Commands that need no running swarm: delta and apply, the demo, raw files, a model's limits.
+    "node.tools": """Commands that need no running swarm: delta and apply, and the demo, which starts one of its own.
 
-        `delta` compares two checkpoints and `delta_file` stores the result; `demo` runs a whole swarm on one machine;
-        `raw` makes any file a model.""",
+        `delta` compares two checkpoints, `delta_file` stores the result, `delta_anchors` builds the published formats
+        to compare with; `demo` runs a whole swarm on one machine.""",
     "node.ledger": """The ledger: request groups in, work leases out, accepted rollouts back, each durable before told.
 
         `rules` is pure and decides, `service` connects it with members and trainers, `book` is its SQLite file.
@@ -227,8 +227,12 @@ INITS: dict[str, str] = {
         a publish still waits for one.""",
     "node.trainers.publish": """Publishing a version without stopping training: copied, compared, coded, handed over.
 
-        `publishing` runs the thread that does it; `attempt` and `copies` hold one version's state; `together`, `peers`
-        and `ownership` divide the work among the ranks of one trainer.""",
+        `publishing` runs the thread that does it, `attempt` holds what one rank found of a version, `encoding` codes its
+        blocks, and `publication` is what the caller gets back.""",
+    "node.trainers.ranks": """The ranks of one trainer on one host: processes, shared memory, and who owns which block.
+
+        `copies` holds two versions' bits in memory that all ranks share; `together` is one rank's view of the others;
+        `ownership` says who encodes what.""",
     "node.trainers.tensors": """A trainer's tensors as the bits of a checkpoint: names, shards, adapters, dtypes.
 
         `weights` copies them into memory laid out like a replica; `naming` finds the checkpoint's names; `fsdp2` says
@@ -241,7 +245,7 @@ INITS: dict[str, str] = {
 
         `base` is the seam, `host` the node's side of an engine process, `worker` the process itself. `vllm` has the
         second engine.""",
-    "node.models": """How a checkpoint's tensors stand in a model's parameters, for engines and trainers alike. Needs torch.
+    "node.models": """How a checkpoint's tensors stand in a model's parameters, for engines and trainers. Needs torch.
 
         `conversion` runs the library's own loader on tensors that know where their elements came from (`symbols`), and
         writes down what it did as affine boxes (`pieces`).""",
@@ -279,7 +283,7 @@ INITS: dict[str, str] = {
 }
 """Docstrings of rooms. The codemod adds the list of modules to each, from their own first lines."""
 
-EMPTY = ("swarm/shell", "node/commands")
+EMPTY = ("node/commands",)
 """Folders that are left without modules."""
 
 NEW: dict[str, str] = {
@@ -290,13 +294,22 @@ from node.cli.main import main
 if __name__ == "__main__":
     main()
 ''',
-    "scenarios/emulator/__init__.py": "",
-    "scenarios/engines/__init__.py": "",
 }
 
 BY_HAND: dict[str, list[tuple[str, str]]] = {
-    "tests/test_rings.py": [("from node.cli import run", "from node.cli.main import run")],
-    "tests/trainers/conftest.py": [('str(HERE.parent / room) for room in ("node", "processes")', 'str(HERE.parents[1] / room) for room in ("node", "processes")')],
+    "tests/test_rings.py": [
+        ("from node.cli import run", "from node.cli.main import run"),
+        (
+            'RINGS = ("codec", "swarm.protocol", "swarm", "node", "scenarios")',
+            "RINGS = (\n"
+            '    *("codec", "swarm.guard", "swarm.protocol", "swarm.store", "swarm.transport", "swarm.gossip"),\n'
+            '    *("swarm.runtime", "swarm"),\n'
+            '    *("node.settings", "node.ipc", "node.models", "node.host", "node.tools", "node.ledger", "node.gateway"),\n'
+            '    *("node.engines", "node.trainers", "node.coordinator", "node.member", "node.status", "node.cli", "node"),\n'
+            '    "scenarios",\n)',
+        ),
+    ],
+    "tests/trainers/conftest.py": [("str(HERE.parent / room)", "str(HERE.parents[1] / room)")],
     "tests/trainers/published_kit.py": [("HERE.parents[1]", "HERE.parents[2]")],
     "tests/trainers/test_prime_rl.py": [("HERE.parents[1]", "HERE.parents[2]")],
     "pyproject.toml": [('"node.cli:main"', '"node.cli.main:main"')],

@@ -32,7 +32,8 @@ class Plan:
     def __init__(self, names: list[str]) -> None:
         self.modules: dict[str, str] = {}
         self.files: dict[str, str] = {}
-        self.folders: dict[str, str] = {old: new for old, new in mapping.WHOLE.items() if not old.endswith((".py", ".txt"))}
+        whole = mapping.WHOLE.items()
+        self.folders: dict[str, str] = {old: new for old, new in whole if not old.endswith((".py", ".txt"))}
         unknown, wanted = [], {}
         for row, words in mapping.ROOMS.items():
             old, new = row.split(" > ")
@@ -71,7 +72,7 @@ class Plan:
                 if room != name:
                     self.files[name] = room
         for name, new in self.files.items():
-            if name.endswith(".py") and dotted(name) not in self.modules:
+            if name.endswith(".py") and not name.endswith("__init__.py") and dotted(name) not in self.modules:
                 self.modules[dotted(name)] = dotted(new)
 
     def _room_of_test(self, name: str, new: str) -> str:
@@ -107,7 +108,9 @@ class Plan:
 
 
 DOTTED = re.compile(r"(?<![\w./-])(?:codec|swarm|node|scenarios|tests)(?:\.[A-Za-z_]\w*)+")
-PATHED = re.compile(r"(?:(?<![\w./-])|(?<=\.\./))(?:codec|swarm|node|scenarios|tests)(?:/[\w-]+)+(?:\.(?:py|txt|toml|json))?")
+PATHED = re.compile(
+    r"(?:(?<![\w./-])|(?<=\.\./))(?:codec|swarm|node|scenarios|tests)(?:/[\w-]+)+(?:\.(?:py|txt|toml|json))?"
+)
 
 
 def texts(text: str, plan: Plan) -> str:
@@ -282,8 +285,7 @@ TOP = set(ROOTS)
 
 def first_line(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    sentence = re.split(r"(?<=[.:])\s", " ".join(text.split("\n\n")[0].split()))[0].rstrip(".:")
-    return sentence
+    return re.split(r"(?<=[.:])\s", " ".join(text.split("\n\n")[0].split()))[0].rstrip(".:")
 
 
 def inits(plan: Plan) -> None:
@@ -308,6 +310,79 @@ def inits(plan: Plan) -> None:
         text = "\n".join(line.rstrip() for line in text.splitlines())
         file.write_text(f'"""{text}\n"""\n' + (body if body.strip() else ""))
         git("add", str(file))
+
+
+WIDTH = 120
+
+
+def polish() -> None:
+    """Sorted imports, lines of at most `WIDTH`, the project's format; says what is left for a person."""
+    subprocess.run(["ruff", "check", "--select", "I,F401", "--fix", "-q", "."], check=False)
+    subprocess.run(["ruff", "format", "-q", "."], check=True)
+    for name in git("ls-files", "*.py").splitlines():
+        path = Path(name)
+        if not name.startswith(OWN) and path.exists():
+            text = path.read_text()
+            if (wrapped := wrap(text)) != text:
+                path.write_text(wrapped)
+    subprocess.run(["ruff", "format", "-q", "."], check=True)
+    subprocess.run(["ruff", "check", "--output-format", "concise", "."], check=False)
+
+
+def wrap(source: str) -> str:
+    """Breaks lines that became too long: of docstrings and comments at a space, of code by giving it to the formatter."""
+    if all(len(line) <= WIDTH for line in source.splitlines()):
+        return source
+    inside: set[int] = set()  # lines (from 1) of texts over several lines, and of docstrings
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            inside.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    out: list[str] = []
+    lines = source.splitlines()
+    for number in range(len(lines)):
+        line = lines[number]
+        if len(line) <= WIDTH:
+            out.append(line)
+            continue
+        indent = line[: len(line) - len(line.lstrip())]
+        comment = line.lstrip().startswith("#")
+        if number + 1 in inside or comment:
+            lead = indent + ("# " if comment else "")
+            at = line.rfind(" ", 0, WIDTH + 1)
+            rest, line = line[at + 1 :], line[:at].rstrip()
+            if (
+                re.match(r"\s*(python -m|make|\$)", line) or "  " in line.strip()
+            ):  # a command, or a table: aligned by hand
+                line, rest = re.sub(r" {6,}", lambda gap: gap[0][:-4], lines[number], count=1), ""
+                if len(line) > WIDTH:
+                    line = re.sub(r" {2,}(?=\S+( \S+)*$)", "  ", lines[number])
+            out.append(line)
+            following = lines[number + 1] if number + 1 < len(lines) else ""
+            joins = (
+                following.startswith(lead)
+                and following[len(lead) :][:1] not in ("", " ", "-", "#", ":", '"')
+                and (number + 2 in inside or comment)
+            )
+            if rest and joins:
+                lines[number + 1] = lead + rest + " " + following[len(lead) :]
+            elif rest:
+                out.append(lead + rest)
+        else:
+            out.append(line)
+    text = "\n".join(out) + "\n"
+    long = {n for n, line in enumerate(text.splitlines(), 1) if len(line) > WIDTH}
+    if long:
+        made = text.splitlines()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.stmt) and not isinstance(
+                node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
+            ):
+                last = node.end_lineno or 0
+                if any(node.lineno <= n <= last for n in long):
+                    for n in range(node.lineno, last + 1):
+                        made[n - 1] = re.sub(r"  # fmt: skip$", "", made[n - 1])
+        text = "\n".join(made) + "\n"
+    return text
 
 
 def main() -> None:
@@ -348,6 +423,7 @@ def main() -> None:
         Path(name).write_text(text)
         git("add", name)
     inits(plan)
+    polish()
     git("add", "-A")
 
 

@@ -3,4 +3,4 @@
 set -euo pipefail
 rm -rf "$1"
 git clone -q "$(git rev-parse --show-toplevel)" "$1"
-ln -s "$(readlink -f .venv)" "$1/.venv"
+ln -s "$(readlink -f .venv)" "$1/.venv"; echo .venv >> "$1/.git/info/exclude"
