@@ -169,7 +169,7 @@ INITS: dict[str, str] = {
 
         The rooms below hold the parts of the first: secured connections, the admission of inbound ones, ways through
         NATs, and yamux. No other ring imports py-libp2p; `tests/test_rings.py` checks it.""",
-    "swarm.transport.connection": """From a TCP socket to a secured, multiplexed connection, with bounds on what strangers may cost.
+    "swarm.transport.connection": """From a TCP socket to a secured, multiplexed connection, bounded in cost.
 
         `admission` decides which handshake may begin, `reception` runs accepted sockets up to there, `upgrade` runs
         its steps with a deadline each, and `gate` bounds what a peer may do before the authority knows it.""",
@@ -193,7 +193,7 @@ INITS: dict[str, str] = {
 
         `join` starts a rollout node, `relay` one without a model. `worker` asks the ledger for work and runs it on the
         engine; `engine_updater` stages and commits each version.""",
-    "node.host": """What coordinator and members share on a machine: endpoint, addresses, daily limits, audit, raw files.
+    "node.host": """What coordinator and members share on a machine: endpoint, addresses, limits, audit, raw files.
 
         `endpoint` opens store, replica, transport, gossip and runtime in order, and closes them in reverse. The rest
         measures this machine or counts what it may do.""",
@@ -227,8 +227,8 @@ INITS: dict[str, str] = {
         a publish still waits for one.""",
     "node.trainers.publish": """Publishing a version without stopping training: copied, compared, coded, handed over.
 
-        `publishing` runs the thread that does it, `attempt` holds what one rank found of a version, `encoding` codes its
-        blocks, and `publication` is what the caller gets back.""",
+        `publishing` runs the thread that does it, `attempt` holds what one rank found of a version, `encoding` codes
+        its blocks, and `publication` is what the caller gets back.""",
     "node.trainers.ranks": """The ranks of one trainer on one host: processes, shared memory, and who owns which block.
 
         `copies` holds two versions' bits in memory that all ranks share; `together` is one rank's view of the others;
@@ -304,8 +304,9 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
             "RINGS = (\n"
             '    *("codec", "swarm.guard", "swarm.protocol", "swarm.store", "swarm.transport", "swarm.gossip"),\n'
             '    *("swarm.runtime", "swarm"),\n'
-            '    *("node.settings", "node.ipc", "node.models", "node.host", "node.tools", "node.ledger", "node.gateway"),\n'
-            '    *("node.engines", "node.trainers", "node.coordinator", "node.member", "node.status", "node.cli", "node"),\n'
+            '    *("node.settings", "node.ipc", "node.models", "node.host", "node.tools", "node.ledger"),\n'
+            '    *("node.gateway", "node.engines", "node.trainers", "node.coordinator", "node.member"),\n'
+            '    *("node.status", "node.cli", "node"),\n'
             '    "scenarios",\n)',
         ),
     ],

@@ -57,6 +57,15 @@ class Plan:
         if gone:
             print("not in this checkout (remove from ROOMS):", ", ".join(gone), file=sys.stderr)
         self.packages = dict(mapping.PACKAGES)
+        lent = re.compile(
+            r"^from (test_\w+) import|^import (test_\w+)", re.M
+        )  # imported by name: stays beside the kits
+        self.lent = {
+            first or second
+            for name in names
+            if name.startswith("tests/") and name.endswith(".py")
+            for first, second in lent.findall(Path(name).read_text())
+        }
         for old, new in self.modules.items():
             if old != new:
                 self.files[old.replace(".", "/") + ".py"] = new.replace(".", "/") + ".py"
@@ -81,7 +90,7 @@ class Plan:
         if folder not in mapping.TESTS_OF or not base.startswith("test_") or not base.endswith(".py"):
             return new
         module = f"{mapping.TESTS_OF[folder]}.{base[5:-3]}"
-        if module not in self.modules:
+        if module not in self.modules or base[:-3] in self.lent:
             return new
         package, _, stem = self.modules[module].rpartition(".")
         return f"tests/{package.replace('.', '/')}/test_{stem}.py"
@@ -330,7 +339,7 @@ def polish() -> None:
 
 
 def wrap(source: str) -> str:
-    """Breaks lines that became too long: of docstrings and comments at a space, of code by giving it to the formatter."""
+    """Breaks lines that became too long: of docstrings and comments at a space, of code by the formatter."""
     if all(len(line) <= WIDTH for line in source.splitlines()):
         return source
     inside: set[int] = set()  # lines (from 1) of texts over several lines, and of docstrings
