@@ -6,15 +6,15 @@ A module of a folder in `SPLIT` that no table names stops the codemod: add it to
 ROOMS: dict[str, str] = {
     # old package -> new package: modules, `old=new` where the file's name changes too
     "swarm.protocol > swarm.protocol.core": """
-        bucket documents events state tuning uplink wire links reach boots""",
+        boots bucket documents events reach tuning uplink wire""",
     "swarm.protocol > swarm.protocol.membership": """
         admission enrolment greeting lease membership quota renewals roster rosterbook session succession tickets""",
     "swarm.protocol > swarm.protocol.topology": """
-        edges planner rates scheme=replanning seats=child_slots trees""",
+        planner rates scheme=replanning seats=child_slots trees""",
     "swarm.protocol > swarm.protocol.transfer": """
-        allowance catchup chunks deal=assignment egress exchange guests=late_joiners offers progress=staging pull
+        allowance catchup chunks deal=assignment edges egress exchange guests=late_joiners links offers progress=staging pull
         relief=load_shedding serving takers=bootstrap_limiter""",
-    "swarm.protocol > swarm.protocol": "authority peer=member",
+    "swarm.protocol > swarm.protocol": "authority peer=member state",
     "swarm.shell > swarm.runtime": """
         core_loop counts event_queue framing limits runtime seed=publishing threads""",
     "swarm.shell > swarm.runtime.replica": """
@@ -29,7 +29,7 @@ ROOMS: dict[str, str] = {
         admission certificate departed gate multistream muxer path=migrating_connection reception tcp tls upgrade""",
     "swarm.transport > swarm.transport.nat": """
         circuit legs=relayed_links places=reservations punch relay relay_strangers""",
-    "node > node.cli": "cli=main hidden lifetime",
+    "node > node.cli": "cli=app hidden lifetime",
     "node.commands > node.cli": "asking authority door=removal member report watch weights work",
     "node > node.settings": "config contact extras given keyfile logs memory sources ticket",
     "node > node.coordinator": """
@@ -75,7 +75,7 @@ ROOMS: dict[str, str] = {
         trainer=overhead trainer_cost trainer_ranks trainer_restart trainer_shapes""",
     "scenarios > scenarios.rl": """
         rl_bandwidth=bandwidth rl_crew=ledger_sim rl_faults=faults rl_faults_real=faults_real rl_fidelity=fidelity
-        rl_hetero=hetero rl_pressure=pressure rl_wan=wan paced paced_node""",
+        rl_hetero=hetero rl_pressure=pressure rl_pressure_real=pressure_real rl_wan=wan paced paced_node""",
     "scenarios > scenarios.harness": "environments plot trainer_swarm=processes",
 }
 """Each old package on the left is in `SPLIT`: all of its modules must stand in some row."""
@@ -132,10 +132,10 @@ INITS: dict[str, str] = {
     "swarm.protocol": """The pure core: what a member and the authority decide, as functions of state, event and time.
 
         Nothing in this ring does IO, reads a clock or draws random numbers; `tests/test_rings.py` checks it. `Peer` and
-        `Authority` wire the machines of the four rooms below, and apply one event at a time.""",
+        `Authority` wire the machines of the four rooms below to one `State`, and apply one event at a time.""",
     "swarm.protocol.core": """The core's vocabulary: events and effects, messages, signed documents, tuning, state.
 
-        Every other room of the protocol imports from here; nothing here imports from them. What travels between peers
+        Every other room of the protocol imports from here; nothing here imports from those. What travels between peers
         is declared here (`wire`, `documents`), with its size limits.""",
     "swarm.protocol.membership": """Who belongs to the swarm: tickets, joins, leases and their renewal, the roster.
 
@@ -177,7 +177,7 @@ INITS: dict[str, str] = {
 
         `relay` serves circuits, `reservations` keeps ours at relays, `relayed_links` dials and accepts over them, and
         `punch` replaces a circuit by a direct connection.""",
-    "node.cli": """The command line: `main` parses, calls, and turns errors into sentences and exit codes.
+    "node.cli": """The command line: `app` parses, calls, and turns errors into sentences and exit codes.
 
         One module for each group of commands. Each imports what it needs when it runs, so `--help` stays fast. What a
         command does is in `node.coordinator`, `node.member` and `node.tools`.""",
@@ -287,9 +287,17 @@ EMPTY = ("node/commands",)
 """Folders that are left without modules."""
 
 NEW: dict[str, str] = {
+    "node/cli/__init__.py": '''
+
+def main() -> None:
+    """The console script `swarm-node`. The commands are imported here, and not with the package."""
+    from node.cli.app import main as run_command_line
+
+    run_command_line()
+''',
     "node/cli/__main__.py": '''"""`python -m node.cli`: the same as `swarm-node`."""
 
-from node.cli.main import main
+from node.cli import main
 
 if __name__ == "__main__":
     main()
@@ -298,21 +306,25 @@ if __name__ == "__main__":
 
 BY_HAND: dict[str, list[tuple[str, str]]] = {
     "tests/test_rings.py": [
-        ("from node.cli import run", "from node.cli.main import run"),
+        ("from node.cli import run", "from node.cli.app import run"),
         (
             'RINGS = ("codec", "swarm.protocol", "swarm", "node", "scenarios")',
             "RINGS = (\n"
             '    *("codec", "swarm.guard", "swarm.protocol", "swarm.store", "swarm.transport", "swarm.gossip"),\n'
             '    *("swarm.runtime", "swarm"),\n'
-            '    *("node.settings", "node.ipc", "node.models", "node.host", "node.tools", "node.ledger"),\n'
-            '    *("node.gateway", "node.engines", "node.trainers", "node.coordinator", "node.member"),\n'
-            '    *("node.status", "node.cli", "node"),\n'
+            '    *("node.settings", "node.ipc", "node.models", "node.host", "node.status", "node.tools"),\n'
+            '    *("node.engines", "node.ledger", "node.gateway", "node.trainers", "node.coordinator", "node.member"),\n'
+            '    *("node.cli", "node"),\n'
             '    "scenarios",\n)',
+        ),
+        ('["swarm.runtime"])', '["swarm.shell"])'),
+        (
+            '["swarm.protocol.core.wire", "swarm.store.disk"]',
+            '["swarm.protocol.wire", "swarm.store.disk"]',
         ),
     ],
     "tests/trainers/conftest.py": [("str(HERE.parent / room)", "str(HERE.parents[1] / room)")],
     "tests/trainers/published_kit.py": [("HERE.parents[1]", "HERE.parents[2]")],
     "tests/trainers/test_prime_rl.py": [("HERE.parents[1]", "HERE.parents[2]")],
-    "pyproject.toml": [('"node.cli:main"', '"node.cli.main:main"')],
 }
 """Texts that no rule finds, by the old name of their file."""
