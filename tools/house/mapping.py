@@ -12,8 +12,8 @@ ROOMS: dict[str, str] = {
     "swarm.protocol > swarm.protocol.topology": """
         planner rates scheme=replanning seats=child_slots trees""",
     "swarm.protocol > swarm.protocol.transfer": """
-        allowance catchup chunks deal=assignment edges egress exchange guests=late_joiners links offers progress=staging pull
-        relief=load_shedding serving takers=bootstrap_limiter""",
+        allowance catchup chunks deal=assignment edges egress exchange guests=late_joiners links offers
+        progress=staging pull relief=load_shedding serving takers=bootstrap_limiter""",
     "swarm.protocol > swarm.protocol": "authority peer=member state",
     "swarm.shell > swarm.runtime": """
         core_loop counts event_queue framing limits runtime seed=publishing threads""",
@@ -313,8 +313,8 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
             '    *("codec", "swarm.guard", "swarm.protocol", "swarm.store", "swarm.transport", "swarm.gossip"),\n'
             '    *("swarm.runtime", "swarm"),\n'
             '    *("node.settings", "node.ipc", "node.models", "node.host", "node.status", "node.tools"),\n'
-            '    *("node.engines", "node.ledger", "node.gateway", "node.trainers", "node.coordinator", "node.member"),\n'
-            '    *("node.cli", "node"),\n'
+            '    *("node.engines", "node.ledger", "node.gateway", "node.trainers", "node.coordinator"),\n'
+            '    *("node.member", "node.cli", "node"),\n'
             '    "scenarios",\n)',
         ),
         ('["swarm.runtime"])', '["swarm.shell"])'),
