@@ -306,7 +306,6 @@ if __name__ == "__main__":
 
 BY_HAND: dict[str, list[tuple[str, str]]] = {
     "tests/test_rings.py": [
-        ("from node.cli import run", "from node.cli.app import run"),
         (
             'RINGS = ("codec", "swarm.protocol", "swarm", "node", "scenarios")',
             "RINGS = (\n"

@@ -58,7 +58,7 @@ class Plan:
             print("not in this checkout (remove from ROOMS):", ", ".join(gone), file=sys.stderr)
         self.packages = dict(mapping.PACKAGES)
         lent = re.compile(
-            r"^from (test_\w+) import|^import (test_\w+)", re.M
+            r"^ *from (test_\w+) import|^ *import (test_\w+)", re.M
         )  # imported by name: stays beside the kits
         self.lent = {
             first or second
@@ -132,7 +132,7 @@ def texts(text: str, plan: Plan) -> str:
             return old  # `python -m node.cli` stays: the package has a `__main__`
         return plan.name(old)
 
-    text = DOTTED.sub(name, text)
+    text = re.sub(r"from node\.cli import (?=run|explain|app)", "from node.cli.app import ", DOTTED.sub(name, text))
     return PATHED.sub(lambda found: plan.path(found[0]), text)
 
 
