@@ -40,7 +40,7 @@ ROOMS: dict[str, str] = {
         witness=scorer worker workplace=engine_runtime""",
     "node > node.host": "announce audit daily endpoint kernels raw",
     "node > node.ipc": "local=channel local_async=async_channel",
-    "node > node.tools": "delta delta_anchors delta_file demo",
+    "node > node.tools": "delta delta_anchors=delta_baselines delta_file demo",
     "node > node.ledger": "limits=model_limits",
     "node > node.trainers": "publish=publish_files",
     "node > node.trainers.tensors": "rounding",
@@ -48,7 +48,7 @@ ROOMS: dict[str, str] = {
         binding book callers facts intake messages moves=transitions report rules service session settings state
         wording""",
     "node.ledger > node.ledger.assignment": """
-        abilities dealer leases pool pulse=liveness rate shares=fair_share takings=commit_stats timetable=version_timing
+        abilities dealer=assigner leases pool pulse=liveness rate shares=fair_share takings=commit_stats timetable=version_timing
         use waiting""",
     "node.ledger > node.ledger.trust": "checks conduct=reputation court=quarantine judge",
     "node.trainers > node.trainers": """
@@ -203,7 +203,7 @@ INITS: dict[str, str] = {
         Weights never travel in a message: they go as descriptors of shared memory.""",
     "node.tools": """Commands that need no running swarm: delta and apply, and the demo, which starts one of its own.
 
-        `delta` compares two checkpoints, `delta_file` stores the result, `delta_anchors` builds the published formats
+        `delta` compares two checkpoints, `delta_file` stores the result, `delta_baselines` builds the published formats
         to compare with; `demo` runs a whole swarm on one machine.""",
     "node.ledger": """The ledger: request groups in, work leases out, accepted rollouts back, each durable before told.
 
@@ -211,7 +211,7 @@ INITS: dict[str, str] = {
         `docs/ledger.md` specifies it.""",
     "node.ledger.assignment": """Which node gets which samples: rates, fair shares, version timing, liveness, abilities.
 
-        `pool` holds what is wanted, `dealer` assigns it, `leases` records what is out. Pure: times are arguments, and
+        `pool` holds what is wanted, `assigner` assigns it, `leases` records what is out. Pure: times are arguments, and
         the modules here give plain numbers or lists to `node.ledger.rules`.""",
     "node.ledger.trust": """Whether results and the nodes that send them can be believed.
 
@@ -321,6 +321,10 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
             '["swarm.protocol.core.wire", "swarm.store.disk"]',
             '["swarm.protocol.wire", "swarm.store.disk"]',
         ),
+    ],
+    "tests/node/test_cli.py": [
+        ("monkeypatch.setattr(sys.modules[parent],", "monkeypatch.setattr(importlib.import_module(parent),"),
+        ("import errno\n", "import errno\nimport importlib\n"),
     ],
     "tests/trainers/conftest.py": [("str(HERE.parent / room)", "str(HERE.parents[1] / room)")],
     "tests/trainers/published_kit.py": [("HERE.parents[1]", "HERE.parents[2]")],
