@@ -1,3 +1,4 @@
+# ruff: noqa: E501, B007
 """Renames what is defined under a retired word, and whatever uses it. Run after `moves`, in a clean checkout."""
 
 import ast

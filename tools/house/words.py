@@ -1,3 +1,4 @@
+# ruff: noqa: E501, B007
 """The tables of `renames`, in the names that modules have after `moves`.
 
 `CLASSES`: a class or function, by the module that defines it; whoever imports it follows.
