@@ -1,4 +1,4 @@
-# ruff: noqa: E501, B007
+# ruff: noqa: E501
 """The tables: where each module goes, what each room holds, and which word replaces which.
 
 A module of a folder in `SPLIT` that no table names stops the codemod: add it to the room where it belongs.

@@ -326,7 +326,7 @@ WIDTH = 120
 
 def polish() -> None:
     """Sorted imports, lines of at most `WIDTH`, the project's format; says what is left for a person."""
-    subprocess.run(["ruff", "check", "--select", "I,F401", "--fix", "-q", "."], check=False)
+    subprocess.run(["ruff", "check", "--select", "I,F401,RUF022,RUF023", "--fix", "-q", "."], check=False)
     subprocess.run(["ruff", "format", "-q", "."], check=True)
     for name in git("ls-files", "*.py").splitlines():
         path = Path(name)

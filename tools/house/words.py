@@ -1,4 +1,4 @@
-# ruff: noqa: E501, B007
+# ruff: noqa: E501
 """The tables of `renames`, in the names that modules have after `moves`.
 
 `CLASSES`: a class or function, by the module that defines it; whoever imports it follows.
@@ -21,7 +21,7 @@ CLASSES: dict[str, str] = {
     "node.ledger.assignment.liveness": "Pulse=Liveness",
     "node.ledger.assignment.version_timing": "Timetable=VersionTiming",
     "node.ledger.transitions": "Moves=Transitions",
-    "node.ledger.trust.quarantine": "Court=Quarantine Sentence=Penalty",
+    "node.ledger.trust.quarantine": "Court=Quarantine",
     "node.ledger.trust.reputation": "Conduct=Reputation Sentence=Penalty",
     "node.member.engine_client": "EngineSeat=EngineClient",
     "node.member.engine_runtime": "Workplace=EngineRuntime",
