@@ -93,6 +93,8 @@ WORDS: dict[str, str] = {
     "swarm/transport/nat/reservations.py": "place=reservation",
     "swarm/transport node/status/reached.py tests/swarm swarm/runtime/sessions scenarios/emulator": """
         way=path_kind ways=target_connections""",
+    "node/coordinator/coordinator.py node/member/join.py node/status/reached.py tests/node/status/test_reached.py": "places=reservations",
+    "node/trainers/api.py": "shares=ownership",
     "node/tools scenarios/bench": "anchor=baseline anchors=baselines",
 }
 
@@ -111,6 +113,7 @@ EXACT: dict[str, str] = {
 }
 
 BY_HAND: dict[str, list[tuple[str, str]]] = {
+    "swarm/protocol/authority.py": [("uning.bootstrap_limiter", "uning.bootstrap_members")],
     "node/engines/messages.py": [
         ("preemptible: bool = False", 'preemptible: bool = msgspec.field(default=False, name="carries")'),
         ("continuous_batching: bool = False", 'continuous_batching: bool = msgspec.field(default=False, name="joins")'),
