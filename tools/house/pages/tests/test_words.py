@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).parents[1]
-ROOMS = ("codec", "swarm", "node", "scenarios", "tests")
+ROOMS = ("codec", "swarm", "node", "scenarios", "examples", "tests")
 LIST = Path(__file__).with_name("retired_words.txt")
 GLOSSARY = HOUSE / "docs" / "glossary.md"
 
