@@ -86,7 +86,7 @@ WORDS: dict[str, str] = {
     "node/engines node/member tests/node scenarios/sim/virtual scenarios/rl tests/conformance/parameters_kit.py": """
         carries=preemptible joins=continuous_batching""",
     "tests/scenarios/test_rl_simulated.py": "joins=continuous_batching",
-    "scenarios/rl/pressure.py": "taker=trainer",
+    "scenarios/rl/pressure.py": "taker=training_loop",
     "swarm/transport tests/swarm/transport tests/wan tests/swarm/runtime": "legs=relayed_links",
     "swarm/transport/connection/migrating_connection.py tests/swarm/transport/connection/test_migrating_connection.py": """
         relayed_links=links leg=link""",
