@@ -41,7 +41,7 @@ def large(tmp_path: Path) -> Iterator[Arena]:
 
 async def bounded(arena: Arena, what: str, members: int, *, at_box: bool = False) -> None:
     """Time versions with the attack and, in turns, while it stands still; judge all that it did."""
-    victim = arena.process("box" if at_box else "seed")
+    victim = arena.process("box" if at_box or what == REPLAY else "seed")
     quiet: list[float] = []
     loud: list[float] = []
     worst = 0
@@ -76,6 +76,7 @@ async def bounded(arena: Arena, what: str, members: int, *, at_box: bool = False
         f"{dict(lines.most_common(3))}, CPU {cpu:.2f}"
     )
     tell(told)
+    assert flood.told["sent_bytes"], told
     assert late_s < LATE_S, told
     assert arena.honest_leases_lost() == [], told
     assert median(loud) <= SLOWER * median(quiet) + GRACE_S, told
