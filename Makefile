@@ -61,10 +61,10 @@ adversary: install ## every attack of docs/attacks.md on real processes, in full
 	ADVERSARY_SECONDS=$(ADVERSARY_SECONDS) ADVERSARY_PASSES=7 $(BIN)/pytest -m adversary --no-skips $(PYTEST_FLAGS)
 
 simulate: install ## 10,000 simulated nodes, one step: forty minutes of one core, 3 GB
-	$(BIN)/python -m scenarios.egress --simulate 10000 --steps 1 --congestion bbr --json
+	$(BIN)/python -m scenarios.sim.egress --simulate 10000 --steps 1 --congestion bbr --json
 
 wan: install ## the product on emulated links, as root: what was to be reached, and what was; a quarter of an hour
-	$(BIN)/python -m scenarios.wan_table --plot wan.png
+	$(BIN)/python -m scenarios.emulator.wan_table --plot wan.png
 
 lock: install ## write requirements.lock anew: its versions, checked, and their hashes (UPGRADE="name ..." or all)
 	$(BIN)/python -m tools.lock --upgrade $(UPGRADE)

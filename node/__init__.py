@@ -33,7 +33,7 @@ __all__ = [
 _HOME_OF = {
     "Check": "node.trainers.api",
     "PromptRefused": "node.trainers.errors",
-    "Publication": "node.trainers.publication",
+    "Publication": "node.trainers.publish.publication",
     "PublishFailed": "node.trainers.errors",
     "RefusedPrompt": "node.trainers.rollouts",
     "Rollout": "node.trainers.rollouts",

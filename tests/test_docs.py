@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 import node
-from node.cli import run
-from swarm.protocol import wire
-from swarm.protocol.tuning import Tuning
+from node.cli.app import run
+from swarm.protocol.core import wire
+from swarm.protocol.core.tuning import Tuning
 
 HOUSE = Path(__file__).parents[1]
 PROTOCOL = (HOUSE / "docs" / "protocol.md").read_text()

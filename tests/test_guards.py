@@ -11,7 +11,8 @@ from swarm.guard import Source
 
 HOUSE = Path(__file__).parents[1]
 PLUGIN = "node/engines/vllm/plugin/"
-"""A distribution of its own, inside vLLM's process: its thread ends alone (`tests/engines/vllm/test_vllm_front.py`)."""
+"""A distribution of its own, inside vLLM's process: its thread ends alone
+(`tests/node/engines/vllm/test_vllm_front.py`)."""
 READS = {
     *("receive_some", "receive_at_least", "recv", "recvmsg", "recv_into", "readv", "begins_with", "read_exactly"),
     *("accept_stream", "select"),
@@ -19,8 +20,19 @@ READS = {
 """Names of the calls by which bytes of others come in."""
 UNPACKS = {"msgspec.msgpack.decode", "msgspec.json.decode"}
 OWN_FILES = {
-    *("node/ledger/book.py", "node/contact.py", "node/daily.py", "node/demo.py", "node/engines/vllm/server.py"),
-    *("node/ticket.py", "node/trainers/prime_rl.py", "node/handover.py", "node/rotation.py"),
+    *(
+        "node/ledger/book.py",
+        "node/settings/contact.py",
+        "node/host/daily.py",
+        "node/tools/demo.py",
+        "node/engines/vllm/server.py",
+    ),
+    *(
+        "node/settings/ticket.py",
+        "node/trainers/prime_rl.py",
+        "node/coordinator/handover.py",
+        "node/coordinator/rotation.py",
+    ),
 }
 """They decode what this machine's own disk, its user or its own child wrote."""
 
@@ -32,50 +44,50 @@ THREAD = "thread"
 """It runs in a thread for this client alone, on the trainer's side, which has no trio: what it raises ends that."""
 
 GUARDED_BY: dict[str, Source | str] = {
-    "node/desk.py::Desk._converse": Source.TRAINER,
-    "node/desk.py::Desk._gateway": Source.TRAINER,
-    "node/desk.py::Desk._publishing": Source.TRAINER,
-    "node/desk.py::Desk._rollouts": Source.TRAINER,
+    "node/coordinator/trainer_server.py::Desk._converse": Source.TRAINER,
+    "node/coordinator/trainer_server.py::Desk._gateway": Source.TRAINER,
+    "node/coordinator/trainer_server.py::Desk._publishing": Source.TRAINER,
+    "node/coordinator/trainer_server.py::Desk._rollouts": Source.TRAINER,
     "node/engines/host.py::EngineHost._converse": Source.ENGINE,
     "node/engines/vllm/links.py::Link._receive": OWN,
     "node/engines/vllm/links.py::Listener._greet": OWN,
     "node/engines/worker.py::Worker._receive": OWN,
     "node/gateway/http.py::_Connection._heard": Source.HTTP,
     "node/gateway/http.py::_Connection._receive": Source.HTTP,
-    "node/local.py::Channel.recv": CALLER,
-    "node/local_async.py::AsyncChannel.recv": CALLER,
+    "node/ipc/channel.py::Channel.recv": CALLER,
+    "node/ipc/async_channel.py::AsyncChannel.recv": CALLER,
     "node/status/query.py::ask": OWN,
     "node/status/query.py::serve": Source.STATUS,
     "node/trainers/held_gateway.py::HeldGateway._refuse_clients": OWN,
     "node/trainers/held_gateway.py::_read": THREAD,
     "node/trainers/rollouts.py::_Batch._receive": OWN,
-    "node/trainers/seedlink.py::expect": OWN,
+    "node/trainers/connection/seedlink.py::expect": OWN,
     "node/trainers/watch.py::main": OWN,
-    "swarm/shell/framing.py::ByteReader._fill": CALLER,
+    "swarm/runtime/framing.py::ByteReader._fill": CALLER,
     "swarm/transport/base.py::Stream.receive_at_least": CALLER,
-    "swarm/transport/circuit.py::_read_exactly": CALLER,
+    "swarm/transport/nat/circuit.py::_read_exactly": CALLER,
     "swarm/transport/lanes.py::LaneStream.receive_at_least": CALLER,
     "swarm/transport/lanes.py::LaneStream.receive_some": CALLER,
     "swarm/transport/lanes.py::StreamChannel.read": CALLER,
-    "swarm/transport/legs.py::Legs._keep_fresh": Source.CIRCUIT,
-    "swarm/transport/legs.py::Legs.on_continue": Source.STREAM,
-    "swarm/transport/legs.py::_read_exactly": CALLER,
+    "swarm/transport/nat/relayed_links.py::Legs._keep_fresh": Source.CIRCUIT,
+    "swarm/transport/nat/relayed_links.py::Legs.on_continue": Source.STREAM,
+    "swarm/transport/nat/relayed_links.py::_read_exactly": CALLER,
     "swarm/transport/libp2p.py::Libp2pTransport._ask_for": CALLER,
     "swarm/transport/libp2p.py::Libp2pTransport._on_ways": Source.STREAM,
-    "swarm/transport/muxer.py::MuxedStream.read": CALLER,
-    "swarm/transport/path.py::CircuitLeg.read": CALLER,
+    "swarm/transport/connection/muxer.py::MuxedStream.read": CALLER,
+    "swarm/transport/connection/migrating_connection.py::CircuitLeg.read": CALLER,
     "swarm/transport/pubsub.py::_Frames.next": Source.GOSSIP,
-    "swarm/transport/punch.py::Puncher._dial": Source.PUNCH,
-    "swarm/transport/punch.py::Puncher.follow": Source.STREAM,
-    "swarm/transport/punch.py::_exactly": CALLER,
-    "swarm/transport/reception.py::Reception._hear": Source.CONNECTION,
-    "swarm/transport/reception.py::Reception._hear_one": Source.CONNECTION,
-    "swarm/transport/relay.py::Relay._copy": Source.CIRCUIT,
-    "swarm/transport/tcp.py::CountedSocket.begins_with": CALLER,
-    "swarm/transport/tcp.py::CountedSocket.read": CALLER,
-    "swarm/transport/tcp.py::CountedSocket.read_into": CALLER,
-    "swarm/transport/tcp.py::TcpTransport._give_token": Source.HANDSHAKE,
-    "swarm/transport/tcp.py::TcpTransport._serve_one": Source.HANDSHAKE,
+    "swarm/transport/nat/punch.py::Puncher._dial": Source.PUNCH,
+    "swarm/transport/nat/punch.py::Puncher.follow": Source.STREAM,
+    "swarm/transport/nat/punch.py::_exactly": CALLER,
+    "swarm/transport/connection/reception.py::Reception._hear": Source.CONNECTION,
+    "swarm/transport/connection/reception.py::Reception._hear_one": Source.CONNECTION,
+    "swarm/transport/nat/relay.py::Relay._copy": Source.CIRCUIT,
+    "swarm/transport/connection/tcp.py::CountedSocket.begins_with": CALLER,
+    "swarm/transport/connection/tcp.py::CountedSocket.read": CALLER,
+    "swarm/transport/connection/tcp.py::CountedSocket.read_into": CALLER,
+    "swarm/transport/connection/tcp.py::TcpTransport._give_token": Source.HANDSHAKE,
+    "swarm/transport/connection/tcp.py::TcpTransport._serve_one": Source.HANDSHAKE,
     "swarm/transport/yamux/connection.py::StreamLink.receive": CALLER,
     "swarm/transport/yamux/stream.py::YamuxStream.receive_some": CALLER,
 }

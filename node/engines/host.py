@@ -40,8 +40,8 @@ from node.engines.messages import (
     Scores,
     Stage,
 )
-from node.local import ChannelClosed, close_fds
-from node.local_async import AsyncChannel, serve
+from node.ipc.async_channel import AsyncChannel, serve
+from node.ipc.channel import ChannelClosed, close_fds
 from swarm.guard import Source
 
 __all__ = [

@@ -42,7 +42,7 @@ from node.engines.messages import (
     Scores,
     Stage,
 )
-from node.local import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
+from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
 
 __all__ = ["PROGRESS_EVERY_S", "Worker", "end_all", "main"]
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from codec.errors import SwarmError
+from node.gateway.parsed_request import Wanted
 from node.gateway.text import Text
-from node.gateway.wanted import Wanted
 from node.ledger.messages import Rollout, unpack_floats, unpack_tokens
 from node.ledger.state import Group
 

@@ -12,10 +12,10 @@ from codec.errors import PeerError
 from node.gateway import parameters
 from node.gateway.answers import Answer, Broken, event
 from node.gateway.bodies import Bodies, Full, Held
-from node.gateway.counter import Counter, Impossible, NoNodes, Overloaded
 from node.gateway.http import CutShort, Head, Request, Response, Say, Streaming, failure, json_response
+from node.gateway.parsed_request import BadRequest, Wanted, want_chat, want_completion, want_tokens
+from node.gateway.request_tracker import Counter, Impossible, NoNodes, Overloaded
 from node.gateway.text import BadText, Text
-from node.gateway.wanted import BadRequest, Wanted, want_chat, want_completion, want_tokens
 from node.ledger.state import Group
 from swarm.guard import Source, guarded
 

@@ -7,12 +7,12 @@ from functools import partial
 import trio
 
 from codec.errors import UsageError
-from node.config import GatewayConfig
 from node.gateway.app import App
-from node.gateway.counter import Counter
 from node.gateway.http import Limits, serve
+from node.gateway.request_tracker import Counter
 from node.gateway.text import Text
 from node.ledger.service import LedgerService
+from node.settings.config import GatewayConfig
 
 __all__ = ["Gateway"]
 

@@ -75,62 +75,195 @@ _EXPERTS = "Which experts were asked is not recorded."
 _BEAMS = "There is no beam search."
 
 _SAMPLING: Final = (
-    _done("max_tokens", int, (C, H, S), "At most so many tokens are drawn. Default: 16 for completions, else as many as the model still reads, or 4,096 where its config.json does not say how many it reads.", 3),
+    _done(
+        "max_tokens",
+        int,
+        (C, H, S),
+        "At most so many tokens are drawn. Default: 16 for completions, else as many as the model still reads, or 4,096 where its config.json does not say how many it reads.",
+        3,
+    ),
     _done("max_completion_tokens", int, (H,), "The newer name of `max_tokens`. Both, with different values: 400.", 3),
-    _done("temperature", float, (C, H, S), "0 (greedy), or 0.01 to 100; engines of vLLM draw at most by 2. Default 1.", 0.0),
+    _done(
+        "temperature",
+        float,
+        (C, H, S),
+        "0 (greedy), or 0.01 to 100; engines of vLLM draw at most by 2. Default 1.",
+        0.0,
+    ),
     _done("top_p", float, (C, H, S), "As vLLM.", 0.5),
     _done("top_k", int, (C, H, S), "As vLLM; 0 and -1: all tokens.", 1),
     _done("min_p", float, (C, H, S), "As vLLM.", 0.9),
     _done("presence_penalty", float, (C, H, S), "-2 to 2, as OpenAI.", 2.0),
     _done("frequency_penalty", float, (C, H, S), "-2 to 2, as OpenAI.", 2.0),
     _done("repetition_penalty", float, (C, H, S), "As vLLM: counts the prompt's tokens, too.", 5.0),
-    _done("logit_bias", dict[str, float], (C, H, S), "Token id to a value from -100 to 100; at most 1,024 tokens.", {"1": 100}),
-    _done("allowed_token_ids", list[Token], (C, H, S), "Only these tokens, of which there are at most 4,096, are drawn. The model's end token is no exception.", [1]),
-    _done("bad_words", list[str], (C, H, S), "As vLLM: the tokens of each word, with and without a space before it, are not drawn in this order. The same text in other tokens may be.", ["a"]),
-    _done("seed", int, (C, H, S), "The same request with the same seed on the same version gives the same tokens, whatever else runs: see below.", 7),
+    _done(
+        "logit_bias",
+        dict[str, float],
+        (C, H, S),
+        "Token id to a value from -100 to 100; at most 1,024 tokens.",
+        {"1": 100},
+    ),
+    _done(
+        "allowed_token_ids",
+        list[Token],
+        (C, H, S),
+        "Only these tokens, of which there are at most 4,096, are drawn. The model's end token is no exception.",
+        [1],
+    ),
+    _done(
+        "bad_words",
+        list[str],
+        (C, H, S),
+        "As vLLM: the tokens of each word, with and without a space before it, are not drawn in this order. The same text in other tokens may be.",
+        ["a"],
+    ),
+    _done(
+        "seed",
+        int,
+        (C, H, S),
+        "The same request with the same seed on the same version gives the same tokens, whatever else runs: see below.",
+        7,
+    ),
     _done("n", int, (C, H, S), "Samples of each prompt; at most 256 in one request.", 2),
     _refused("best_of", (C,), "Samples are not ranked. The value of `n` asks for nothing.", 3, 1),
-    _done("stop", _TEXTS, (C, H, S), "At most 16 texts. The engine draws no token after the one that completes one of them; the answer is cut before it, and says how many tokens were drawn.", "a"),
-    _done("stop_token_ids", list[Token], (C, H, S), "Drawing ends with one of these, beside the model's end tokens.", [1]),
+    _done(
+        "stop",
+        _TEXTS,
+        (C, H, S),
+        "At most 16 texts. The engine draws no token after the one that completes one of them; the answer is cut before it, and says how many tokens were drawn.",
+        "a",
+    ),
+    _done(
+        "stop_token_ids", list[Token], (C, H, S), "Drawing ends with one of these, beside the model's end tokens.", [1]
+    ),
     _done("ignore_eos", bool, (C, H, S), "The model's end tokens end nothing.", True),
     _done("min_tokens", int, (C, H, S), "Nothing ends the drawing before so many tokens.", 3),
-    _done("include_stop_str_in_output", bool, (C, H), "The answer ends behind the stop text or stop token, not before it.", True),
-    _harmless("include_stop_str_in_output", (S,), "The answer has no text; its tokens include those of the stop text.", True, bool),
-    _done("skip_special_tokens", bool, (C, H, S), "False: the text, in which stop texts are looked for, has special tokens in it.", False),
-    _refused("spaces_between_special_tokens", (C, H), "Special tokens are decoded as the tokenizer joins them.", False, True),
+    _done(
+        "include_stop_str_in_output",
+        bool,
+        (C, H),
+        "The answer ends behind the stop text or stop token, not before it.",
+        True,
+    ),
+    _harmless(
+        "include_stop_str_in_output",
+        (S,),
+        "The answer has no text; its tokens include those of the stop text.",
+        True,
+        bool,
+    ),
+    _done(
+        "skip_special_tokens",
+        bool,
+        (C, H, S),
+        "False: the text, in which stop texts are looked for, has special tokens in it.",
+        False,
+    ),
+    _refused(
+        "spaces_between_special_tokens", (C, H), "Special tokens are decoded as the tokenizer joins them.", False, True
+    ),
     _harmless("spaces_between_special_tokens", (S,), "The answer has no text.", False, bool),
     _refused("use_beam_search", (C, H), _BEAMS, True, False),
     _refused("length_penalty", (C, H), _BEAMS, 2.0, 1.0),
     _refused("watermarking", (C, H, S), "Tokens are not watermarked.", True, False),
     _refused("typical_p", (C, H, S), "No engine here draws by it.", 0.5, 1.0),
-    _refused("repetition_detection", (C, H, S), "Drawing does not end by itself where tokens repeat.", {"max_pattern_size": 4, "min_count": 3}),
+    _refused(
+        "repetition_detection",
+        (C, H, S),
+        "Drawing does not end by itself where tokens repeat.",
+        {"max_pattern_size": 4, "min_count": 3},
+    ),
     _refused("thinking_token_budget", (C, H, S), "Tokens of thoughts are not counted apart.", 8, -1),
     _refused("prompt_logprobs", (C, H, S), "Engines score no prompts for clients.", 1),
     _refused("logprob_token_ids", (C, H, S), _ONE_LOGPROB, [1]),
     _refused("response_format", (C, H), _FORMATS, {"type": "json_object"}, {"type": "text"}),
     _refused("structured_outputs", (C, H, S), _FORMATS, {"regex": "a+"}),
-    *(_refused(f"guided_{what}", (C, H, S), _FORMATS, "a") for what in ("json", "regex", "choice", "grammar", "decoding_backend", "whitespace_pattern")),
+    *(
+        _refused(f"guided_{what}", (C, H, S), _FORMATS, "a")
+        for what in ("json", "regex", "choice", "grammar", "decoding_backend", "whitespace_pattern")
+    ),
     _refused("vllm_xargs", (C, H), "There are no extensions that would read it.", {"a": 1}, {}),
-)  # fmt: skip
+)
 
 _PROMPT: Final = (
     _done("model", str, (C, H, G), "Another name than this gateway's (`--model-name`): 404. Empty: this one."),
     _done("prompt", str | list[int | str | list[int]], (C,), "A text, token ids, or a list of up to 256 of either."),
     _refused("prompt_embeds", (C,), _TOKENS_ALONE, "AAAA"),
-    _done("messages", list[dict[str, Any]], (H,), "Rendered by the base's own chat template. Parts other than text: 400."),
-    _done("add_special_tokens", bool, (C, H), "Whether the tokenizer puts its special tokens around a text. Default: true for completions, false for chat, where the template does it.", False),
-    _done("truncate_prompt_tokens", int, (C, H), "So many tokens of a prompt are kept; -1: as many as leave room for `max_tokens`.", 1),
+    _done(
+        "messages", list[dict[str, Any]], (H,), "Rendered by the base's own chat template. Parts other than text: 400."
+    ),
+    _done(
+        "add_special_tokens",
+        bool,
+        (C, H),
+        "Whether the tokenizer puts its special tokens around a text. Default: true for completions, false for chat, where the template does it.",
+        False,
+    ),
+    _done(
+        "truncate_prompt_tokens",
+        int,
+        (C, H),
+        "So many tokens of a prompt are kept; -1: as many as leave room for `max_tokens`.",
+        1,
+    ),
     _done("truncation_side", Literal["left", "right"], (C, H), "The side that is cut off: left by default.", "right"),
-    _refused("echo", (C, H), "The prompt's log-probabilities are not known; `prompt_token_ids` is in every answer.", True, False),
+    _refused(
+        "echo",
+        (C, H),
+        "The prompt's log-probabilities are not known; `prompt_token_ids` is in every answer.",
+        True,
+        False,
+    ),
     _refused("suffix", (C,), "Texts are continued, not filled in.", "b", ""),
-    _done("add_generation_prompt", bool, (H,), "Given to the template. Default: true, and false with `continue_final_message`.", False),
+    _done(
+        "add_generation_prompt",
+        bool,
+        (H,),
+        "Given to the template. Default: true, and false with `continue_final_message`.",
+        False,
+    ),
     _done("continue_final_message", bool, (H,), "The last message is left open, and the answer goes on with it.", True),
-    _refused("chat_template", (H,), "A template is a program, and this gateway runs the base's own only. Render by yourself and send the text to /v1/completions.", "{{ messages }}"),
-    _done("chat_template_kwargs", dict[str, Any], (H,), "Variables for the template. One that it does not read: 400.", {"thinking": True}),
-    _done("reasoning_effort", str, (H,), "A variable of that name, for the template. One that does not read it: 400.", "high"),
-    _done("documents", list[dict[str, Any]], (H,), "A variable of that name, for the template. One that does not read it: 400.", [{"text": "a"}]),
-    _done("tools", list[dict[str, Any]], (H,), "A variable of that name, for the template; the answer is text, in which whoever asks finds the calls. A template that does not read it: 400.", [{"type": "function", "function": {"name": "f"}}]),
-    _done("tool_choice", Any, (H,), "`auto`: the model decides. `none`: the template hears of no tools. Others: 400, for nothing makes the model call one.", "none"),
+    _refused(
+        "chat_template",
+        (H,),
+        "A template is a program, and this gateway runs the base's own only. Render by yourself and send the text to /v1/completions.",
+        "{{ messages }}",
+    ),
+    _done(
+        "chat_template_kwargs",
+        dict[str, Any],
+        (H,),
+        "Variables for the template. One that it does not read: 400.",
+        {"thinking": True},
+    ),
+    _done(
+        "reasoning_effort",
+        str,
+        (H,),
+        "A variable of that name, for the template. One that does not read it: 400.",
+        "high",
+    ),
+    _done(
+        "documents",
+        list[dict[str, Any]],
+        (H,),
+        "A variable of that name, for the template. One that does not read it: 400.",
+        [{"text": "a"}],
+    ),
+    _done(
+        "tools",
+        list[dict[str, Any]],
+        (H,),
+        "A variable of that name, for the template; the answer is text, in which whoever asks finds the calls. A template that does not read it: 400.",
+        [{"type": "function", "function": {"name": "f"}}],
+    ),
+    _done(
+        "tool_choice",
+        Any,
+        (H,),
+        "`auto`: the model decides. `none`: the template hears of no tools. Others: 400, for nothing makes the model call one.",
+        "none",
+    ),
     _refused("parallel_tool_calls", (H,), "Nothing keeps the model from calling several tools.", False, True),
     _refused("functions", (H,), "Use `tools`.", [{"name": "f"}], []),
     _refused("function_call", (H,), "Use `tools`.", {"name": "f"}, "none", "auto"),
@@ -151,12 +284,24 @@ _PROMPT: Final = (
     _refused("content_parts", (G,), _TOKENS_ALONE, [{"type": "text", "text": "a"}], []),
     _refused("reasoning_ended", (G,), _FORMATS, True, False),
     _refused("reasoning_parser_kwargs", (G,), _FORMATS, {"chat_template_kwargs": {}}),
-)  # fmt: skip
+)
 
 _ANSWER: Final = (
-    _done("logprobs", int, (C,), "0: the log-probability of each drawn token. 1 the same, where temperature is 0, so that the drawn token is the likeliest. Else 400: others are not known.", 0),
+    _done(
+        "logprobs",
+        int,
+        (C,),
+        "0: the log-probability of each drawn token. 1 the same, where temperature is 0, so that the drawn token is the likeliest. Else 400: others are not known.",
+        0,
+    ),
     _done("logprobs", bool, (H,), "The log-probability of each drawn token.", True),
-    _done("logprobs", int, (S,), "0 or 1: the log-probability of each drawn token, which is always in the answer; `top_logprobs` is empty.", 1),
+    _done(
+        "logprobs",
+        int,
+        (S,),
+        "0 or 1: the log-probability of each drawn token, which is always in the answer; `top_logprobs` is empty.",
+        1,
+    ),
     _refused("top_logprobs", (H,), _ONE_LOGPROB, 2, 0),
     _done("return_tokens_as_token_ids", bool, (C, H), "Tokens in `logprobs` are written as `token_id:7`.", True),
     _harmless("return_token_ids", (C, H, G), "Every answer has `token_ids` and `prompt_token_ids`.", True, bool),
@@ -167,14 +312,22 @@ _ANSWER: Final = (
     _done("request_id", str, (C, H, G), "Is in the answer's `id` (`request_id` of generate).", "r1"),
     _done("stream", bool, (C, H), "The answer comes as events, when the sample is accepted.", True),
     _refused("stream", (G,), "Answers come whole.", True, False),
-    _done("stream_options", dict[str, Any], (C, H), "`include_usage`. Others, unless false: 400.", {"include_usage": True}),
+    _done(
+        "stream_options", dict[str, Any], (C, H), "`include_usage`. Others, unless false: 400.", {"include_usage": True}
+    ),
     _refused("stream_options", (G,), "Answers come whole.", {"include_usage": True}),
     _refused("stream_interval", (C, H, S), "A sample comes whole, as soon as it is accepted.", 4),
     _refused("output_mode", (G,), "Answers have tokens and no text.", "text", "tokens"),
-)  # fmt: skip
+)
 
 _SERVICE: Final = (
-    _done("session_id", str, (C, H), "Requests of one session go to the node that has its prefix, while that has room.", "s"),
+    _done(
+        "session_id",
+        str,
+        (C, H),
+        "Requests of one session go to the node that has its prefix, while that has room.",
+        "s",
+    ),
     _done("prompt_cache_key", str, (C, H), "As `session_id`, where there is none.", "s"),
     _done("user", str, (C, H), "As `session_id`, where there is neither that nor `prompt_cache_key`.", "u"),
     _harmless("safety_identifier", (H,), "Nothing is done with it.", "u"),
@@ -182,12 +335,19 @@ _SERVICE: Final = (
     _refused("store", (H,), "Nothing is kept of requests.", True, False),
     _refused("service_tier", (H,), "There is one tier.", "priority", "auto", "default"),
     _harmless("prompt_cache_retention", (H,), "Engines keep prefixes for as long as they have room.", "24h"),
-    _harmless("prompt_cache_options", (H,), "Engines keep prefixes for as long as they have room.", {"mode": "explicit"}),
-    _harmless("cache_salt", (C, H, G), "Engines never use the prefix of another version. Within one, requests of all clients share their prefixes.", "1"),
+    _harmless(
+        "prompt_cache_options", (H,), "Engines keep prefixes for as long as they have room.", {"mode": "explicit"}
+    ),
+    _harmless(
+        "cache_salt",
+        (C, H, G),
+        "Engines never use the prefix of another version. Within one, requests of all clients share their prefixes.",
+        "1",
+    ),
     _refused("priority", (C, H, G), "Requests have no priorities.", 1, 0),
     _refused("kv_transfer_params", (C, H, G), "Engines do not hand caches on.", {"a": 1}, {}),
     _refused("ec_transfer_params", (C, H, G), "Engines do not hand caches on.", {"a": 1}, {}),
-)  # fmt: skip
+)
 
 _INSIDE_VLLM: Final = (
     _harmless("detokenize", (S,), "The answer has no text. Stop texts are looked for all the same.", False, bool),

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from swarm.protocol.bucket import Bucket
+from swarm.protocol.core.bucket import Bucket
 
 __all__ = ["Place", "Strangers", "address_of"]
 

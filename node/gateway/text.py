@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from node.engines.texts import Continuation, StopText
-from node.extras import how_to_get, lacking
-from node.limits import limits_of
+from node.ledger.model_limits import limits_of
+from node.settings.extras import how_to_get, lacking
 
 __all__ = ["BadText", "Text"]
 

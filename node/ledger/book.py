@@ -48,11 +48,11 @@ from node.ledger.facts import (
     Requeued,
     Taken,
 )
-from node.ledger.judge import oldest_version
 from node.ledger.messages import Rollout
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 from node.ledger.state import Done, Group, Head, Lease
+from node.ledger.trust.judge import oldest_version
 from swarm.store.private import make_private
 
 __all__ = ["Book"]

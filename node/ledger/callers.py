@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.ledger.leases import remember
-from swarm.protocol.bucket import Bucket
+from node.ledger.assignment.leases import remember
+from swarm.protocol.core.bucket import Bucket
 
 __all__ = ["Caller", "Callers"]
 

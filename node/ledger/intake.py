@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from blake3 import blake3
 
 from node.engines.base import Version
-from node.ledger.judge import fingerprint, judge, too_fast
-from node.ledger.leases import LeaseTable, remember
+from node.ledger.assignment.leases import LeaseTable, remember
 from node.ledger.messages import Reason, Rollout
 from node.ledger.settings import Settings
 from node.ledger.state import Done, Group, Head, Lease
+from node.ledger.trust.judge import fingerprint, judge, too_fast
 
 __all__ = ["Intake"]
 

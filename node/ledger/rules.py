@@ -1,6 +1,6 @@
 """The rules of work: groups of samples -> leases -> accepted rollouts. Pure: time is an argument, nothing is sent.
 
-What changes is also noted as facts (see `node.ledger.moves` for the places of a sample); whoever calls must make
+What changes is also noted as facts (see `node.ledger.transitions` for the places of a sample); whoever calls must make
 `take_facts()` durable before it tells anybody of the outcome, so that after a crash the ledger goes on where the world
 believes it stands.
 """
@@ -12,19 +12,19 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
 from node.engines.base import SamplingParams, Version
+from node.ledger.assignment.assigner import Dealer
+from node.ledger.assignment.leases import remember
+from node.ledger.assignment.pool import check_offer
+from node.ledger.assignment.use import Use
 from node.ledger.binding import KEPT, Binding, refuse, work_pairs
-from node.ledger.court import Court
-from node.ledger.dealer import Dealer
 from node.ledger.facts import Advanced, Bound, Fact, Taken
 from node.ledger.intake import Intake
-from node.ledger.judge import lag_reason, oldest_version
-from node.ledger.leases import remember
 from node.ledger.messages import Reason, Rollout, WorkRequest
-from node.ledger.moves import Moves
-from node.ledger.pool import check_offer
 from node.ledger.settings import Settings
 from node.ledger.state import Done, Group, Head, Lease
-from node.ledger.use import Use
+from node.ledger.transitions import Moves
+from node.ledger.trust.judge import lag_reason, oldest_version
+from node.ledger.trust.quarantine import Court
 
 __all__ = ["Ledger"]
 

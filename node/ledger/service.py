@@ -14,11 +14,13 @@ import trio
 
 from codec.errors import PeerError
 from node.engines.base import SamplingParams, Version
-from node.ledger.abilities import EngineAbilities
+from node.ledger.assignment.abilities import EngineAbilities
+from node.ledger.assignment.assigner import MOST_LEASES
+from node.ledger.assignment.commit_stats import Takings
+from node.ledger.assignment.waiting import Waiting
 from node.ledger.binding import Binding, KeyTaken, refuse, work_pairs
 from node.ledger.book import Book
 from node.ledger.callers import Callers
-from node.ledger.dealer import MOST_LEASES
 from node.ledger.messages import (
     Abilities,
     Answer,
@@ -40,14 +42,12 @@ from node.ledger.messages import (
     open_rollout,
     unpack_floats,
 )
+from node.ledger.model_limits import NO_LIMITS, Limits
 from node.ledger.report import report
 from node.ledger.rules import Ledger
 from node.ledger.session import Offer, Session
 from node.ledger.state import Group, Head, Lease
-from node.ledger.takings import Takings
-from node.ledger.waiting import Waiting
 from node.ledger.wording import ask_message, lease_message, withdrawals
-from node.limits import NO_LIMITS, Limits
 from swarm.guard import Source, guarded
 
 __all__ = ["VOLATILE", "LedgerService"]

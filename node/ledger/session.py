@@ -7,9 +7,9 @@ import trio
 
 from codec.errors import PeerError
 from node.engines.base import SamplingParams
-from node.ledger.pool import check_offer
+from node.ledger.assignment.pool import check_offer
+from node.ledger.model_limits import NO_LIMITS, Limits
 from node.ledger.state import Group
-from node.limits import NO_LIMITS, Limits
 
 __all__ = ["Offer", "Session"]
 

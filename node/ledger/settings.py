@@ -34,7 +34,7 @@ class Settings:
     """A lease that a request made this long after it does not name was lost on the way, and is sent again."""
     silent_s: float = 15.0
     """A node that has work and says nothing for so long is gone: it speaks every five seconds, whatever its engine
-    does. Sooner (`node.ledger.pulse`) where its words come more often, as they do while tokens flow."""
+    does. Sooner (`node.ledger.assignment.liveness`) where its words come more often, as they do while tokens flow."""
     stall_s: float = 12.0
     """A node whose tokens flowed and do not for so long (or three times its own longest gap) hangs."""
     doubt_s: float = 2.0
@@ -61,8 +61,8 @@ class Settings:
     """Nats: mean difference a token between what a node said and what another computes; divided by a temperature below
     1. Of one sample, rounding alone makes up to 3e-6 where both compute in float32 and 0.051 between bfloat16 engines
     of two makes; another model's tokens make 4, and a version one step older 0.01 (`python -m
-    scenarios.check_tolerance`). So 0.1 accuses no honest node and finds other models; 1e-4, in a swarm that computes in
-    float32, also finds versions that are too old."""
+    scenarios.bench.check_tolerance`). So 0.1 accuses no honest node and finds other models; 1e-4, in a swarm that
+    computes in float32, also finds versions that are too old."""
     checks_open: int = 64
     """Checks waiting for a node; beyond, none is begun."""
     check_ttl_s: float = 120.0

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import msgspec
 
 from node.engines.base import SamplingParams, Version, needs
-from node.ledger.conduct import Conduct
+from node.ledger.assignment.liveness import Pulse
+from node.ledger.assignment.rate import Rate
+from node.ledger.assignment.version_timing import Average
 from node.ledger.messages import Reason, Rollout, Timesheet
-from node.ledger.pulse import Pulse
-from node.ledger.rate import Rate
-from node.ledger.timetable import Average
+from node.ledger.trust.reputation import Conduct
 
 __all__ = ["Done", "Group", "Head", "Lease", "Node"]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from node.ledger.checks import Check
 from node.ledger.messages import Ask, Withdraw, WorkLease
 from node.ledger.state import Group, Lease
+from node.ledger.trust.checks import Check
 
 __all__ = ["ask_message", "lease_message", "withdrawals"]
 

@@ -11,9 +11,9 @@ import msgspec
 import trio
 
 from codec.errors import PeerError
-from node.local import ChannelClosed, ChannelTimeout, close_fds, connect
-from node.local_async import AsyncChannel
-from node.local_async import serve as serve_socket
+from node.ipc.async_channel import AsyncChannel
+from node.ipc.async_channel import serve as serve_socket
+from node.ipc.channel import ChannelClosed, ChannelTimeout, close_fds, connect
 from swarm.guard import Source
 from swarm.transport.base import Unreachable
 

@@ -21,15 +21,15 @@ from codec import Layout
 from codec.errors import SwarmError, UsageError
 from node.engines.base import SamplingOptions, SamplingParams
 from node.trainers.attach import attach, default_threads
+from node.trainers.connection.patience import log
+from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.held_gateway import HeldGateway
 from node.trainers.messages import OpenGateway, OpenRollouts, Wanted
-from node.trainers.patience import log
 from node.trainers.prompts import Prompt, Tokens, check_prompts
-from node.trainers.publication import Publication
-from node.trainers.publishing import OnBusy, PublishLine
+from node.trainers.publish.publication import Publication
+from node.trainers.publish.publishing import OnBusy, PublishLine
 from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
-from node.trainers.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.standing import holders, standing
 
 __all__ = [

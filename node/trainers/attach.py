@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from codec.errors import UsageError
-from node.trainers.copies import Copies
+from node.trainers.connection.link import Link, Seat
+from node.trainers.connection.seedlink import SeedProcess, dial
 from node.trainers.errors import SwarmDown
-from node.trainers.link import Link, Seat
-from node.trainers.peers import Peers
-from node.trainers.seedlink import SeedProcess, dial
-from node.trainers.shares import Shares
-from node.trainers.weights import check_names, is_sharded
+from node.trainers.ranks.copies import Copies
+from node.trainers.ranks.ownership import Shares
+from node.trainers.ranks.peers import Peers
+from node.trainers.tensors.weights import check_names, is_sharded
 
 __all__ = ["Attached", "attach", "default_threads"]
 
@@ -52,7 +52,7 @@ def attach(model: Any, home: Path, base: Path | None) -> Attached:
 
 def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attached:
     """Every step on every rank, or on none: an error of one is raised by all."""
-    from node.trainers.fsdp2 import Ranks, sharded_over
+    from node.trainers.tensors.fsdp2 import Ranks, sharded_over
 
     ranks = Ranks(sharded_over(model))
     seed: SeedProcess | None = None

@@ -18,10 +18,10 @@ import msgspec
 from msgspec.structs import replace
 
 from codec.errors import PeerError, UsageError
-from node.local import MAX_FDS, Channel, ChannelClosed, ChannelTimeout
+from node.ipc.channel import MAX_FDS, Channel, ChannelClosed, ChannelTimeout
+from node.trainers.connection.seedlink import ANSWER_WITHIN_S, dial, expect, speaking
 from node.trainers.errors import SwarmDown, SwarmTimeout
 from node.trainers.messages import GatewayOpened, OpenGateway
-from node.trainers.seedlink import ANSWER_WITHIN_S, dial, expect, speaking
 
 __all__ = ["HeldGateway"]
 

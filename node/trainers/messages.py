@@ -273,7 +273,7 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 
 
 class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
-    """Serve OpenAI's clients at this address until I hang up; see `node.config.GatewayConfig`.
+    """Serve OpenAI's clients at this address until I hang up; see `node.settings.config.GatewayConfig`.
 
     `listening`: accept on the listening sockets that come as descriptors, which are of this address.
     """

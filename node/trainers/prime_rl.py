@@ -19,9 +19,9 @@ import trio
 
 from codec.errors import SwarmError, UsageError
 from node.gateway.http import Request, Response, failure, json_response, serve
-from node.publish import folder_tensors
 from node.trainers.api import Publication, Swarm
-from node.trainers.seedlink import ask_state, home_folder
+from node.trainers.connection.seedlink import ask_state, home_folder
+from node.trainers.publish_files import folder_tensors
 
 __all__ = ["Admin", "main"]
 

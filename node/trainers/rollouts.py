@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from codec.errors import UsageError
 from node.engines.base import Span, Version
-from node.ledger.checks import distance
+from node.ipc.channel import Channel, ChannelTimeout, close_fds
 from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
-from node.local import Channel, ChannelTimeout, close_fds
+from node.ledger.trust.checks import distance
+from node.trainers.connection.patience import Wait
+from node.trainers.connection.seedlink import dial, speaking
 from node.trainers.errors import PromptRefused, RolloutsFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import Accuse, Offer, OfferRefused, OpenRollouts, Refusal, Room, Sample, Stale, Taken
-from node.trainers.patience import Wait
 from node.trainers.prompts import BadPrompt
-from node.trainers.seedlink import dial, speaking
 from node.trainers.standing import why_no_group
 
 __all__ = ["Check", "RefusedPrompt", "Rollout", "RolloutGroup", "group_id", "rollouts"]
@@ -94,8 +94,8 @@ class Check:
 
     `score(prompt, rollout)`: the log-probability of each of its tokens under the version that it names, or None where
     the trainer no longer has that version. A node that is further off than `tolerance` (mean, nats a token; see
-    `python -m scenarios.check_tolerance` for what rounding makes) is out, and its samples are drawn anew. `share` of
-    the samples are looked at, picked by chance.
+    `python -m scenarios.bench.check_tolerance` for what rounding makes) is out, and its samples are drawn anew. `share`
+    of the samples are looked at, picked by chance.
     """
 
     score: Callable[[tuple[int, ...], Rollout], Sequence[float] | None]

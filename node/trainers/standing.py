@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import SwarmError
-from node.trainers.publication import Holders, Publication
-from node.trainers.seedlink import ANSWER_WITHIN_S, ask_state
+from node.trainers.connection.seedlink import ANSWER_WITHIN_S, ask_state
+from node.trainers.publish.publication import Holders, Publication
 
 __all__ = ["holders", "standing", "why_no_group"]
 

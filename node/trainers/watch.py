@@ -23,8 +23,8 @@ from typing import Final
 import structlog
 
 from codec.errors import SwarmError, UsageError
-from node import logs
-from node.publish import Stamp, publish_folder, stamp
+from node.settings import logs
+from node.trainers.publish_files import Stamp, publish_folder, stamp
 from swarm.transport.base import Unreachable
 
 __all__ = ["Found", "Watch", "main", "scan", "step_of"]

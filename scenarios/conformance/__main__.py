@@ -81,10 +81,10 @@ def _models(asked: argparse.Namespace) -> int:
 
 def _models_on_vllm(asked: argparse.Namespace) -> int:
     """A cell of each family before the second of any; every cell is written down when it is done."""
-    from node.logs import configure
+    from node.settings.logs import configure
     from scenarios.conformance.models import Cell
     from scenarios.conformance.on_vllm import EXPERTS, FAMILIES, ORDER, Host, run_cell
-    from scenarios.vllm_environment import vllm_python
+    from scenarios.engines.vllm_environment import vllm_python
 
     configure("warning")
     known = asked.render or asked.json

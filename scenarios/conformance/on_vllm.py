@@ -29,7 +29,7 @@ from node.engines.vllm.server import environment
 from scenarios.conformance.families import tiny
 from scenarios.conformance.models import STEPS, Cell, change, load_model, save_base, wrong_bits
 from scenarios.conformance.swarm import LocalSwarm
-from scenarios.engine_bench import PROBE_ENV
+from scenarios.engines.engine_bench import PROBE_ENV
 
 __all__ = ["EXPERTS", "FAMILIES", "ORDER", "STORED", "Host", "HostError", "run_cell"]
 

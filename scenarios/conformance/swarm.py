@@ -28,10 +28,10 @@ from codec import (
 )
 from codec.chunk import CODER_RICE
 from node.engines.transformers import TransformersEngine
-from node.trainers.copies import SLOTS, Copies
-from node.trainers.encoding import Encoder
-from node.trainers.shares import Shares
-from node.trainers.weights import Copier, check_names
+from node.trainers.publish.encoding import Encoder
+from node.trainers.ranks.copies import SLOTS, Copies
+from node.trainers.ranks.ownership import Shares
+from node.trainers.tensors.weights import Copier, check_names
 
 __all__ = ["LocalSwarm"]
 

@@ -12,8 +12,8 @@ from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.scene import Scene
 from scenarios.fuzz.tables import sizes_of
 from scenarios.fuzz.target import Broken, World
-from swarm.protocol import wire
-from swarm.protocol.events import (
+from swarm.protocol.core import wire
+from swarm.protocol.core.events import (
     Close,
     Dial,
     Effect,

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from node.extras import how_to_get
+from node.settings.extras import how_to_get
 
 __all__ = ["fuzz"]
 

@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 import msgspec
 import trio
 
-from node.local import ChannelClosed, Frames, pack
+from node.ipc.channel import ChannelClosed, Frames, pack
 from scenarios.fuzz.fields import Kind, fields_of
 from scenarios.fuzz.samples import sample_of
 
@@ -36,8 +36,8 @@ def _kind(cls: type, sample: Any) -> Kind:
 
 
 class ScriptedChannel:
-    """In the place of `node.local_async.AsyncChannel`: says what it was given, through the real reader of frames, and
-    hangs up. What it is sent is packed, as it would be, and forgotten."""
+    """In the place of `node.ipc.async_channel.AsyncChannel`: says what it was given, through the real reader of frames,
+    and hangs up. What it is sent is packed, as it would be, and forgotten."""
 
     def __init__(self, receives: Any, frames: Sequence[bytes]) -> None:
         self._frames = Frames(receives)

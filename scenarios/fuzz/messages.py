@@ -1,4 +1,4 @@
-"""The kinds of message and document that peers send: every tag of `swarm.protocol.wire`, and what they carry.
+"""The kinds of message and document that peers send: every tag of `swarm.protocol.core.wire`, and what they carry.
 
 `make` gets a `Scene`. A document is mutated, signed by whoever a hostile peer can sign for, and put into its message.
 """
@@ -15,9 +15,10 @@ from scenarios.fuzz.binary import fields_of_values, write
 from scenarios.fuzz.fields import Field, Kind, fields_of, plain
 from scenarios.fuzz.scene import Scene, key_of
 from scenarios.fuzz.values import Mutation
-from swarm.protocol import documents, roster, succession, wire
-from swarm.protocol.documents import Capability, Grant, Heartbeat, Report
-from swarm.protocol.succession import Successor, seal_successor
+from swarm.protocol.core import documents, wire
+from swarm.protocol.core.documents import Capability, Grant, Heartbeat, Report
+from swarm.protocol.membership import roster, succession
+from swarm.protocol.membership.succession import Successor, seal_successor
 
 __all__ = ["MESSAGES", "document_kinds", "manifest_values", "message_kinds", "pack", "sealed_as"]
 

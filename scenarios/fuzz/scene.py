@@ -14,8 +14,8 @@ from codec import ChunkKey, Layout, Manifest, TensorSpec
 from codec.chunk import BlockDelta, seal_chunk
 from codec.layout import FileSpec
 from codec.sign import Key
-from swarm.protocol.documents import Capability, Grant, Heartbeat, Link, Report, bit_set, seal
-from swarm.protocol.roster import Change, Member, Roster, seal_change, whole
+from swarm.protocol.core.documents import Capability, Grant, Heartbeat, Link, Report, bit_set, seal
+from swarm.protocol.membership.roster import Change, Member, Roster, seal_change, whole
 
 __all__ = ["AUTHORITY", "LAYOUT", "Scene", "key_of", "manifest_of", "root_of"]
 

@@ -73,7 +73,7 @@ class _Script:
 
 
 def _negotiation(data: bytes) -> None:
-    from swarm.transport.multistream import answer
+    from swarm.transport.connection.multistream import answer
 
     channel = _Script(data)
     with contextlib.suppress(StopIteration, PeerError):
@@ -119,7 +119,7 @@ async def _ignore(send: Any, data: bytes) -> None:
 
 def _corpus(folder: Path) -> None:
     """Honest inputs to start from."""
-    from swarm.transport.multistream import HEADER, encode
+    from swarm.transport.connection.multistream import HEADER, encode
     from swarm.transport.yamux.frames import ACK, FIN, RST, SYN, Kind, encode_head
 
     def data(stream_id: int, payload: bytes, flags: int = 0) -> bytes:
@@ -142,14 +142,14 @@ def _corpus(folder: Path) -> None:
 
 
 def _load() -> tuple[Callable[[bytes], None], Callable[[Path], None]]:
-    import swarm.transport.multistream
+    import swarm.transport.connection.multistream
     import swarm.transport.yamux  # noqa: F401
 
     return one, _corpus
 
 
 def main() -> int:
-    return fuzz(__doc__, ["swarm.transport.yamux", "swarm.transport.multistream"], _load)
+    return fuzz(__doc__, ["swarm.transport.yamux", "swarm.transport.connection.multistream"], _load)
 
 
 if __name__ == "__main__":

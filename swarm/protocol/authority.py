@@ -13,10 +13,8 @@ from typing import Any
 from codec import open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
-from swarm.protocol.admission import Admission
-from swarm.protocol.boots import MAX_BOOT
-from swarm.protocol.deal import Dealer
-from swarm.protocol.documents import (
+from swarm.protocol.core.boots import MAX_BOOT
+from swarm.protocol.core.documents import (
     AuthorityTime,
     Capability,
     Heartbeat,
@@ -25,9 +23,7 @@ from swarm.protocol.documents import (
     open_report,
     seal,
 )
-from swarm.protocol.egress import Egress
-from swarm.protocol.enrolment import Enrolments, record_of
-from swarm.protocol.events import (
+from swarm.protocol.core.events import (
     Announce,
     Drop,
     Effect,
@@ -51,18 +47,9 @@ from swarm.protocol.events import (
     Timer,
     VersionId,
 )
-from swarm.protocol.greeting import give_roster, let_go, reach_out
-from swarm.protocol.lease import LeaseBook, Standing
-from swarm.protocol.reach import Place, Scope
-from swarm.protocol.renewals import REPORTS_TAKEN, may_verify
-from swarm.protocol.roster import AUTHORITY
-from swarm.protocol.scheme import Scheme
-from swarm.protocol.serving import key_of, serve_chunk, serve_manifest
-from swarm.protocol.session import BAN_S, Session, pay_for_attaching
-from swarm.protocol.state import State
-from swarm.protocol.takers import Takers
-from swarm.protocol.tuning import Tuning
-from swarm.protocol.wire import (
+from swarm.protocol.core.reach import Place, Scope
+from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.wire import (
     Attach,
     Bye,
     Credit,
@@ -88,6 +75,19 @@ from swarm.protocol.wire import (
     WantRoster,
     Work,
 )
+from swarm.protocol.membership.admission import Admission
+from swarm.protocol.membership.enrolment import Enrolments, record_of
+from swarm.protocol.membership.greeting import give_roster, let_go, reach_out
+from swarm.protocol.membership.lease import LeaseBook, Standing
+from swarm.protocol.membership.renewals import REPORTS_TAKEN, may_verify
+from swarm.protocol.membership.roster import AUTHORITY
+from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
+from swarm.protocol.state import State
+from swarm.protocol.topology.replanning import Scheme
+from swarm.protocol.transfer.assignment import Dealer
+from swarm.protocol.transfer.bootstrap_limiter import Takers
+from swarm.protocol.transfer.egress import Egress
+from swarm.protocol.transfer.serving import key_of, serve_chunk, serve_manifest
 
 __all__ = ["Authority"]
 

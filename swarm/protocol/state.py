@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 from codec import Manifest
 from codec.sign import Key
-from swarm.protocol.boots import MAX_BOOT
-from swarm.protocol.chunks import Chunks
-from swarm.protocol.documents import Grant
-from swarm.protocol.events import Close, Drop, Effect, Notify, Send, SendDone, VersionId
-from swarm.protocol.exchange import Exchange
-from swarm.protocol.guests import Guests
-from swarm.protocol.lease import Leases
-from swarm.protocol.pull import Gifts
-from swarm.protocol.roster import Roster
-from swarm.protocol.rosterbook import RosterBook
-from swarm.protocol.session import Sessions
-from swarm.protocol.tuning import Tuning
-from swarm.protocol.uplink import Uplink
-from swarm.protocol.wire import Message
+from swarm.protocol.core.boots import MAX_BOOT
+from swarm.protocol.core.documents import Grant
+from swarm.protocol.core.events import Close, Drop, Effect, Notify, Send, SendDone, VersionId
+from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.uplink import Uplink
+from swarm.protocol.core.wire import Message
+from swarm.protocol.membership.lease import Leases
+from swarm.protocol.membership.roster import Roster
+from swarm.protocol.membership.rosterbook import RosterBook
+from swarm.protocol.membership.session import Sessions
+from swarm.protocol.transfer.chunks import Chunks
+from swarm.protocol.transfer.exchange import Exchange
+from swarm.protocol.transfer.late_joiners import Guests
+from swarm.protocol.transfer.pull import Gifts
 
 __all__ = ["State"]
 

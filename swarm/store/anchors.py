@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from swarm.protocol.events import VersionId
+from swarm.protocol.core.events import VersionId
 from swarm.store.disk import TEMPORARY, Disk
 
 __all__ = ["Anchor", "Anchors"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from codec import ChunkHeader, ChunkKey, open_header, verify_piece
 from codec.chunk import BlockEntry
 from codec.errors import PeerError
-from swarm.protocol.events import VersionId
+from swarm.protocol.core.events import VersionId
 from swarm.store.disk import Disk
 from swarm.store.pack import Pack
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from codec import Layout
 from codec.errors import UsageError
-from swarm.protocol.events import VersionId
+from swarm.protocol.core.events import VersionId
 from swarm.store.anchors import Anchor, Anchors
 from swarm.store.chunks import ChunkStore
 from swarm.store.clean import Clean

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from codec import Manifest
 from codec.errors import UsageError
-from swarm.protocol.events import VersionId
+from swarm.protocol.core.events import VersionId
 from swarm.store.disk import Disk, DiskFull
 from swarm.store.private import make_private
 

@@ -9,8 +9,8 @@ from typing import Final
 import trio
 
 from swarm.transport.base import PeerKey, Unreachable
+from swarm.transport.connection.muxer import MuxedConnection
 from swarm.transport.identity import peer_id
-from swarm.transport.muxer import MuxedConnection
 
 __all__ = ["DialRules", "Dialer"]
 

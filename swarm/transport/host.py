@@ -26,11 +26,11 @@ from multiaddr import Multiaddr
 
 from codec.errors import PeerError
 from codec.sign import Key
-from swarm.transport import tls
-from swarm.transport.multistream import Channel, propose
-from swarm.transport.muxer import YAMUX_ID, MuxedConnection
-from swarm.transport.tcp import TcpTransport
-from swarm.transport.upgrade import Upgrader
+from swarm.transport.connection import tls
+from swarm.transport.connection.multistream import Channel, propose
+from swarm.transport.connection.muxer import YAMUX_ID, MuxedConnection
+from swarm.transport.connection.tcp import TcpTransport
+from swarm.transport.connection.upgrade import Upgrader
 
 __all__ = ["Host", "build_host", "security"]
 

@@ -6,8 +6,8 @@ from typing import Final
 import trio
 
 from swarm.transport.base import Lane, Stream, Way
-from swarm.transport.multistream import HEADER, encode
-from swarm.transport.muxer import MuxedConnection
+from swarm.transport.connection.multistream import HEADER, encode
+from swarm.transport.connection.muxer import MuxedConnection
 from swarm.transport.yamux import Connection, YamuxStream
 
 __all__ = ["LANE_OF", "PROTOCOL_OF", "WAYS_ID", "Edge", "LaneStream", "StreamChannel"]

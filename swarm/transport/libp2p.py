@@ -23,27 +23,27 @@ from multiaddr import Multiaddr
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm.guard import Source, guarded
-from swarm.protocol.reach import is_circuit
-from swarm.transport.admission import Admission, AdmissionRules, Arrival
+from swarm.protocol.core.reach import is_circuit
 from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, Way, attend
-from swarm.transport.circuit import HOP_ID, STOP_ID
+from swarm.transport.connection.admission import Admission, AdmissionRules, Arrival
+from swarm.transport.connection.gate import Gate, GateRules
+from swarm.transport.connection.migrating_connection import Path
+from swarm.transport.connection.multistream import answer
+from swarm.transport.connection.muxer import MuxedConnection, MuxedStream
+from swarm.transport.connection.tcp import TcpTransport, bind, checked_announcements, descriptors, multiaddr_text
+from swarm.transport.connection.upgrade import Upgrader
 from swarm.transport.dialer import Dialer, DialRules
-from swarm.transport.gate import Gate, GateRules
 from swarm.transport.host import MAX_CONNECTIONS_A_PEER, NEGOTIATION_S, Host, build_host, security
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, WAYS_ID, Edge, LaneStream, StreamChannel
-from swarm.transport.legs import CONTINUE_ID, Legs
-from swarm.transport.multistream import answer
-from swarm.transport.muxer import MuxedConnection, MuxedStream
+from swarm.transport.nat.circuit import HOP_ID, STOP_ID
+from swarm.transport.nat.punch import PUNCH_ID, Puncher
+from swarm.transport.nat.relay import Relay, RelayRules
+from swarm.transport.nat.relayed_links import CONTINUE_ID, Legs
+from swarm.transport.nat.reservations import Places
 from swarm.transport.parallel import DEFAULT_MBIT, WAYS, socket_window_bytes, ways
-from swarm.transport.path import Path
-from swarm.transport.places import Places
 from swarm.transport.probe import answers_as
-from swarm.transport.punch import PUNCH_ID, Puncher
-from swarm.transport.relay import Relay, RelayRules
-from swarm.transport.tcp import TcpTransport, bind, checked_announcements, descriptors, multiaddr_text
 from swarm.transport.tuning import BBR
-from swarm.transport.upgrade import Upgrader
 from swarm.transport.yamux import Limits, PeerBudgets, YamuxStream
 
 __all__ = ["DialRules", "Libp2pTransport"]

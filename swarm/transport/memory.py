@@ -18,7 +18,7 @@ from typing import Final
 import trio
 
 from codec.sign import Key
-from swarm.protocol.reach import circuit, is_circuit, relay_of
+from swarm.protocol.core.reach import circuit, is_circuit, relay_of
 from swarm.transport.base import Accept, Lane, PeerKey, Stream, Traffic, Transport, Unreachable, Way, attend
 
 __all__ = ["Link", "MemoryNetwork", "MemoryStream", "MemoryTransport"]

@@ -18,11 +18,11 @@ from libp2p.pubsub.pubsub import Pubsub
 
 from codec.errors import PeerError
 from swarm.guard import Source, guarded
-from swarm.protocol.bucket import Bucket
+from swarm.protocol.core.bucket import Bucket
 from swarm.transport.base import PeerKey
+from swarm.transport.connection.migrating_connection import lost_is_broken
+from swarm.transport.connection.muxer import MuxedStream
 from swarm.transport.identity import peer_key
-from swarm.transport.muxer import MuxedStream
-from swarm.transport.path import lost_is_broken
 
 __all__ = ["BoundedPubsub", "Neighbours", "cost_of", "trimmed"]
 

@@ -21,7 +21,7 @@ from kit import Swarm, Words, checkpoint, free_port, holds, root_of, step, swarm
 from villain_kit import Member
 
 from codec.sign import Key
-from node import keyfile
+from node.settings import keyfile
 
 MIB = 1 << 20
 FLOOD_S = float(os.environ.get("ADVERSARY_SECONDS", "4"))

@@ -29,7 +29,7 @@ from traffic_kit import BULK, CONTROL, GOSSIP, REPLAY, gossip
 from villain_kit import GONE, Member
 
 from codec.sign import Key
-from node.ticket import Ticket
+from node.settings.ticket import Ticket
 from swarm.transport.base import Lane
 
 AT_ONCE = 65536

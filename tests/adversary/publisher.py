@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from node.publish import publish_folder
+from node.trainers.publish_files import publish_folder
 
 if __name__ == "__main__":
     for line in sys.stdin:

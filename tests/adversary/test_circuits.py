@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import trio
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "transport"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "swarm" / "transport"))
 from relay_kit import world
 
-from swarm.protocol.enrolment import Enrolment
-from swarm.protocol.wire import Join
+from swarm.protocol.core.wire import Join
+from swarm.protocol.membership.enrolment import Enrolment
 from swarm.transport.base import Lane
-from swarm.transport.muxer import MuxedConnection
-from swarm.transport.punch import PUNCH_ID
+from swarm.transport.connection.muxer import MuxedConnection
+from swarm.transport.nat.punch import PUNCH_ID
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary]
 

@@ -9,7 +9,7 @@ from villain_kit import Member, Villain, members
 from codec.sign import Key
 from node.engines.base import SamplingParams
 from node.ledger import messages
-from swarm.protocol.wire import Bye, HeartbeatNews, Hello, ManifestNews, Message, Reports, RosterStep, Welcome
+from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, ManifestNews, Message, Reports, RosterStep, Welcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary]
 
@@ -121,7 +121,7 @@ def rollouts(key: Key) -> list[bytes]:
 
 
 async def test_02_rollout_that_is_no_utf8(shared_arena: Arena) -> None:
-    from swarm.protocol.wire import Work
+    from swarm.protocol.core.wire import Work
 
     sampling = SamplingParams(max_tokens=1)
     odd: list[messages.WorkMessage] = [

@@ -8,7 +8,7 @@ from villain_kit import Member
 
 from codec import ChunkKey
 from codec.sign import Key
-from swarm.protocol.wire import NO_STRIPE, Frame, FrameKind, pack_frame
+from swarm.protocol.core.wire import NO_STRIPE, Frame, FrameKind, pack_frame
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 

@@ -13,11 +13,11 @@ from villain_kit import GONE, Villain
 
 from codec import BlockDelta, ChunkKey, Manifest, seal_chunk
 from codec.sign import Key
-from node import keyfile
-from node.ticket import Ticket
-from swarm.protocol.boots import latest_boot
-from swarm.protocol.documents import Heartbeat, seal
-from swarm.protocol.wire import (
+from node.settings import keyfile
+from node.settings.ticket import Ticket
+from swarm.protocol.core.boots import latest_boot
+from swarm.protocol.core.documents import Heartbeat, seal
+from swarm.protocol.core.wire import (
     NO_STRIPE,
     Blob,
     Frame,
@@ -33,7 +33,7 @@ from swarm.protocol.wire import (
     Welcome,
     pack_frame,
 )
-from swarm.shell.framing import ByteReader, Patience, read_message
+from swarm.runtime.framing import ByteReader, Patience, read_message
 from swarm.transport.base import Lane
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary]

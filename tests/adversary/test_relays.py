@@ -12,9 +12,9 @@ from kit import Swarm, checkpoint, free_port, swarm_in
 from villain_kit import GONE, Member, Villain
 
 from codec.sign import Key
-from node import keyfile
-from node.ticket import Ticket
-from swarm.transport.circuit import HOP_ID, HopMessage, Status, peer_in, read_message, write_message
+from node.settings import keyfile
+from node.settings.ticket import Ticket
+from swarm.transport.nat.circuit import HOP_ID, HopMessage, Status, peer_in, read_message, write_message
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 

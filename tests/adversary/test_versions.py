@@ -12,7 +12,7 @@ from proxy_kit import proxied
 from villain_kit import Member, members
 
 from codec.sign import Key
-from swarm.protocol.wire import FRAME_HEAD, FrameKind, pack_frame, unpack_frame_head
+from swarm.protocol.core.wire import FRAME_HEAD, FrameKind, pack_frame, unpack_frame_head
 from swarm.transport.base import Lane
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]

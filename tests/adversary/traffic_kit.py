@@ -11,8 +11,8 @@ from codec import ChunkKey, Manifest
 from codec.sign import Key
 from node.engines.base import SamplingParams
 from node.ledger import messages
-from swarm.protocol.documents import Report, seal
-from swarm.protocol.wire import (
+from swarm.protocol.core.documents import Report, seal
+from swarm.protocol.core.wire import (
     NO_STRIPE,
     Attach,
     Blob,
@@ -41,7 +41,7 @@ from swarm.protocol.wire import (
     Work,
     pack_frame,
 )
-from swarm.shell.framing import frame_message
+from swarm.runtime.framing import frame_message
 
 Blocks = Iterator[bytes]
 

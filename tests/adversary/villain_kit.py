@@ -10,9 +10,9 @@ import trio
 
 from codec.errors import PeerError
 from codec.sign import Key
-from node.ticket import Ticket
-from swarm.protocol.documents import Grant, Report, heartbeat_hash, open_grant, seal
-from swarm.protocol.wire import (
+from node.settings.ticket import Ticket
+from swarm.protocol.core.documents import Grant, Report, heartbeat_hash, open_grant, seal
+from swarm.protocol.core.wire import (
     Attach,
     HeartbeatNews,
     Hello,
@@ -26,7 +26,7 @@ from swarm.protocol.wire import (
     WantBlock,
     Welcome,
 )
-from swarm.shell.framing import ByteReader, Patience, frame_message, read_message
+from swarm.runtime.framing import ByteReader, Patience, frame_message, read_message
 from swarm.transport.base import Lane, Unreachable
 from swarm.transport.libp2p import Libp2pTransport
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "gateway")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "node" / "gateway")]
 
 HAS_TORCH = find_spec("torch") is not None
 collect_ignore_glob = [] if HAS_TORCH else ["test_*.py"]

@@ -18,7 +18,7 @@ FEW = [
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    from scenarios.vllm_environment import vllm_python
+    from scenarios.engines.vllm_environment import vllm_python
 
     made = Host(vllm_python(), tmp_path_factory.mktemp("host") / "vllm.log")
     yield made

@@ -19,9 +19,9 @@ from parameters_kit import BOS, END, Asker, LocalEngine, asking, files, make_eng
 from node.engines.base import ABILITIES, OPTIONS
 from node.engines.transformers import TransformersEngine
 from node.gateway.parameters import BODIES, ENDPOINTS, PARAMETERS, Parameter, markdown, parse
+from node.gateway.parsed_request import want_chat, want_completion
 from node.gateway.text import Text
-from node.gateway.wanted import want_chat, want_completion
-from node.worker import NodeWorker
+from node.member.worker import NodeWorker
 
 HERE = Path(__file__).parent
 VLLM: dict[str, Any] = json.loads((HERE / "vllm_fields.json").read_text())
@@ -191,7 +191,7 @@ async def _narrow(ask: Asker, endpoint: str) -> None:
 
 @effect("presence_penalty", "frequency_penalty", "repetition_penalty")
 async def _penalties(ask: Asker, endpoint: str) -> None:
-    """That they are vLLM's is shown in tests/engines."""
+    """That they are vLLM's is shown in tests/node/engines."""
     liked = {"logit_bias": {"3": 6}, "ignore_eos": True}
     plain = await ask(endpoint, **liked, max_tokens=40)
     most = plain.tokens.count(3)
@@ -404,7 +404,7 @@ async def _stream(ask: Asker, endpoint: str) -> None:
 
 @effect("session_id", "prompt_cache_key", "user")
 async def _sessions(ask: Asker, endpoint: str) -> None:
-    """That a session stays with its node is shown in tests/gateway."""
+    """That a session stays with its node is shown in tests/node/gateway."""
 
     def affinity(**fields: Any) -> bytes:
         prompt = {"prompt": "a"} if endpoint == "completions" else {"messages": [{"role": "user", "content": "a"}]}
@@ -481,7 +481,7 @@ async def test_a_node_of_an_older_release_is_given_no_work_that_it_would_do_wron
     async with asking(tmp_path, engine) as ask:
         (old,) = ask.swarm.workers.values()
         monkeypatch.setattr(old, "hear", lambda body: None if body[2] == 14 else hear(old, body))
-        monkeypatch.setattr("node.gateway.counter.ABILITIES_WITHIN_S", 0.3)
+        monkeypatch.setattr("node.gateway.request_tracker.ABILITIES_WITHIN_S", 0.3)
         assert (await ask("completions")).status == 200
         reply = await ask("completions", min_p=0.5)
         assert (reply.status, reply.param) == (400, "min_p")
@@ -530,7 +530,7 @@ def test_bodies_forbid_what_the_table_does_not_have():
 def test_vllms_fields_are_those_of_the_installed_release():
     import subprocess
 
-    from scenarios.vllm_environment import vllm_python
+    from scenarios.engines.vllm_environment import vllm_python
 
     command = [vllm_python(), HERE / "vllm_fields.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)

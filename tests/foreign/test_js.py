@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from codec.sign import Key
-from swarm.gossip import Gossip
+from swarm.gossip.announcements import Gossip
 from swarm.transport.base import Lane, PeerKey
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.libp2p import Libp2pTransport

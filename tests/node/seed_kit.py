@@ -15,7 +15,8 @@ import trio
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec, open_header, open_manifest
 from codec.chunk import CODER_RICE, verify_piece
 from codec.errors import UsageError
-from node.desk import Desk
+from node.coordinator.publisher import Attempt
+from node.coordinator.trainer_server import Desk
 from node.ledger.book import Book
 from node.ledger.messages import (
     Cannot,
@@ -36,9 +37,8 @@ from node.ledger.messages import (
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
-from node.publisher import Attempt
+from node.trainers.connection.seedlink import SOCKET_NAME
 from node.trainers.messages import PutOut, WentOut
-from node.trainers.seedlink import SOCKET_NAME
 from swarm.store import Seal
 
 LAYOUT = Layout(
@@ -65,7 +65,7 @@ def random_replica(layout: Layout = LAYOUT, seed: int = 0) -> Replica:
 
 
 class FakeSeed:
-    """Everything that `node.publisher.Seed` asks for; `receiver` is what the nodes have."""
+    """Everything that `node.coordinator.publisher.Seed` asks for; `receiver` is what the nodes have."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica

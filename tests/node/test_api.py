@@ -23,10 +23,10 @@ from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import UsageError
 from node import SamplingParams, Swarm
 from node.engines.base import OPTIONS, SamplingOptions
+from node.ipc.channel import ChannelTimeout
 from node.ledger.messages import Abilities, encode, pack_floats, pack_tokens
-from node.local import ChannelTimeout
-from node.trainers import patience, seedwatch
 from node.trainers.api import Check, Rollout
+from node.trainers.connection import patience, seedwatch
 from node.trainers.errors import PromptRefused, PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.messages import OpenRollouts, Room, Sample, Taken
 from node.trainers.rollouts import _Batch, _Prompt, group_id

@@ -7,8 +7,8 @@ import pytest
 
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.layout import Layout, TensorSpec
-from node.config import SeedConfig
-from node.seed import _Seat
+from node.coordinator.coordinator import _Seat
+from node.settings.config import SeedConfig
 
 LAYOUT = Layout((TensorSpec("w", "BF16", (8_190_735_360,)),))
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from codec import Replica
 from node.engines.messages import *
-from node.local import connect, pack
+from node.ipc.channel import connect, pack
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 channel = connect(folder / "engine.sock", FromNode)

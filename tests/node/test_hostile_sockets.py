@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from codec.errors import PeerError, UsageError
 from node.engines.vllm.plugin.swarm_vllm import channel as plugin
-from node.local import MAX_BODY_BYTES, MAX_FDS, Channel, ChannelClosed, pack
-from node.local_async import AsyncChannel, serve
+from node.ipc.async_channel import AsyncChannel, serve
+from node.ipc.channel import MAX_BODY_BYTES, MAX_FDS, Channel, ChannelClosed, pack
 from node.status import query
 from swarm import guard
 from swarm.guard import Source

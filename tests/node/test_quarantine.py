@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from seed_kit import running
 
-from node.cli import run
+from node.cli.app import run
 
 
 def test_a_node_is_put_aside_shown_and_released(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -16,7 +16,7 @@ from node.ledger.service import LedgerService
 from node.ledger.session import Session
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
-from node.worker import NodeWorker, Pace
+from node.member.worker import NodeWorker, Pace
 
 SAMPLING = SamplingParams(max_tokens=100, stop_tokens=(2,))
 TOKENS = 50

@@ -20,9 +20,9 @@ import pytest
 from codec import FileSpec, Layout, TensorSpec, write_checkpoint
 from codec.replica import Replica
 from codec.sign import Key
+from node.settings.ticket import Ticket
 from node.status.query import ask
-from node.ticket import Ticket
-from swarm.protocol.documents import Capability, seal
+from swarm.protocol.core.documents import Capability, seal
 from swarm.transport.base import Unreachable
 
 PATIENCE_S = 45.0

@@ -9,7 +9,7 @@ import pytest
 from kit import NODE, Swarm, all_hold, check, checkpoint, free_port, holds, root_of, step, swarm_in, ticket_of, weights
 
 from codec.sign import Key
-from node import keyfile
+from node.settings import keyfile
 
 FIRST = weights()
 SECOND = step(FIRST, 1)

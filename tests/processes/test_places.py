@@ -7,8 +7,8 @@ import pytest
 from kit import all_hold, check, checkpoint, holds, root_of, step, swarm_in, weights
 
 from codec.chunk import CODER_PCO, CODER_RAW
-from node.endpoint import open_store
-from node.ticket import Ticket
+from node.host.endpoint import open_store
+from node.settings.ticket import Ticket
 
 VERSIONS = [weights()]
 for number in (1, 2, 3):

@@ -4,25 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import rl_faults, rl_hetero, rl_pressure
-from scenarios.rl_crew import virtually
+from scenarios.rl import faults, hetero, pressure
+from scenarios.rl.ledger_sim import virtually
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.long
 def test_unequal_nodes_are_used_whole():
-    row = rl_hetero.virtual_row(4.0, nodes=2, steps=2)
-    assert rl_hetero.met(row), row
+    row = hetero.virtual_row(4.0, nodes=2, steps=2)
+    assert hetero.met(row), row
     assert row["gain"] > 0.5, row
 
 
-@pytest.mark.parametrize("gathers", rl_pressure.GATHERS)
-@pytest.mark.parametrize("held", rl_pressure.HELD)
+@pytest.mark.parametrize("gathers", pressure.GATHERS)
+@pytest.mark.parametrize("held", pressure.HELD)
 def test_nodes_draw_no_more_than_a_slower_trainer_uses(held: float, gathers: str):
     """And the trainer is no slower for it: a step takes little more than its own computing."""
-    paced, free = (virtually(rl_pressure.run, 0.5, held, gathers, 8, 1, pace, 2) for pace in (True, False))
-    assert rl_pressure.met(paced), paced
+    paced, free = (virtually(pressure.run, 0.5, held, gathers, 8, 1, pace, 2) for pace in (True, False))
+    assert pressure.met(paced), paced
     assert paced["worst_lag"] <= 1
     assert paced["step_ratio"] <= max(1.1, free["step_ratio"] + 0.02), (paced, free)
     if held > 1:
@@ -34,20 +34,20 @@ def test_nodes_draw_no_more_than_a_slower_trainer_uses(held: float, gathers: str
 @pytest.mark.long
 def test_a_real_node_draws_no_more_than_a_slower_trainer_uses():
     pytest.importorskip("torch")
-    row = rl_pressure.real(0.5, 10, rl_pressure.WARM_UP, 1)
+    row = pressure.real(0.5, 10, pressure.WARM_UP, 1)
     print(f"{row['drawn_by_used']:.3f} tokens drawn for each used")
-    assert rl_pressure.met(row), row
+    assert pressure.met(row), row
     assert row["worst_lag"] <= 1, row
 
 
 def test_faults_cost_no_more_than_what_the_struck_had():
-    calm, rough = rl_faults.simulate([0.2], steps=3, nodes=8, groups=64, check=0.2, seeds=[1])
+    calm, rough = faults.simulate([0.2], steps=3, nodes=8, groups=64, check=0.2, seeds=[1])
     assert (calm["struck"], calm["lost_to_faults"], calm["at_stake"]) == (0, 0, 0)
     assert calm["lost"] <= 0.01 * calm["drawn"], calm
     assert rough["struck"] == 5
     assert rough["quarantined"] == 1, "the liar"
     assert rough["lost_to_faults"] <= rough["at_stake"], rough
-    assert rough["step_ratio"] <= rl_faults.REACH_STEP, rough
+    assert rough["step_ratio"] <= faults.REACH_STEP, rough
 
 
 def test_training_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_path: Path):
@@ -56,7 +56,7 @@ def test_training_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_
     from node.trainers.grpo.task import SortLetters
     from node.trainers.grpo.tiny import TinyRecipe, make_tiny
     from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer
-    from scenarios import rl_fidelity
+    from scenarios.rl import fidelity
 
     class EarlyLetters(SortLetters):
         """Something that also a policy that has learnt nothing does now and then, so that every step has a gradient."""
@@ -68,7 +68,7 @@ def test_training_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_
     make_tiny(base := tmp_path / "base", recipe, lambda line: None)
     config = GrpoConfig(prompts=4, samples=4, lr=1e-3, lr_warmup_steps=1)
     trainers = [GrpoTrainer(base, EarlyLetters(3), config, device="cpu") for _ in range(2)]
-    result = rl_fidelity.compare(base, trainers, 3, nodes=2, kill=2)
-    assert rl_fidelity.identical(result), result
+    result = fidelity.compare(base, trainers, 3, nodes=2, kill=2)
+    assert fidelity.identical(result), result
     assert result["different_roots"] == 3, "every step moved bits"
     assert result["rollouts"] == 3 * 4 * 4

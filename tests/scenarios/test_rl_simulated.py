@@ -11,12 +11,12 @@ import trio
 
 from codec.errors import UsageError
 from node.engines.base import Prompt, SamplingParams
-from scenarios import rl_bandwidth, rl_wan
-from scenarios.virtual.clock import Clock
-from scenarios.virtual.compute import PUBLISHED, Compute
-from scenarios.virtual.engine import ModelledEngine, nothing
-from scenarios.virtual.training import Wan, train
-from scenarios.virtual.trio_time import VirtualTime, pass_time
+from scenarios.rl import bandwidth, wan
+from scenarios.sim.virtual.clock import Clock
+from scenarios.sim.virtual.compute import PUBLISHED, Compute
+from scenarios.sim.virtual.engine import ModelledEngine, nothing
+from scenarios.sim.virtual.training import Wan, train
+from scenarios.sim.virtual.trio_time import VirtualTime, pass_time
 
 SMALL = {
     "samples_step": 32, "group_n": 4, "rollout_s": 20.0, "waves": 2, "extract_s": 2.0, "trainer_flops": 8e12,
@@ -200,7 +200,7 @@ def test_where_lengths_differ_no_place_is_empty_if_each_sequence_is_drawn_by_its
 def test_rl_wan_says_what_it_compares(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--compute", str(small), "--size", "tiny", "--gbit", "0.02", "--regions", "1", "--regions", "4"]
     plot = tmp_path / "wan.png"
-    assert rl_wan.main([*words, "--steps", "4", "--json", "--plot", str(plot)]) == 0
+    assert wan.main([*words, "--steps", "4", "--json", "--plot", str(plot)]) == 0
     said = json.loads(capsys.readouterr().out)
     near, far = said["rows"]
     assert near["lost_to_regions"] == 0
@@ -223,7 +223,7 @@ def test_rl_bandwidth_finds_a_rate_that_is_enough_and_one_that_is_not(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--compute", str(small), "--model", "tiny", "--rows", "sync-published", "--rows", "full-sync"]
-    assert rl_bandwidth.main([*words, "--within", "0.3", "--json"]) == 0
+    assert bandwidth.main([*words, "--within", "0.3", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     delta, full = said["rows"]
     for row in said["rows"]:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from codec.errors import UsageError
-from scenarios import agreement, churn, egress, flash_crowd, partition, regions, trace, trainer_restart
-from scenarios.crowd import Begun, Crowd, Step
-from scenarios.real import Node, Outcome
-from scenarios.rows import row_of
-from scenarios.simulator import World
-from scenarios.virtual import Node as Simulated
+from scenarios.emulator.real import Node, Outcome
+from scenarios.sim import agreement, churn, egress, flash_crowd, partition, regions, trace
+from scenarios.sim.crowd import Begun, Crowd, Step
+from scenarios.sim.rows import row_of
+from scenarios.sim.simulator import World
+from scenarios.sim.virtual import Node as Simulated
+from scenarios.trainers import trainer_restart
 
 SMALL = ["--mib", "4", "--json"]
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from codec.sign import Key
-from node import join, seed
-from scenarios.crowd import Crowd, bound_s, gather, step
-from scenarios.simulator import World
-from scenarios.virtual import Costs, Cpu, Link, Paths
-from scenarios.virtual.clock import Clock
-from scenarios.virtual.links import PACKET_OVERHEAD, Flow, Frame, Uplinks, wire_bytes
-from swarm.protocol.tuning import Tuning
+from node.coordinator import coordinator as seed
+from node.member import join
+from scenarios.sim.crowd import Crowd, bound_s, gather, step
+from scenarios.sim.simulator import World
+from scenarios.sim.virtual import Costs, Cpu, Link, Paths
+from scenarios.sim.virtual.clock import Clock
+from scenarios.sim.virtual.links import PACKET_OVERHEAD, Flow, Frame, Uplinks, wire_bytes
+from swarm.protocol.core.tuning import Tuning
 
 BODY = 64 << 10
 

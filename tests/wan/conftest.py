@@ -3,7 +3,7 @@
 import pytest
 
 from codec.errors import UsageError
-from scenarios.wan import check_privileges
+from scenarios.emulator.network import check_privileges
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from node.status.query import ask
-from scenarios.wan import Host, Network
+from scenarios.emulator.network import Host, Network
 from swarm.transport.base import Unreachable
 
 pytestmark = [pytest.mark.wan, pytest.mark.alone]

@@ -1,10 +1,11 @@
-"""One edge over an emulated long path, in short form; the numbers that count come from `scenarios.transport_wan`."""
+"""One edge over an emulated long path, in short form; the numbers that count come from
+`scenarios.emulator.transport_wan`."""
 
 from dataclasses import replace
 
 import pytest
 
-from scenarios.transport_wan import ROWS, measure
+from scenarios.emulator.transport_wan import ROWS, measure
 
 pytestmark = [pytest.mark.wan, pytest.mark.alone]
 

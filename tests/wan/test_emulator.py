@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from codec.errors import UsageError
-from scenarios.wan import Host, Network
+from scenarios.emulator.network import Host, Network
 
 pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
@@ -126,7 +126,7 @@ def test_firewalls_let_in_what_they_should() -> None:
 
 DRIVER = """
 import subprocess, sys, time
-from scenarios.wan import Network
+from scenarios.emulator.network import Network
 net = Network(rtt_ms=10)
 a, b = net.host(), net.host()
 with net:
@@ -175,7 +175,7 @@ def test_a_killed_driver_leaves_nothing(tmp_path: Path, also_the_wire: bool) -> 
         with net:
             pass
     assert until_none(word)
-    assert until_none(f'scenarios.wan.wire\0{{"driver": {driver.pid}')
+    assert until_none(f'scenarios.emulator.network.wire\0{{"driver": {driver.pid}')
 
 
 def test_without_root_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,15 @@
-"""The product's processes on emulated links, in short form; the numbers that count come from `scenarios.wan_table`."""
+"""The product's processes on emulated links, in short form; the numbers that count come from
+`scenarios.emulator.wan_table`."""
 
 import signal
 from dataclasses import replace
 
 import pytest
 
-from scenarios.floor import pass_on
-from scenarios.real import Node, RealSwarm
-from scenarios.wan import Network
-from scenarios.wan_table import ROWS, measure, row_of
+from scenarios.emulator.floor import pass_on
+from scenarios.emulator.network import Network
+from scenarios.emulator.real import Node, RealSwarm
+from scenarios.emulator.wan_table import ROWS, measure, row_of
 
 pytestmark = [pytest.mark.wan, pytest.mark.alone]
 

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from codec.errors import PeerError
 from node.engines.base import EngineError
 from node.engines.vllm.plugin.swarm_vllm.messages import Failed, FromPlugin, Front, Loader, Rank, Told
-from node.local import Channel, ChannelClosed, ChannelTimeout, check_path, check_same_user, close_fds
+from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, check_path, check_same_user, close_fds
 
 __all__ = ["Link", "Listener", "PluginFailed"]
 

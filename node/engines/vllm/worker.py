@@ -42,7 +42,7 @@ from node.engines.vllm.links import Listener
 from node.engines.vllm.plugin.swarm_vllm.messages import Policy
 from node.engines.vllm.server import Installed, Server, attach_to, installed
 from node.engines.worker import PROGRESS_EVERY_S, Worker, end_all
-from node.local import Channel, connect
+from node.ipc.channel import Channel, connect
 
 __all__ = ["VllmWorker", "main"]
 

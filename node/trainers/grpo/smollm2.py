@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from codec.errors import UsageError
-from node.extras import how_to_get, lacking
+from node.settings.extras import how_to_get, lacking
 from node.trainers.grpo.cache import cached_folder
 from node.trainers.grpo.task import Tokens
 from node.trainers.grpo.warmup import Progress

@@ -16,14 +16,14 @@ from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.messages import MESSAGES, document_kinds, message_kinds
 from scenarios.fuzz.scene import AUTHORITY, key_of, manifest_of, root_of
 from scenarios.fuzz.target import Broken, Target, World
-from swarm.protocol import wire
 from swarm.protocol.authority import Authority
-from swarm.protocol.documents import AuthorityTime, Capability, Grant, Report, open_grant, seal
-from swarm.protocol.events import Gave, HeaderStored, LocalChunk, LocalSeal
-from swarm.protocol.lease import Standing
-from swarm.protocol.roster import AUTHORITY as SEED
-from swarm.protocol.tuning import Tuning
-from swarm.protocol.wire import Attach, Hello, Join, Reports, Welcome
+from swarm.protocol.core import wire
+from swarm.protocol.core.documents import AuthorityTime, Capability, Grant, Report, open_grant, seal
+from swarm.protocol.core.events import Gave, HeaderStored, LocalChunk, LocalSeal
+from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.wire import Attach, Hello, Join, Reports, Welcome
+from swarm.protocol.membership.lease import Standing
+from swarm.protocol.membership.roster import AUTHORITY as SEED
 
 __all__ = ["AuthorityTarget"]
 

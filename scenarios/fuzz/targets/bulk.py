@@ -14,13 +14,13 @@ from scenarios.fuzz.scene import AUTHORITY, LAYOUT, root_of
 from scenarios.fuzz.tables import sizes_of
 from scenarios.fuzz.target import Broken, Target, World
 from scenarios.fuzz.targets.decoders import _HEAD_NAMES, _head
-from swarm.protocol.events import Event, HeaderStored, PieceStored, VersionId
-from swarm.protocol.wire import Blob, Frame, FrameKind, WantBlob, WantBlock
-from swarm.shell.counts import Counts
-from swarm.shell.framing import ByteReader
-from swarm.shell.inbound import Inbound
-from swarm.shell.limits import Limits
-from swarm.shell.requests import Requests
+from swarm.protocol.core.events import Event, HeaderStored, PieceStored, VersionId
+from swarm.protocol.core.wire import Blob, Frame, FrameKind, WantBlob, WantBlock
+from swarm.runtime.counts import Counts
+from swarm.runtime.framing import ByteReader
+from swarm.runtime.limits import Limits
+from swarm.runtime.sessions.inbound import Inbound
+from swarm.runtime.sessions.requests import Requests
 from swarm.store import ChunkStore
 from swarm.store.disk import Disk
 

@@ -17,10 +17,10 @@ from scenarios.fuzz.messages import document_kinds, message_kinds
 from scenarios.fuzz.scene import AUTHORITY, LAYOUT, Scene
 from scenarios.fuzz.target import FOREVER, Target, World
 from scenarios.fuzz.work import work_kinds
-from swarm.protocol import wire
-from swarm.protocol.documents import open_capability, open_grant, open_heartbeat, open_report
-from swarm.protocol.roster import advance, open_change, open_whole
-from swarm.protocol.succession import open_successor
+from swarm.protocol.core import wire
+from swarm.protocol.core.documents import open_capability, open_grant, open_heartbeat, open_report
+from swarm.protocol.membership.roster import advance, open_change, open_whole
+from swarm.protocol.membership.succession import open_successor
 
 __all__ = ["Decoders", "open_all"]
 
@@ -173,7 +173,8 @@ class Decoders(Target):
         return _World()
 
     def types(self) -> dict[str, Any]:
-        from swarm.protocol import documents, roster
+        from swarm.protocol.core import documents
+        from swarm.protocol.membership import roster
 
         found: dict[str, Any] = {cls.__name__: cls for cls in messages.MESSAGES}
         found |= {f"Work/{cls.__name__}": cls for cls in work_messages()}

@@ -14,8 +14,8 @@ from codec.errors import PeerError, SwarmError
 from node.engines.base import Prompt
 from node.engines.host import EngineHost, ReplicaRef
 from node.engines.messages import FromEngine
+from node.ipc.channel import ChannelClosed
 from node.ledger.messages import pack_floats, pack_tokens
-from node.local import ChannelClosed
 from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.local import ScriptedChannel, frame, local_kinds
 from scenarios.fuzz.samples import sample_of

@@ -17,8 +17,8 @@ import node.gateway.app as app_module
 from node.gateway.app import App
 from node.gateway.http import Limits, _Server
 from node.gateway.text import Text
+from node.ledger.assignment.pool import check_offer
 from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens
-from node.ledger.pool import check_offer
 from node.ledger.state import Done, Group
 from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.http_kinds import BODIES, KEY, body_kinds, head_kind

@@ -16,9 +16,9 @@ from scenarios.fuzz.fields import Kind, fields_of, plain
 from scenarios.fuzz.messages import MESSAGES, document_kinds, message_kinds
 from scenarios.fuzz.scene import AUTHORITY, LAYOUT, Scene, key_of, manifest_of, root_of
 from scenarios.fuzz.target import Broken, Target, World
-from swarm.protocol import wire
-from swarm.protocol.documents import Grant, Heartbeat, Report, bit_set, seal
-from swarm.protocol.events import (
+from swarm.protocol.core import wire
+from swarm.protocol.core.documents import Grant, Heartbeat, Report, bit_set, seal
+from swarm.protocol.core.events import (
     Dial,
     Effect,
     Event,
@@ -34,11 +34,11 @@ from swarm.protocol.events import (
     Stray,
     VersionId,
 )
-from swarm.protocol.lease import Standing
-from swarm.protocol.peer import Peer
-from swarm.protocol.roster import Change, Member, Roster, difference, seal_change, whole
-from swarm.protocol.tuning import Tuning
-from swarm.protocol.wire import HeartbeatNews, Hello, ManifestNews, Pong, RosterNews, RosterStep, Welcome
+from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.wire import HeartbeatNews, Hello, ManifestNews, Pong, RosterNews, RosterStep, Welcome
+from swarm.protocol.member import Peer
+from swarm.protocol.membership.lease import Standing
+from swarm.protocol.membership.roster import Change, Member, Roster, difference, seal_change, whole
 
 __all__ = ["PeerAuthority", "PeerTarget"]
 

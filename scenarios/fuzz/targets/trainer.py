@@ -15,13 +15,13 @@ import trio.testing
 import node.gateway
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec
 from codec.errors import PeerError, UsageError
-from node.desk import Desk
+from node.coordinator.publisher import Attempt
+from node.coordinator.trainer_server import Desk
+from node.ipc.channel import ChannelClosed
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
-from node.local import ChannelClosed
-from node.publisher import Attempt
 from node.trainers.messages import FromTrainer, PutOut, WentOut
 from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.local import ScriptedChannel, frame, local_kinds

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, get_args
 from codec.errors import PeerError
 from node.engines.vllm import links
 from node.engines.vllm.plugin.swarm_vllm.messages import FromDriver, FromPlugin
-from node.local import Frames
+from node.ipc.channel import Frames
 from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.local import frame, local_kinds
 from scenarios.fuzz.target import FOREVER, Target, World

@@ -7,7 +7,7 @@ measured in it and rounded down, so that nothing that a correct peer does costs 
 from typing import Final
 
 from codec.errors import PeerError
-from swarm.protocol.bucket import Bucket
+from swarm.protocol.core.bucket import Bucket
 from swarm.transport.yamux.limits import Limits
 from swarm.transport.yamux.window import Budget
 

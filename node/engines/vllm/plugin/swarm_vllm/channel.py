@@ -1,4 +1,5 @@
-"""The plugin's end of the Unix socket: frames of `u32 length, u8 descriptors`, a MessagePack body (see `node.local`).
+"""The plugin's end of the Unix socket: frames of `u32 length, u8 descriptors`, a MessagePack body (see
+`node.ipc.channel`).
 
 Both ends trust one another as processes of one user, and say so when they are not; each may die at any byte. Whatever
 makes no sense raises `Closed`, and the plugin goes on as it does when its driver is gone.

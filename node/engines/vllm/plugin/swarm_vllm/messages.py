@@ -12,8 +12,8 @@
       Model (replica) ----------------------> Mapped
       Stage (patch), Gather (scratch), ... --> Did, Differs   in a thread; the rank's steps go on
 
-Weights are never in a message: they cross as descriptors of shared memory. The frame is that of `node.local`. Both ends
-import this very file; nothing here needs more than msgspec.
+Weights are never in a message: they cross as descriptors of shared memory. The frame is that of `node.ipc.channel`.
+Both ends import this very file; nothing here needs more than msgspec.
 """
 
 from typing import Literal

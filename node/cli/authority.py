@@ -1,0 +1,211 @@
+"""Commands of whoever runs the trainer: keygen, seed, invite, rotate-key, publish."""
+
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from codec.errors import UsageError
+from codec.sign import Key
+from node.cli.report import TRAIN, AsJson, offer, print_json
+from node.settings import keyfile
+from node.settings.config import InviteConfig, SeedConfig, default_home
+
+__all__ = ["register"]
+
+
+def keygen(*, out: Path | None = None, home: Path | None = None, as_json: AsJson = False) -> None:
+    """Make the key of a new swarm, and print its PeerId.
+
+    Whoever has this file is the swarm: keep it on the trainer's machine, and a copy where you keep secrets.
+
+    Parameters
+    ----------
+    out
+        File to make; without it SWARM_HOME/authority.key, which seed and invite use.
+    home
+        SWARM_HOME, where out is not given.
+    """
+    from swarm.transport.identity import peer_id
+
+    path = out or (home or default_home()) / keyfile.AUTHORITY_KEY
+    key = Key.generate()
+    keyfile.write(path, key)
+    if as_json:
+        print_json({"peer_id": peer_id(key.public), "public_key": key.public.hex(), "file": str(path)})
+    else:
+        print(peer_id(key.public))
+        print(f"The key is in {path}; nobody but you may read it.", file=sys.stderr)
+
+
+async def seed(*, config: Annotated[SeedConfig | None, Parameter(name="*")] = None) -> None:
+    """Run the swarm's seed beside the trainer, until interrupted.
+
+    It holds the key, admits nodes by their tickets, and deals each version that is published to it. Where nobody can
+    dial this machine, name a relay that they can (--via): its tickets then lead through that one.
+    """
+    from node.cli.lifetime import owner_only, until_signalled
+    from node.coordinator.coordinator import run
+    from node.settings.logs import configure
+
+    owner_only()
+    configure()
+    await until_signalled(partial(run, config or SeedConfig()))
+
+
+def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfig(), as_json: AsJson = False) -> None:
+    """Print a ticket: everything that a machine needs to come in, as one string.
+
+    Whoever has a ticket can fetch the policy until it expires, so send it as you would a password.
+    """
+    from node.settings.contact import Contact, only_near
+    from node.settings.ticket import Ticket
+    from swarm.protocol.core.documents import Capability, seal
+
+    key = keyfile.load(config.key or config.home / keyfile.AUTHORITY_KEY)
+    contact = Contact.read(config.home)
+    if contact.authority != key.public:
+        raise UsageError(
+            f"The seed of {config.home} runs with another key, which would not accept this ticket. "
+            "Give its key file with --key, or its folder with --home."
+        )
+    expires = time.time() + config.expires_s
+    quota_bytes = round(config.quota_gb * 1e9)
+    capability = Capability(key.public, os.urandom(16), expires, config.nodes, quota_bytes, config.nodes_ever)
+    addrs = config.announce or contact.addrs
+    ticket = Ticket(key.public, addrs, seal(capability, key), contact.preset)
+    if as_json:
+        print_json({"ticket": str(ticket), "expires": expires, "nodes": config.nodes, "addrs": list(ticket.addrs)})
+        return
+    print(ticket)
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
+    ever = f" ({config.nodes_ever} different ones)" * bool(config.nodes_ever)
+    print(f"For {config.nodes} machines at a time{ever}, until {until}: swarm-node join TICKET", file=sys.stderr)
+    if only_near(addrs):
+        print(
+            f"It leads to {', '.join(addrs)}, which only machines nearby can reach. For others, start the seed with "
+            "--announce HOST:PORT, as the world sees it, or with --via a relay that they can reach.",
+            file=sys.stderr,
+        )
+
+
+def rotate_key(
+    *,
+    home: Path | None = None,
+    key: Path | None = None,
+    out: Path | None = None,
+    expires: str = "30d",
+    as_json: AsJson = False,
+) -> None:
+    """Give the swarm a new key; its members follow by themselves. For when somebody else may have the old one.
+
+    Stop the seed first. The old key signs who takes its place; the new swarm begins with the weights of the newest
+    version. Start the seed as before, at the same address: it first tells the members of the old swarm, which keep
+    their copy of the model and come into the new one. Tickets of the old swarm are no use any more: make new ones.
+
+    Parameters
+    ----------
+    home
+        The seed's SWARM_HOME.
+    key
+        The old key's file, where it is not SWARM_HOME's own.
+    out
+        The new key's file then; give it to the seed with --key.
+    expires
+        How long members that are away now can follow: 24h, 30d.
+    """
+    from node.cli.lifetime import owner_only
+    from node.coordinator.rotation import rotate
+    from node.settings.config import duration_s
+    from swarm.transport.identity import peer_id
+
+    owner_only()
+    done = rotate((home or default_home()).expanduser().absolute(), key, out, duration_s(expires))
+    if as_json:
+        print_json({
+            "old_peer_id": peer_id(done.old), "peer_id": peer_id(done.new), "public_key": done.new.hex(),
+            "file": str(done.new_key), "old_file": str(done.old_key), "ticket": done.ticket.hex(),
+            "machines": done.peers, "version": list(done.version),
+        })  # fmt: skip
+        return
+    print(peer_id(done.new))
+    print(
+        f"The new key is in {done.new_key}: copy it to where you keep secrets. Start the seed as before; {done.peers} "
+        f"machines may follow. The old key, {done.old_key}, is needed until the seed says handed_over.",
+        file=sys.stderr,
+    )
+
+
+def publish(
+    folder: Path,
+    /,
+    *,
+    home: Path | None = None,
+    step: int = 0,
+    wait: bool = False,
+    raw: bool = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a checkpoint folder as the next version, through the seed that runs on this machine.
+
+    Parameters
+    ----------
+    folder
+        Hugging Face folder (safetensors, of any sharding) of the same model as the seed's base.
+    home
+        The seed's SWARM_HOME.
+    step
+        Your own count, for people.
+    wait
+        Wait until every live node holds it, and not only until it is sealed.
+    raw
+        It is any file, and the seed was started with --raw-mb.
+    """
+    from node.status.progress import Progress
+    from node.status.terminal import size
+    from node.trainers.publish_files import publish_file, publish_folder
+
+    with Progress(f"Publishing {folder.name}"):
+        carry = publish_file if raw else publish_folder
+        report = carry(home or default_home(), folder, step=step, everywhere=wait)
+    if as_json:
+        print_json(report)
+        return
+    density = 100 * report["density"]
+    print(f"Version {report['version']}: {density:.3g} % changed, {size(report['delta_bytes'])} on the wire.")
+
+
+def register(app: App) -> None:
+    offer(app, keygen, TRAIN, "swarm-node keygen", "swarm-node keygen --out ~/secrets/policy.key")
+    offer(
+        app,
+        seed,
+        TRAIN,
+        "swarm-node seed --base ~/models/Qwen3-8B",
+        "swarm-node seed --base . --listen 4001 --announce 203.0.113.7:31001 --up-mbit 900",
+        "swarm-node seed --base ~/models/Qwen3-8B --via 203.0.113.9:4001    (swarm-node relay TICKET runs there)",
+        "swarm-node seed --base runs/step_0 --watch runs --watch-marker STABLE",
+        "swarm-node seed --base ~/models/Qwen3-8B --egress-copies 1.1",
+        "swarm-node seed --raw-mb 512",
+    )
+    offer(app, invite, TRAIN, "swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json",
+          "swarm-node invite --nodes 1 --nodes-ever 1                (for one machine, and no other ever)")  # fmt: skip
+    offer(
+        app,
+        rotate_key,
+        TRAIN,
+        "swarm-node rotate-key",
+        "swarm-node rotate-key --key ~/secrets/policy.key --out ~/secrets/policy-2.key",
+    )
+    offer(
+        app,
+        publish,
+        TRAIN,
+        "swarm-node publish runs/step_17",
+        "swarm-node publish runs/step_17 --wait --json",
+        "swarm-node publish --raw data.tar.zst --wait",
+    )

@@ -1,0 +1,107 @@
+"""Commands of whoever lends a machine: join, relay."""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from codec.errors import UsageError
+from node.cli.report import LEND, offer
+from node.settings.config import JoinConfig, RelayConfig
+from node.settings.extras import how_to_get, lacking
+
+__all__ = ["register"]
+
+_ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers"), "vllm": ()}
+
+
+def check_engine(engine: str) -> None:
+    """`UsageError` when the packages of `engine` are not installed; looks without importing them."""
+    if missing := lacking(_ENGINE_NEEDS[engine]):
+        raise UsageError(
+            f"--engine {engine} needs {' and '.join(missing)}: {how_to_get('torch')}. "
+            "With --engine none this machine holds the policy and passes it on."
+        )
+
+
+def check_vllm(python: Path | None) -> None:
+    """`UsageError` unless that environment (None: this one) has a vLLM that can follow a swarm."""
+    from node.engines.vllm.server import installed
+
+    installed(python or Path(sys.executable))
+
+
+async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(name="*")] = JoinConfig()) -> None:
+    """Come into a swarm, hold its policy, generate rollouts; until interrupted.
+
+    Parameters
+    ----------
+    ticket
+        What swarm-node invite printed; - reads it from standard input. It goes before SWARM_TICKET, and so does
+        --ticket-file; give one of the two.
+    """
+    from node.settings.given import ticket_text
+    from node.settings.ticket import Ticket
+
+    parsed = Ticket.parse(ticket_text(ticket, config.ticket_file))
+    check_engine(config.engine)
+    if config.engine == "vllm" and not config.engine_url:
+        check_vllm(config.vllm_python)
+    from node.cli.lifetime import owner_only, until_signalled
+    from node.member.join import run
+    from node.settings.logs import configure
+
+    owner_only()
+    configure()
+    await until_signalled(partial(run, parsed, config))
+
+
+async def relay(ticket: str = "", /, *, config: Annotated[RelayConfig, Parameter(name="*")] = RelayConfig()) -> None:
+    """Come into a swarm and pass chunks on: no model, no GPU, no torch; until interrupted.
+
+    On a machine that the world can dial it also leads to those that it cannot: start them with --via and this machine's
+    address. What passes through is encrypted between the two ends.
+
+    Parameters
+    ----------
+    ticket
+        What swarm-node invite printed; - reads it from standard input. It goes before SWARM_TICKET, and so does
+        --ticket-file; give one of the two.
+    """
+    from node.settings.given import ticket_text
+    from node.settings.ticket import Ticket
+
+    parsed = Ticket.parse(ticket_text(ticket, config.ticket_file))
+    from node.cli.lifetime import owner_only, until_signalled
+    from node.member.relay import run
+    from node.settings.logs import configure
+
+    owner_only()
+    configure()
+    await until_signalled(partial(run, parsed, config))
+
+
+def register(app: App) -> None:
+    offer(
+        app,
+        join,
+        LEND,
+        "swarm-node join swarm1...",
+        "swarm-node join -                                       (asks for the ticket, or reads it from a pipe)",
+        "swarm-node join --ticket-file /run/secrets/ticket",
+        "swarm-node join swarm1... --model ~/Qwen3-8B --up-mbit 200",
+        "swarm-node join swarm1... --engine vllm --vllm-python ~/vllm/bin/python --engines 4 --tp 2",
+        "swarm-node join swarm1... --engine-url http://127.0.0.1:8000",
+        "swarm-node join swarm1... --up-mbit 200 --up-gb-day 50",
+        "swarm-node join swarm1... --listen 4001 --announce 203.0.113.7:31001",
+    )
+    offer(
+        app,
+        relay,
+        LEND,
+        "swarm-node relay swarm1... --up-mbit 900 --up-gb-day 1000",
+        "swarm-node relay - < ticket.txt",
+        "swarm-node relay swarm1... --announce 203.0.113.9:4001     (then: seed --via 203.0.113.9:4001)",
+    )

@@ -1,0 +1,179 @@
+"""Commands that show: status, demo, config show, version."""
+
+import sys
+import time
+from functools import partial
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import App, Parameter
+
+from codec.errors import UsageError
+from node.cli.report import SEE, TRY, AsJson, offer, print_json
+from node.settings.config import DemoConfig, default_home
+from node.settings.sources import CONFIGURABLE, explain, toml_path
+
+__all__ = ["register", "version"]
+
+LOOK_WITHIN_S: Final = 2.0
+"""A live view that waits longer for one answer would not notice its own keys and signals."""
+
+
+def version() -> str:
+    """The installed release."""
+    return installed_version("swarm-node")
+
+
+async def status(*, home: Path | None = None, watch: bool = False, prove: bool = False, as_json: AsJson = False) -> int:
+    """Show how the swarm stands, as the seed, node or relay of this machine sees it.
+
+    Parameters
+    ----------
+    home
+        SWARM_HOME of the process to ask.
+    watch
+        Keep showing it, until interrupted, also while that process is restarted.
+    prove
+        Have this machine's engines read all their weights back first. Exit code 1 when they are not, bit for bit, those
+        of the version that they generate by.
+    """
+    from node.status.query import ask
+
+    folder = home or default_home()
+    state = ask(folder, prove=prove)
+    proven = _proven(state) if prove else True
+    if as_json:
+        print_json(state)
+        return 0 if proven else 1
+    from rich.console import Console
+
+    from node.cli.lifetime import until_signalled
+    from node.status import terminal
+
+    console = Console()
+    if watch:
+        await until_signalled(partial(terminal.watch, Seen(folder, state), console=console, refresh_s=1.0))
+    else:
+        console.print(terminal.view(state))
+    if prove and proven:
+        console.print("Proven: every bit that the engines here hold is the policy's.", style="green")
+    elif prove:
+        console.print("The engines here do NOT hold the policy's bits. Start this node anew.", style="red")
+    return 0 if proven else 1
+
+
+class Seen:
+    """The state of a swarm process that may be restarted meanwhile: while it is away, the last one and a sentence."""
+
+    def __init__(self, home: Path, state: dict[str, Any]) -> None:
+        self._home, self._state = home, state
+        self._away_since: float | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        from node.status.query import ask
+        from swarm.transport.base import Unreachable
+
+        now = time.monotonic()
+        try:
+            self._state = ask(self._home, within_s=LOOK_WITHIN_S)
+            self._away_since = None
+        except Unreachable:
+            self._away_since = now if self._away_since is None else self._away_since
+            text = (
+                f"The {self._state.get('role', 'swarm process')} of {self._home} has not answered for "
+                f"{now - self._away_since:.0f} s; this was its state before. Waiting for it to be started again."
+            )
+            return self._state | {"away": text}
+        return self._state
+
+
+def _proven(state: dict[str, Any]) -> bool:
+    """Raises `UsageError` where no engine can be asked."""
+    found = state["nodes"][0].get("live_proven") if state.get("role") == "node" else None
+    if found is None:
+        raise UsageError(
+            "No engine is ready here, so nothing can be read back. Ask a node that joined with an engine (--home), "
+            "once swarm-node status shows what its engine holds."
+        )
+    return found
+
+
+async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfig(), as_json: AsJson = False) -> int:
+    """Run a whole swarm on this machine: a trainer, its seed, and nodes that generate, each a process of its own.
+
+    A node is killed during step 3 and another joins during step 4. At the end each node's bits, and each engine's, are
+    compared with the trainer's; a difference is exit code 1.
+    """
+    if config.engine == "vllm":
+        from node.cli.member import check_vllm
+
+        check_vllm(config.vllm_python)
+    from node.cli.lifetime import until_signalled
+    from node.settings.logs import configure
+    from node.tools.demo import run
+
+    configure("warning")
+
+    report: dict[str, Any] = await until_signalled(partial(run, config, live=not as_json and sys.stderr.isatty()))
+    if as_json:
+        print_json(report)
+    else:
+        from node.tools.demo import render
+
+        print(render(report))
+    return 0 if report["roots_equal"] and report["engines_equal"] else 1
+
+
+def _config_show(app: App, command: str | None, as_json: bool) -> None:
+    if command is not None and command not in CONFIGURABLE:
+        raise UsageError(f"{command} has no settings of its own. These do: {', '.join(CONFIGURABLE)}.")
+    shown = {name: explain(app, name) for name in ([command] if command else CONFIGURABLE)}
+    if as_json:
+        print_json({"file": str(toml_path() or ""), "commands": shown})
+        return
+    print(f"swarm.toml: {toml_path() or 'none'}")
+    for name, settings in shown.items():
+        print(f"\n[{name}]")
+        for key, entry in settings.items():
+            value = entry["value"]
+            text = "-" if value in (None, "", []) else ", ".join(value) if isinstance(value, list) else str(value)
+            print(f"{key:<12} {text:<40} {entry['source']}".rstrip())
+
+
+def register(app: App) -> None:
+    offer(
+        app,
+        status,
+        SEE,
+        "swarm-node status",
+        "swarm-node status --watch",
+        "swarm-node status --prove",
+        "swarm-node status --json",
+    )
+    offer(app, demo, TRY, "swarm-node demo", "swarm-node demo --nodes 8 --steps 20 --json")
+    config = App(name="config", help="Show what is configured, and where.", help_epilogue="", group=SEE)
+
+    def show(command: str | None = None, /, *, as_json: AsJson = False) -> None:
+        """Show every setting of a command (of all: leave it out), and where its value comes from.
+
+        A flag beats SWARM_*, which beats swarm.toml, which beats the default.
+
+        Parameters
+        ----------
+        command
+            seed, join, relay, invite, gateway or demo.
+        """
+        _config_show(app, command, as_json)
+
+    offer(config, show, None, "swarm-node config show join", "swarm-node config show --json")
+    app.command(config)
+
+    def show_version(*, as_json: AsJson = False) -> None:
+        """Print the installed release."""
+        if as_json:
+            print_json({"swarm-node": version()})
+        else:
+            print(version())
+
+    app.command(show_version, name="version", group=SEE)

@@ -1,1 +1,0 @@
-"""The commands, by who types them: thin, and light to import, because `--help` loads them all."""

@@ -1,0 +1,253 @@
+"""From block deltas to a sealed version: packs, signs and hands on each chunk as soon as it is full.
+
+Trusted bytes only: the trainer is on this host and runs as the same user. Yet it may die at any byte; what it leaves
+open is abandoned, and the next attempt names itself.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from codec import (
+    BlockDelta,
+    Chunk,
+    ChunkKey,
+    Key,
+    Manifest,
+    Packer,
+    Replica,
+    chunk_target,
+    piece_target,
+    seal_chunk,
+    state_root,
+)
+from codec.errors import PeerError, SwarmError, UsageError
+from node.trainers.messages import Wanted
+from swarm.runtime.publishing import Attempt
+from swarm.store import Seal
+
+__all__ = ["Attempt", "Busy", "Publisher", "Sealed", "Seed", "Went"]
+
+
+class Busy(SwarmError):
+    """Another trainer is publishing to this seed at the moment; one publishes at a time."""
+
+
+class Sealed(NamedTuple):
+    """A version that is out."""
+
+    root: bytes
+    payload_bytes: int
+    chunks: int
+
+
+class Went(NamedTuple):
+    """The head after a way back. `payload_bytes`: of what it took; 0 when it was the head anyway."""
+
+    epoch: int
+    version: int
+    root: bytes
+    payload_bytes: int
+
+
+class Seed(Protocol):
+    """What the publisher asks of the swarm."""
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """(epoch, version) of the replica."""
+        ...
+
+    @property
+    def replica(self) -> Replica:
+        """The truth; holds the parent until `seal` returns."""
+        ...
+
+    @property
+    def key(self) -> Key:
+        """The authority."""
+        ...
+
+    def coder(self) -> int:
+        """How the next version's blocks are to be coded: `codec.chunk.CODER_RICE` or `CODER_PCO`."""
+        ...
+
+    async def find(self, root: bytes | None, version: int | None) -> Seal:
+        """A sealed version, by its root or its number. Raises `UsageError` when there is none such."""
+        ...
+
+    async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
+        """Durably begin the next version (again); or the way back to an older one, in a new epoch."""
+        ...
+
+    def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
+        """What turns the replica into an older version, from what is kept: (delta, elements changed), some at a time.
+
+        Raises `UsageError` when not enough of it is kept.
+        """
+        ...
+
+    async def add_chunk(self, chunk: Chunk) -> None:
+        """Store and deal a chunk of the open attempt. Waits while the store is full; never for a slow peer."""
+        ...
+
+    async def seal(self, manifest: Manifest) -> bytes:
+        """Make the version durable, send its seal, scatter it into the replica; its root."""
+        ...
+
+    async def abandon(self) -> None:
+        """The open attempt, if there is one, is dead: drop what it left."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for `Swarm.state`."""
+        ...
+
+
+class Publisher:
+    """One seed's publishing side. Calls come one at a time from one conversation: begin, add..., end, begin, ..."""
+
+    def __init__(self, seed: Seed) -> None:
+        self.seed = seed
+        self._open: _Version | None = None
+
+    @property
+    def busy(self) -> bool:
+        """A version is open."""
+        return self._open is not None
+
+    @property
+    def hashes(self) -> NDArray[np.uint8]:
+        """uint8 (n_blocks, 32): of the open version, as far as it is known. Raises `PeerError` when none is open."""
+        return self._current().hashes
+
+    async def begin(self, again: Wanted | None = None) -> Attempt:
+        """Open the next version, or (`again`) the way back to an older one, whose very bits will come.
+
+        Raises `Busy` when one is open; `UsageError` when there is no such older one.
+        """
+        target = None if again is None else await self.seed.find(again.root, again.version)
+        return await self._begin(target)
+
+    async def _begin(self, target: Seal | None) -> Attempt:
+        if self._open is not None:
+            raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
+        attempt = await self.seed.open_attempt(target)
+        self._open = _Version(attempt, self.seed, target)
+        return attempt
+
+    async def go_back(self, wanted: Wanted) -> Went:
+        """Make an older version the head again, in a new epoch, from what the seed keeps; nothing if it is the head.
+
+        Raises `UsageError` when there is no such version, or too little of it is kept; `Busy`.
+        """
+        target = await self.seed.find(wanted.root, wanted.version)
+        if target.root == self.seed.replica.root:
+            return Went(*self.seed.head, target.root, 0)
+        attempt = await self._begin(target)
+        try:
+            changed = 0
+            async with aclosing(self.seed.rewind(target)) as parts:
+                async for part in parts:
+                    await self.add([delta for delta, _ in part])
+                    changed += sum(count for _, count in part)
+            sealed = await self.end(changed, target.root)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.abandon()
+            raise
+        return Went(attempt.epoch, attempt.version, sealed.root, sealed.payload_bytes)
+
+    async def add(self, deltas: Sequence[BlockDelta]) -> None:
+        """Take changed blocks, in any order, each once. Raises `PeerError` for a block that cannot be."""
+        version = self._current()
+        for delta in deltas:
+            version.note(delta)
+            for full in version.packer.add(delta):
+                await version.send(full)
+
+    async def end(self, changed: int, root: bytes) -> Sealed:
+        """Seal the version, whose root the trainer knows from its own bits. Raises `PeerError` if ours differs."""
+        version = self._current()
+        if version.root() != root:
+            raise PeerError("publish.root: the blocks received do not add up to the trainer's weights")
+        if version.target is not None and root != version.target.root:
+            raise UsageError(
+                f"These weights are not those of version {version.target.id}, which were to come back: load the "
+                "checkpoint that was published as that version."
+            )
+        for rest in version.packer.flush():
+            await version.send(rest)
+        await self.seed.seal(version.manifest(changed))
+        self._open = None
+        return Sealed(root, version.payload_bytes, len(version.chunk_ids))
+
+    async def abandon(self) -> None:
+        """Drop the open version, if there is one."""
+        if self._open is not None:
+            self._open = None
+            await self.seed.abandon()
+
+    def _current(self) -> "_Version":
+        if self._open is None:
+            raise PeerError("publish: no version is open")
+        return self._open
+
+
+class _Version:
+    """What is known of the open version so far."""
+
+    def __init__(self, attempt: Attempt, seed: Seed, target: Seal | None) -> None:
+        self.attempt = attempt
+        self.target = target
+        self.seed = seed
+        self.packer = Packer(chunk_target(attempt.last_payload_bytes))
+        self.piece_bytes = piece_target(attempt.last_payload_bytes, attempt.nodes, attempt.link_mbit)
+        self.hashes = seed.replica.hashes.copy()
+        self.seen = np.zeros(seed.replica.layout.n_blocks, np.bool_)
+        self.chunk_ids: list[bytes] = []
+        self.payload_bytes = 0
+
+    def note(self, delta: BlockDelta) -> None:
+        if delta.block >= len(self.seen):
+            raise PeerError(f"publish.block: {delta.block} of {len(self.seen)}")
+        if self.seen[delta.block]:
+            raise PeerError(f"publish.block: {delta.block} came twice")
+        self.seen[delta.block] = True
+        self.hashes[delta.block] = np.frombuffer(delta.new_hash, np.uint8)
+
+    def root(self) -> bytes:
+        return state_root(self.seed.replica.layout.hash, self.hashes)
+
+    async def send(self, deltas: list[BlockDelta]) -> None:
+        attempt = self.attempt
+        chunk = seal_chunk(
+            ChunkKey(attempt.epoch, attempt.version, attempt.attempt, len(self.chunk_ids)),
+            attempt.parent_root,
+            self.seed.replica.layout.hash,
+            deltas,
+            self.seed.key,
+            self.piece_bytes,
+        )
+        self.chunk_ids.append(chunk.id)
+        self.payload_bytes += chunk.nbytes
+        await self.seed.add_chunk(chunk)
+
+    def manifest(self, changed: int) -> Manifest:
+        attempt = self.attempt
+        return Manifest(
+            swarm=self.seed.key.public,
+            epoch=attempt.epoch,
+            version=attempt.version,
+            attempt=attempt.attempt,
+            parent_root=attempt.parent_root,
+            root=self.root(),
+            layout_hash=self.seed.replica.layout.hash,
+            chunk_ids=tuple(self.chunk_ids),
+            payload_bytes=self.payload_bytes,
+            changed=changed,
+        )

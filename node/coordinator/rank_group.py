@@ -1,0 +1,198 @@
+"""The ranks of one trainer at the seed's desk: one publishes a version together with the others, or none does.
+
+Rank 0 begins; each rank brings the blocks that it encoded, in any order, and says which it had and what their hashes
+add up to. When all have, and every block was somebody's, the version is sealed, and all are told. Whatever goes wrong
+with one of them ends the version for all: each is told why, and has to attach anew.
+"""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import trio
+
+from codec import chunk_target, state_root
+from codec.errors import PeerError, SwarmError, UsageError
+from node.coordinator.publisher import Publisher
+from node.ipc.async_channel import AsyncChannel
+from node.ipc.channel import ChannelClosed
+from node.trainers.messages import (
+    Attach,
+    Delta,
+    GoBack,
+    PublishBegin,
+    PublishEnd,
+    PublishOpened,
+    PublishSealed,
+    Refusal,
+    WentBack,
+)
+from node.trainers.ranks.peers import have, named
+
+__all__ = ["Crew", "Crews"]
+
+GATHER_WITHIN_S: Final = 60.0
+"""All ranks attach within moments of one another; after a restart of the seed as soon as each looks for it."""
+RETURN_WITHIN_S: Final = 10.0
+"""A rank that was there and hung up comes back at once, or not at all."""
+BATCHES_A_CHUNK: Final = 4
+"""A chunk leaves as it fills: blocks come in parts of one."""
+
+
+class Crew:
+    """One trainer's ranks. `open`: a version is being published by them."""
+
+    def __init__(self, publisher: Publisher, world: int) -> None:
+        self._publisher = publisher
+        self.world = world
+        self._members: dict[int, AsyncChannel] = {}
+        self._arrived = trio.Event()
+        self._met = False
+        """All ranks were there once."""
+        self._ended: dict[int, PublishEnd] = {}
+        self._sending = trio.Lock()
+        self.open = False
+        self._sealing: int | None = None
+        """The rank whose word was the last: the version is sealed now whoever else hangs up."""
+
+    def __bool__(self) -> bool:
+        return bool(self._members)
+
+    def join(self, rank: int, channel: AsyncChannel) -> None:
+        self._members[rank] = channel
+        self._arrived.set()
+        self._arrived = trio.Event()
+
+    def has(self, rank: int, channel: AsyncChannel) -> bool:
+        """Whether `channel` speaks for `rank` (still)."""
+        return self._members.get(rank) is channel
+
+    async def begin(self, message: PublishBegin) -> None:
+        """Wait for all ranks, open the version, tell them. Raises `UsageError`, `Busy`."""
+        await self._gather()
+        attempt = await self._publisher.begin(message.again)
+        self.open, self._ended = True, {}
+        self._check_all_here()
+        await self._tell(
+            PublishOpened(
+                message.number, attempt.epoch, attempt.version, attempt.attempt, attempt.parent_root,
+                chunk_target(attempt.last_payload_bytes) // BATCHES_A_CHUNK, self._publisher.seed.coder(),
+            )
+        )  # fmt: skip
+
+    async def add(self, deltas: Sequence[Delta]) -> None:
+        """Blocks of one rank; the ranks take turns. Waits while the store is full."""
+        async with self._sending:
+            await self._publisher.add([delta.unwrap() for delta in deltas])
+
+    async def end(self, rank: int, message: PublishEnd) -> None:
+        """This rank has brought all of its blocks. The last one seals. Raises `PeerError`."""
+        if rank in self._ended:
+            raise PeerError("publish.end: came twice")
+        self._check(message)
+        self._ended[rank] = message
+        if len(self._ended) < self.world:
+            return
+        root = self._whole()
+        changed = sum(ended.changed for ended in self._ended.values())
+        self._sealing = rank
+        sealed = await self._publisher.end(changed, root)
+        self.open, self._sealing = False, None
+        await self._tell(PublishSealed(sealed.root, sealed.payload_bytes, sealed.chunks, changed))
+
+    async def go_back(self, message: GoBack) -> None:
+        """An older version from what the seed keeps; tell all ranks. Raises `UsageError`, `Busy`."""
+        await self._gather()
+        went = await self._publisher.go_back(message.wanted)
+        await self._tell(WentBack(message.number, went.epoch, went.version, went.root, went.payload_bytes))
+
+    async def leave(self, rank: int, channel: AsyncChannel, why: SwarmError | None) -> None:
+        """This connection is over. With a version open, so is the version, for all."""
+        if not self.has(rank, channel):
+            return
+        del self._members[rank]
+        if self._sealing not in (None, rank) or (not self.open and why is None):
+            return
+        others, self._members = self._members, {}
+        text = str(why) if why is not None else f"Rank {rank} of {self.world} went away in the middle of a version."
+        for other in others.values():
+            with trio.move_on_after(1.0):
+                await _try(other, Refusal(text, usage=isinstance(why, UsageError)))
+            other.close()
+        if self.open:
+            self.open, self._sealing = False, None
+            await self._publisher.abandon()
+
+    async def _gather(self) -> None:
+        with trio.move_on_after(RETURN_WITHIN_S if self._met else GATHER_WITHIN_S) as waiting:
+            while len(self._members) < self.world:
+                await self._arrived.wait()
+        if waiting.cancelled_caught:
+            self._check_all_here()
+        self._met = True
+
+    def _check_all_here(self) -> None:
+        missing = [rank for rank in range(self.world) if rank not in self._members]
+        if missing:
+            who = named(missing, self.world).capitalize()
+            if self._met:
+                raise UsageError(f"{who} {have(missing)} ended, or closed the swarm. Attach again on every rank.")
+            raise UsageError(f"{who} {have(missing)} not attached. Call Swarm.attach on every rank.")
+
+    def _check(self, message: PublishEnd) -> None:
+        """The blocks received from this rank are those that it sent."""
+        hashes = self._publisher.hashes
+        if any(first + count > len(hashes) for first, count in message.blocks):
+            raise PeerError(f"publish.blocks: beyond {len(hashes)}")
+        rows = [hashes[first : first + count] for first, count in message.blocks]
+        mine = np.concatenate(rows) if rows else hashes[:0]
+        if state_root(self._publisher.seed.replica.layout.hash, mine) != message.root:
+            raise PeerError("publish.root: the blocks received do not add up to the trainer's weights")
+
+    def _whole(self) -> bytes:
+        """The root, when every block was looked at by one rank."""
+        runs = sorted(run for ended in self._ended.values() for run in ended.blocks)
+        at = 0
+        for first, count in runs:
+            at = at + count if first == at else math.inf
+        if at != len(self._publisher.hashes):
+            raise PeerError("publish.blocks: the ranks' shares are not the whole model, each block once")
+        return state_root(self._publisher.seed.replica.layout.hash, self._publisher.hashes)
+
+    async def _tell(self, message: msgspec.Struct) -> None:
+        """Rank 0 last: it may have started this seed, and end it when it has heard what it waits for."""
+        for _, channel in sorted(self._members.items(), reverse=True):
+            await _try(channel, message)
+
+
+class Crews:
+    """All trainers that are attached, by session."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._crews: dict[bytes, Crew] = {}
+
+    def join(self, attach: Attach, channel: AsyncChannel) -> Crew:
+        """Raises `PeerError` for a rank that cannot be."""
+        if attach.rank >= attach.world:
+            raise PeerError(f"attach.rank: {attach.rank} of {attach.world}")
+        crew = self._crews.setdefault(attach.session, Crew(self._publisher, attach.world))
+        if crew.world != attach.world:
+            raise PeerError(f"attach.world: {attach.world}, and another rank said {crew.world}")
+        crew.join(attach.rank, channel)
+        return crew
+
+    async def leave(self, crew: Crew, attach: Attach, channel: AsyncChannel, why: SwarmError | None) -> None:
+        """See `Crew.leave`."""
+        await crew.leave(attach.rank, channel, why)
+        if not crew and self._crews.get(attach.session) is crew:
+            del self._crews[attach.session]
+
+
+async def _try(channel: AsyncChannel, message: msgspec.Struct) -> None:
+    """Who has hung up is found out by who reads from it."""
+    with contextlib.suppress(ChannelClosed):
+        await channel.send(message)

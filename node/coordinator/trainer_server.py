@@ -1,0 +1,332 @@
+"""The seed's end of its Unix socket: where the trainers of this host publish, get rollouts and ask how things are.
+
+Each connection has one purpose, named by its first message; see `node.trainers.messages`. A trainer may die at any
+byte: what it was publishing is abandoned, the work that only it wanted is withdrawn.
+"""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import trio
+
+from codec import shared
+from codec.errors import PeerError, SwarmError, UsageError
+from node.coordinator.publisher import Publisher, Seed
+from node.coordinator.rank_group import Crews
+from node.ipc.async_channel import AsyncChannel, serve
+from node.ipc.channel import ChannelClosed, close_fds
+from node.ledger.model_limits import limits_of
+from node.ledger.service import VOLATILE, LedgerService
+from node.ledger.session import Session
+from node.ledger.state import Group
+from node.settings.config import GatewayConfig
+from node.settings.extras import how_to_get, lacking
+from node.trainers.messages import (
+    MAX_RANKS,
+    PROTOCOL,
+    Accuse,
+    AskState,
+    Attach,
+    Attached,
+    FromTrainer,
+    GatewayOpened,
+    GoBack,
+    Judge,
+    Judged,
+    Offer,
+    OfferRefused,
+    OpenGateway,
+    OpenRollouts,
+    PublishBegin,
+    PublishBlocks,
+    PublishEnd,
+    PutOut,
+    Refusal,
+    Room,
+    Sample,
+    Stale,
+    State,
+    Taken,
+    WentOut,
+)
+from swarm.guard import Source
+
+__all__ = ["Desk"]
+
+MOST_CONNECTIONS: Final = MAX_RANKS + 64
+"""Every rank that a trainer may have, its rollouts, gateways, and people who ask."""
+SAY_WITHIN_S: Final = 60.0
+"""A process that connects says at once what for; one that was stopped may need a moment."""
+HANG_UP_WITHIN_S: Final = 2.0
+"""A trainer that asks again with a key has just closed its last connection: its end is waited for."""
+LEAVE_WITHIN_S: Final = 10.0
+"""To drop what an open version left, and tell the other ranks."""
+
+
+class Host(Seed, Protocol):
+    """What the desk asks of the running seed."""
+
+    async def put_out(self, asked: PutOut) -> WentOut:
+        """A person's word about who may be in the swarm; done when it is durable."""
+        ...
+
+
+class Desk:
+    """Serves trainers. `head`: (epoch, version) of the replica, asked when a publisher attaches. `files`: the base's
+    small files by name, for a gateway's tokenizer."""
+
+    def __init__(
+        self,
+        seed: Host,
+        head: Callable[[], tuple[int, int]],
+        ledger: LedgerService,
+        files: Callable[[], Mapping[str, bytes]] = dict,
+    ) -> None:
+        self._files = files
+        self._seed = seed
+        self._head = head
+        self._ledger = ledger
+        self._crews = Crews(Publisher(seed))
+
+    async def run(self, path: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve `path` until cancelled; see `node.ipc.async_channel.serve`."""
+        await serve(
+            path, self._converse, receives=FromTrainer, source=Source.TRAINER, most=MOST_CONNECTIONS, farewell=Refusal,
+            task_status=task_status,
+        )  # fmt: skip
+
+    async def _converse(self, channel: AsyncChannel) -> None:
+        with trio.fail_after(SAY_WITHIN_S):
+            message, fds = await channel.recv()
+        if not isinstance(message, OpenGateway):
+            close_fds(fds)
+        try:
+            match message:
+                case Attach():
+                    await self._publishing(channel, message)
+                case OpenRollouts():
+                    await self._rollouts(channel, message)
+                case AskState():
+                    await channel.send(State(self._state()))
+                case OpenGateway():
+                    with _listening(fds) as sockets:
+                        await self._gateway(channel, message, sockets)
+                case Judge(node, release, why):
+                    await channel.send(await self._judge(node, release, why))
+                case PutOut():
+                    await channel.send(await self._seed.put_out(message))
+                case _:
+                    raise PeerError(f"first message: {type(message).__name__}")
+        except ChannelClosed:
+            raise
+        except SwarmError as error:  # the trainer is told; anything else is our bug
+            await channel.send(Refusal(str(error), usage=isinstance(error, UsageError)))
+
+    def _state(self) -> dict[str, Any]:
+        return {"swarm": self._seed.state(), "work": self._ledger.state()}
+
+    # ------------------------------------------------------------ work
+
+    async def _gateway(self, channel: AsyncChannel, asked: OpenGateway, listening: list[socket.socket]) -> None:
+        """Serve until whoever asked hangs up."""
+        if asked.listening and not listening:
+            raise UsageError("gateway: it listens already, and its sockets did not come along")
+        if missing := lacking(("h11",)):
+            raise UsageError(f"A gateway needs {' and '.join(missing)} where the seed runs: {how_to_get('gateway')}")
+        from node.gateway import Gateway  # most seeds never need it
+
+        config = GatewayConfig(
+            at=f"[{asked.host}]:{asked.port}" if ":" in asked.host else f"{asked.host}:{asked.port}",
+            model_name=asked.model_name,
+            api_key=asked.api_key,
+            max_lag=asked.max_lag,
+            in_flight=asked.in_flight,
+            inexact_seeds=asked.inexact_seeds,
+        )
+        gateway = Gateway(self._ledger, self._files, self._head, config, listening)
+        try:
+            async with trio.open_nursery() as nursery:
+                url = await nursery.start(gateway.run)
+                await channel.send(GatewayOpened(url))
+                await channel.recv()
+                raise PeerError("gateway: nothing more is said here")
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+
+    async def _judge(self, node: bytes, release: bool, why: str) -> Judged:
+        changed = False
+        if node and release:
+            changed = self._ledger.release(node, why)
+        elif node:
+            changed = self._ledger.quarantine(node, why)
+        await self._ledger.settled()
+        return Judged(changed, self._ledger.conduct())
+
+    # ------------------------------------------------------------ publishing
+
+    async def _publishing(self, channel: AsyncChannel, attach: Attach) -> None:
+        if attach.protocol != PROTOCOL:
+            raise UsageError(
+                f"The trainer speaks protocol {attach.protocol}, this seed {PROTOCOL}: "
+                "install the same version of swarm-node."
+            )
+        await self._hand_replica(channel)
+        crew = self._crews.join(attach, channel)
+        why: SwarmError | None = None
+        try:
+            while True:
+                message, fds = await channel.recv()
+                close_fds(fds)
+                match message:
+                    case PublishBegin() if attach.rank == 0 and not crew.open:
+                        await crew.begin(message)
+                    case PublishBlocks(deltas) if crew.open and crew.has(attach.rank, channel):
+                        await crew.add(deltas)
+                    case PublishEnd() if crew.open and crew.has(attach.rank, channel):
+                        await crew.end(attach.rank, message)
+                    case GoBack() if attach.rank == 0 and not crew.open:
+                        await crew.go_back(message)
+                    case _:
+                        raise PeerError(f"publish: {type(message).__name__} out of turn")
+        except ChannelClosed:
+            raise
+        except SwarmError as error:
+            why = error
+            raise
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_WITHIN_S):
+                await self._crews.leave(crew, attach, channel, why)
+
+    async def _hand_replica(self, channel: AsyncChannel) -> None:
+        replica = self._seed.replica
+        hashes_fd, memory = shared.reserve("swarm-hashes", replica.hashes.nbytes)
+        if hashes_fd is None:
+            raise shared.no_sharing()
+        try:
+            memory[: replica.hashes.nbytes] = replica.hashes.tobytes()
+            epoch, version = self._head()
+            attached = Attached(epoch, version, replica.root, replica.layout.to_bytes())
+            await channel.send(attached, [replica.seal_for_readers(), hashes_fd])
+        finally:
+            memory.close()
+            close_fds([hashes_fd])
+
+    # ------------------------------------------------------------ rollouts
+
+    async def _rollouts(self, channel: AsyncChannel, asked: OpenRollouts) -> None:
+        if asked.session.startswith(VOLATILE):
+            raise UsageError(f"The rollouts key {asked.session!r} begins with {VOLATILE!r}: choose another key.")
+        with trio.move_on_after(HANG_UP_WITHIN_S):
+            await self._ledger.closed(asked.session)
+        session = self._ledger.open(
+            asked.session,
+            asked.n,
+            asked.sampling,
+            asked.max_lag,
+            keep=asked.keep,
+            whole=asked.whole,
+            total=asked.total,
+            prompts=asked.prompts,
+            count=asked.count,
+            paced=True,
+            limits=limits_of(self._files()),
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, channel, session, asked.refusals)
+                while True:
+                    message, fds = await channel.recv()
+                    close_fds(fds)
+                    match message:
+                        case Offer():
+                            self._offer(session, message)
+                        case Taken(group):
+                            self._ledger.taken(group)
+                        case Accuse(group, sample, why):
+                            self._ledger.accuse(group, sample, why)
+                        case Stale(group, epoch, version):
+                            self._ledger.stale(group, (epoch, version))
+                        case _:
+                            raise PeerError(f"rollouts: {type(message).__name__} out of turn")
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+        finally:
+            self._ledger.close(session)
+
+    def _offer(self, session: Session, offer: Offer) -> None:
+        if offer.skipped:
+            self._ledger.skip(session, offer.skipped)
+        try:
+            self._ledger.offer(session, offer.group, offer.prompt)
+        except PeerError as error:
+            session.refused[offer.group] = (str(error), False)
+            session.wake()
+
+    async def _tell(self, channel: AsyncChannel, session: Session, refusals: bool) -> None:
+        """`refusals`: the trainer knows that a single prompt may be refused."""
+        allowed = 0
+        while True:
+            news = session.news
+            while session.impossible:
+                group, why = session.impossible.popitem()
+                session.refused[group] = (f"No node can do this work: {why}", False)
+            while session.refused:
+                group, (why, usage) = session.refused.popitem()
+                if not refusals:
+                    raise (UsageError if usage else PeerError)(why)
+                await channel.send(OfferRefused(group, why, usage))
+            while session.groups:
+                await self._send_group(channel, session.groups.popleft())
+            if session.allowed != allowed:
+                allowed = session.allowed
+                await channel.send(Room(allowed))
+            await news.wait()
+
+    async def _send_group(self, channel: AsyncChannel, group: Group) -> None:
+        for sample, done in sorted(group.done.items()):
+            rollout = done.rollout
+            await channel.send(
+                Sample(
+                    group=group.id,
+                    sample=sample,
+                    left=group.n - 1 - sample,
+                    token_ids=rollout.token_ids,
+                    logprobs=rollout.logprobs,
+                    finish_reason=rollout.finish_reason,
+                    spans=tuple((span.epoch, span.version, span.end) for span in rollout.spans),
+                    node=done.node,
+                )
+            )
+
+
+@contextlib.contextmanager
+def _listening(fds: Sequence[int]) -> Iterator[list[socket.socket]]:
+    """Sockets that came as descriptors; closed at the end. Raises `UsageError` for what does not listen for TCP."""
+    sockets: list[socket.socket] = []
+    try:
+        for fd in fds:
+            try:
+                found = socket.socket(fileno=fd)
+            except OSError as error:
+                raise UsageError("gateway: a descriptor is no socket") from error
+            sockets.append(found)
+            if found.family not in (socket.AF_INET, socket.AF_INET6) or not found.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
+                raise UsageError("gateway: a socket does not listen for TCP")
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
+        close_fds(fds[len(sockets) :])
+
+
+def _first(errors: BaseExceptionGroup) -> BaseException:
+    """A nursery of two that fail together: one of their errors, the most serious first."""
+    flat: list[BaseException] = []
+    for error in errors.exceptions:
+        flat.append(_first(error) if isinstance(error, BaseExceptionGroup) else error)
+    return min(flat, key=lambda error: isinstance(error, trio.Cancelled) + 2 * isinstance(error, ChannelClosed))

@@ -1,0 +1,354 @@
+"""What a client asks for, in OpenAI's words and vLLM's, understood: a request body -> prompts and how to sample them.
+
+`node.gateway.parameters` says what happens with each field, and refuses those that cannot be done. Here is what the
+others do.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+from blake3 import blake3
+
+from node.engines.base import EXACT_SEED, MAX_STOP_TEXTS, SamplingOptions, SamplingParams
+from node.gateway.parameters import BadRequest
+from node.gateway.text import BadText, Text
+from node.ledger.messages import MAX_TOKENS, pack_tokens
+from node.ledger.model_limits import Limits
+
+__all__ = ["BadRequest", "Wanted", "want_chat", "want_completion", "want_tokens"]
+
+MAX_PROMPTS: Final = 256
+MAX_SAMPLES: Final = 256
+"""Of one request, over all its prompts."""
+MAX_MESSAGES: Final = 8192
+"""Of a conversation: a template is a program, and takes some ten microseconds for each."""
+MAX_BAD_WORDS: Final = 128
+MAX_NAME: Final = 256
+"""Characters of a session's or a request's name."""
+COLDEST: Final = 0.01
+"""vLLM draws by this where a temperature is lower and not 0."""
+UNSAID_MAX_TOKENS: Final = 4096
+"""Of an answer, where neither the request nor the model's config.json says how long it may be."""
+_NOT_READ: Final = "the model's chat template does not read it, so it would change nothing."
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """One request, understood. Each of `prompts` is sampled `n` times. `affinity`: of its session, or empty."""
+
+    model: str
+    prompts: tuple[Sequence[int], ...]
+    n: int
+    sampling: SamplingParams
+    logprobs: bool
+    stream: bool
+    usage: bool
+    """Of a stream: end with what was used."""
+    affinity: bytes
+    asked: tuple[str, ...] = ()
+    """The fields that only some engines can do."""
+    keep_stop: bool = False
+    """The text ends behind a stop text or stop token, not before it."""
+    show_special: bool = False
+    """The text has special tokens in it."""
+    tokens_as_ids: bool = False
+    """Tokens with log-probabilities are written by number."""
+    request_id: str = ""
+    """As the client calls this request, or empty."""
+
+    def blame(self, lacking: str) -> str | None:
+        """The field for which an engine needs the ability `lacking`."""
+        return "seed" if lacking == EXACT_SEED else next(iter(self.asked), None)
+
+
+def want_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> Wanted:
+    """Raises `BadRequest`. `session`: as a header named it. `exact`: a seed gives the same tokens every time."""
+    most = 16 if body.max_tokens is None else body.max_tokens
+    logprobs = body.logprobs
+    if logprobs is not None and logprobs != 0 and not (logprobs == 1 and body.temperature == 0):
+        why = "Only the drawn tokens' log-probabilities are known: ask for 0, which gives them."
+        raise BadRequest(f"logprobs: {why}", "logprobs")
+    special = body.add_special_tokens is not False
+    with _about("prompt"):
+        given = body.prompt
+        if isinstance(given, str):
+            prompts = [text.encode(given, special=special)]
+        elif given and all(isinstance(part, int) for part in given):
+            prompts = [tuple(part for part in given if isinstance(part, int))]
+        elif not given or len(given) > MAX_PROMPTS:
+            raise BadRequest(f"prompt: a text, token ids, or a list of 1 to {MAX_PROMPTS} of these.")
+        else:
+            prompts = [_tokens(part, text, special) for part in given]
+    return _wanted(body, prompts, most, logprobs is not None, text, session, exact)
+
+
+def want_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -> Wanted:
+    """Raises `BadRequest`, `BadText`. `session`: as a header named it. `exact`: as `want_completion`."""
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if body.max_tokens is not None and body.max_tokens != most:
+        raise BadRequest("max_completion_tokens: max_tokens says another number.", "max_completion_tokens")
+    with _about("messages"):
+        if not 1 <= len(body.messages) <= MAX_MESSAGES:
+            raise BadRequest(f"messages: 1 to {MAX_MESSAGES}.")
+        messages = [message | {"content": _flat(message.get("content"))} for message in body.messages]
+    open_ended = bool(body.continue_final_message)
+    variables = _variables(body, text)
+    with _about("messages"):
+        rendered = text.render(messages, open_ended=open_ended, **variables)
+        prompts = [text.encode(rendered, special=bool(body.add_special_tokens))]
+    return _wanted(body, prompts, most, bool(body.logprobs), text, session, exact)
+
+
+def want_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True) -> Wanted:
+    """Raises `BadRequest`. Without `max_tokens`: as many as the model reads. `exact`: as `want_completion`."""
+    if not body.token_ids:
+        raise BadRequest("token_ids: at least one.", "token_ids")
+    sampling = body.sampling_params
+    if sampling.logprobs not in (None, 0, 1):
+        why = "Only the drawn tokens' log-probabilities are known: ask for 0 or 1."
+        raise BadRequest(f"sampling_params.logprobs: {why}", "sampling_params.logprobs")
+    prompts = [tuple(body.token_ids)]
+    try:
+        return _wanted(sampling, prompts, sampling.max_tokens, True, text, session, exact, outer=body)
+    except BadRequest as error:
+        here = error.param in {field.name for field in msgspec.structs.fields(sampling)}
+        raise BadRequest(str(error), f"sampling_params.{error.param}" if here else error.param) from error
+
+
+@contextmanager
+def _about(param: str) -> Iterator[None]:
+    """What goes wrong here is wrong with this field, where nothing more exact is known."""
+    try:
+        yield
+    except BadText as error:
+        raise BadRequest(str(error), param) from error
+    except BadRequest as error:
+        raise BadRequest(str(error), error.param or param) from error
+
+
+def _variables(body: Any, text: Text) -> dict[str, Any]:
+    """What the chat template is given besides the messages."""
+    given: dict[str, Any] = {}
+    if body.tools and body.tool_choice != "none":
+        given["tools"] = body.tools
+    if body.tool_choice not in (None, "none", "auto"):
+        raise BadRequest("tool_choice: auto or none; nothing makes the model call a tool.", "tool_choice")
+    for name in ("documents", "reasoning_effort", "add_generation_prompt"):
+        if getattr(body, name) is not None:
+            given[name] = getattr(body, name)
+    for name in given:
+        asks = name != "add_generation_prompt" or not given[name]  # that it is added is what happens anyway
+        if asks and not text.reads(name):
+            raise BadRequest(f"{name}: {_NOT_READ}", name)
+    more = body.chat_template_kwargs or {}
+    for name in more:
+        if name in given or name in ("messages", "tools", "documents"):
+            raise BadRequest(f"chat_template_kwargs: {name[:64]} has a field of its own.", "chat_template_kwargs")
+        if not text.reads(name):
+            raise BadRequest(f"chat_template_kwargs: {name[:64]}: {_NOT_READ}", "chat_template_kwargs")
+    found = {"add_generation_prompt": not body.continue_final_message} | given | more
+    if body.continue_final_message and found["add_generation_prompt"]:
+        why = (
+            "the last message cannot be left open behind the beginning of another: set add_generation_prompt to false."
+        )
+        raise BadRequest(f"continue_final_message: {why}", "continue_final_message")
+    return found
+
+
+def _wanted(
+    body: Any,
+    prompts: Sequence[tuple[int, ...]],
+    most: int | None,
+    logprobs: bool,
+    text: Text,
+    session: str,
+    exact: bool,
+    outer: Any = None,
+) -> Wanted:
+    """`body`: has the sampling's fields; `outer`: the others, where that is another."""
+    outer = body if outer is None else outer
+    n = 1 if body.n is None else body.n
+    if not 1 <= n * len(prompts) <= MAX_SAMPLES:
+        raise BadRequest(f"n: 1 to {MAX_SAMPLES} samples in one request.", "n")
+    where = next(name for name in ("prompt", "messages", "token_ids") if hasattr(outer, name))
+    if not min(map(len, prompts)):
+        raise BadRequest(f"{where}: at least one token.", where)
+    if not all(0 <= token < 1 << 32 for prompt in prompts for token in prompt):
+        raise BadRequest(f"{where}: token ids are whole numbers from 0 to 2^32 - 1.", where)
+    prompts, most = _fitted(body, prompts, most, text.limits, where)
+    options, asked = _options(body, text, exact)
+    stop_ids = tuple(body.stop_token_ids or ())
+    name = session or _own(outer, "session_id") or _own(outer, "prompt_cache_key") or _own(outer, "user") or ""
+    try:
+        sampling = SamplingParams(
+            max_tokens=most,
+            temperature=_temperature(body.temperature),
+            top_p=1.0 if body.top_p is None else body.top_p,
+            seed=secrets.randbits(63) if body.seed is None else body.seed % (1 << 63),
+            stop_tokens=tuple(dict.fromkeys((*(() if body.ignore_eos else text.stop_tokens), *stop_ids))),
+            options=options if asked else msgspec.UNSET,
+        )
+    except ValueError as error:
+        raise _out_of_range(str(error)) from error
+    return Wanted(
+        model=outer.model or "",
+        prompts=tuple(prompts),
+        n=n,
+        sampling=sampling,
+        logprobs=logprobs,
+        stream=bool(_own(outer, "stream")),
+        usage=_usage(outer),
+        affinity=blake3(name[:MAX_NAME].encode()).digest(16) if name else b"",
+        asked=asked,
+        keep_stop=bool(body.include_stop_str_in_output),
+        show_special=body.skip_special_tokens is False,
+        tokens_as_ids=bool(_own(outer, "return_tokens_as_token_ids")),
+        request_id=(outer.request_id or "")[:MAX_NAME],
+    )
+
+
+def _fitted(
+    body: Any, prompts: Sequence[tuple[int, ...]], most: int | None, limits: Limits, where: str
+) -> tuple[Sequence[tuple[int, ...]], int]:
+    """The prompts, truncated if that is asked for, and `max_tokens`. Raises `BadRequest` for what the model cannot
+    read: `limits` are those of `rollouts`. `where`: the prompts' field."""
+    reads = 2 * MAX_TOKENS if limits.context is None else limits.context
+    prompts = _truncated(body, prompts, min(reads - (most or 1), MAX_TOKENS))
+    longest = max(map(len, prompts))
+    if longest > MAX_TOKENS:
+        raise BadRequest(f"{where}: it has {longest:,} tokens; at most {MAX_TOKENS:,} can be sent.", where)
+    room = min(reads - longest, MAX_TOKENS)
+    if most is None:
+        most = room if limits.context is not None else UNSAID_MAX_TOKENS
+    if most < 1 and room >= 1:
+        raise BadRequest("max_tokens: at least 1.", "max_tokens")
+    if most > MAX_TOKENS:
+        raise BadRequest(f"max_tokens: at most {MAX_TOKENS:,}.", "max_tokens")
+    for prompt in prompts:
+        if (lacks := limits.why_not(pack_tokens(prompt), max(1, most))) is not None:
+            fits = limits.why_not(pack_tokens(prompt), 1) is None
+            raise BadRequest(lacks if fits else f"{where}: {lacks}", "max_tokens" if fits else where)
+    return prompts, most
+
+
+def _own(body: Any, name: str) -> Any:
+    """A field that not every endpoint has."""
+    return getattr(body, name, None)
+
+
+def _options(body: Any, text: Text, exact: bool) -> tuple[SamplingOptions, tuple[str, ...]]:
+    """What only some engines can do, and the fields that ask for it."""
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stops) > MAX_STOP_TEXTS:
+        raise BadRequest(f"stop: at most {MAX_STOP_TEXTS} texts.", "stop")
+    if stops and not text.has_tokenizer:
+        raise BadRequest("stop: this model's base has no tokenizer.json, and so no text. Use stop_token_ids.", "stop")
+    given = {
+        "min_tokens": body.min_tokens or 0,
+        "top_k": 0 if body.top_k in (None, -1) else body.top_k,
+        "min_p": body.min_p or 0.0,
+        "presence_penalty": body.presence_penalty or 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,
+        "repetition_penalty": 1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        "logit_bias": _biases(body.logit_bias or {}),
+        "allowed_token_ids": tuple(sorted(set(body.allowed_token_ids or ()))),
+        "bad_words": _banned(body.bad_words or [], text),
+        "stop": stops,
+        "seed": body.seed is not None,
+    }
+    if body.allowed_token_ids == []:
+        raise BadRequest("allowed_token_ids: at least one, or nothing could be drawn.", "allowed_token_ids")
+    plain = SamplingOptions()
+    names = {"allowed_token_ids": "allowed", "bad_words": "banned", "stop": "stop_texts", "seed": "seeded"}
+    values = {names.get(name, name): value for name, value in given.items()}
+    asked = tuple(name for name in given if values[names.get(name, name)] != getattr(plain, names.get(name, name)))
+    try:
+        special = bool(stops) and body.skip_special_tokens is False
+        return SamplingOptions(**values, special=special, exact=exact and given["seed"]), asked
+    except ValueError as error:
+        raise _out_of_range(str(error)) from error
+
+
+def _out_of_range(why: str) -> BadRequest:
+    """`SamplingParams` and `SamplingOptions` say their own field first."""
+    name, _, rest = why.partition(":")
+    name = {"allowed": "allowed_token_ids", "banned": "bad_words", "stop_tokens": "stop_token_ids"}.get(name, name)
+    return BadRequest(f"{name}:{rest}.", name)
+
+
+def _temperature(given: float | None) -> float:
+    if given is not None and 0.0 < given < COLDEST:
+        raise BadRequest(f"temperature: 0, or at least {COLDEST}.", "temperature")
+    return 1.0 if given is None else given
+
+
+def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    try:
+        found = {int(token): bias for token, bias in given.items() if token.isascii() and token.isdigit()}
+    except ValueError:  # more digits than Python reads
+        found = {}
+    if len(found) != len(given):
+        raise BadRequest("logit_bias: its keys are token ids, each once.", "logit_bias")
+    return tuple(sorted(found.items()))
+
+
+def _banned(words: Sequence[str], text: Text) -> tuple[tuple[int, ...], ...]:
+    """As vLLM: the tokens of each word, and those that it has behind a space where these begin otherwise."""
+    if len(words) > MAX_BAD_WORDS:
+        raise BadRequest(f"bad_words: at most {MAX_BAD_WORDS}.", "bad_words")
+    found: list[tuple[int, ...]] = []
+    with _about("bad_words"):
+        for word in words:
+            alone = text.encode(word.lstrip(), special=False)
+            if not alone:
+                raise BadRequest("bad_words: each needs at least one token.")
+            found.append(alone)
+            spaced = text.encode(" " + word.lstrip(), special=False)
+            if spaced and spaced[0] != alone[0] and len(spaced) == len(alone):
+                found.append(spaced)
+    return tuple(dict.fromkeys(found))
+
+
+def _truncated(body: Any, prompts: Sequence[tuple[int, ...]], room: int) -> Sequence[tuple[int, ...]]:
+    kept = _own(body, "truncate_prompt_tokens")
+    if kept is None:
+        if _own(body, "truncation_side") is not None:
+            raise BadRequest("truncation_side: nothing is cut off without truncate_prompt_tokens.", "truncation_side")
+        return prompts
+    if kept == -1:
+        kept = max(1, room)
+    if not 1 <= kept <= MAX_TOKENS:
+        raise BadRequest("truncate_prompt_tokens: at least 1, or -1.", "truncate_prompt_tokens")
+    if body.truncation_side == "right":
+        return [prompt[:kept] for prompt in prompts]
+    return [prompt[-kept:] for prompt in prompts]
+
+
+def _usage(body: Any) -> bool:
+    options = _own(body, "stream_options") or {}
+    if any(options.values()) and not _own(body, "stream"):
+        raise BadRequest("stream_options: only of a stream.", "stream_options")
+    if unknown := [name for name, value in options.items() if name != "include_usage" and value]:
+        raise BadRequest(f"stream_options: {unknown[0][:64]} is not offered.", "stream_options")
+    return bool(options.get("include_usage"))
+
+
+def _tokens(part: int | str | list[int], text: Text, special: bool) -> tuple[int, ...]:
+    if isinstance(part, str):
+        return text.encode(part, special=special)
+    if isinstance(part, int):
+        raise BadRequest("prompt: token ids, or a list of texts and lists of token ids, but not both.")
+    return tuple(part)
+
+
+def _flat(content: Any) -> Any:
+    """Content in parts, where all are text, as the one text that chat templates expect."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    said = [text for text in texts if isinstance(text, str)]
+    if len(said) != len(content):
+        raise BadText("messages: only text can be read.")
+    return "".join(said)

@@ -1,0 +1,116 @@
+"""An engine that follows its node's replica: each version is staged while the engine generates, then committed.
+
+Where the engine can carry sequences over a commit, at once: no token is lost. Elsewhere when the sequences that run are
+done, and none is begun meanwhile (`taking`).
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from node.engines.base import Version
+from node.engines.host import EngineFailed, EngineLost
+from node.ledger.messages import Commits
+from node.member.engine_client import EngineSeat
+
+__all__ = ["Follower"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """A version that the replica holds since `at`, for the engine to follow. `patch_fd`: ours to close."""
+
+    version: Version
+    root: bytes
+    patch_fd: int
+    at: float
+
+
+class Follower:
+    """`idle()` waits until nothing is generated; `coming(version, root)` is told just before a commit and
+    `paused(seconds)` just after it; `changed()` when something is different for whoever begins sequences."""
+
+    def __init__(
+        self,
+        engine: EngineSeat,
+        clock: Callable[[], float],
+        *,
+        idle: Callable[[], Awaitable[None]],
+        coming: Callable[[Version, bytes], None],
+        paused: Callable[[float], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._engine, self._clock = engine, clock
+        self._idle, self._coming, self._paused, self._changed = idle, coming, paused, changed
+        self._updates: deque[_Update] = deque()
+        self._news = trio.Event()
+        self.taking = False
+        """A version is staged, or about to be committed."""
+        self.commits: deque[Commits] = deque(maxlen=256)
+        """The last versions committed, and what each took."""
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._updates) or self.taking
+
+    def update(self, version: Version, root: bytes, patch_fd: int) -> None:
+        """The replica became `version`. Takes over `patch_fd` (see `codec.write_patch`)."""
+        self._updates.append(_Update(version, root, patch_fd, self._clock()))
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                if not self._updates:
+                    self._news = trio.Event()
+                    await self._news.wait()
+                await self._engine.wait_ready()
+                await self._follow(self._updates.popleft())
+        finally:
+            while self._updates:
+                os.close(self._updates.popleft().patch_fd)
+
+    async def _follow(self, update: _Update) -> None:
+        if update.version <= self._engine.version:  # the engine was reloaded meanwhile, and is past it
+            os.close(update.patch_fd)
+            return
+        try:
+            stage_s = await self._stage(update)
+            self.taking = True
+            if not self._engine.carries:
+                await self._idle()
+            await self._commit(update, stage_s)
+        finally:
+            self.taking = False
+            self._changed()
+
+    async def _stage(self, update: _Update) -> float:
+        try:
+            return await self._engine.stage(update.patch_fd, update.version)
+        except (EngineLost, EngineFailed) as error:
+            # The commit of what is not staged fails, and the engine is reloaded from the replica.
+            _log.warning("version %s was not staged: %s", update.version, error)
+            return 0.0
+        finally:
+            os.close(update.patch_fd)
+
+    async def _commit(self, update: _Update, stage_s: float) -> None:
+        if update.version <= self._engine.version:
+            return
+        self._coming(update.version, update.root)
+        try:
+            took = await self._engine.commit(update.version, update.root)
+        except (EngineLost, EngineFailed) as error:
+            _log.warning("version %s was not committed: %s", update.version, error)
+            return
+        if took is not None:
+            self._paused(took.pause_s)
+            wait_s = self._clock() - update.at
+            self.commits.append(Commits(*update.version, wait_s, stage_s, took.pause_s, took.resume_s))

@@ -1,0 +1,54 @@
+"""Says how likely the tokens of others' samples are, one at a time: a node's part in spot checks."""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from codec.errors import PeerError
+from node.engines.host import EngineFailed, EngineLost
+from node.ledger.messages import Answer, Ask, encode, pack_floats, unpack_tokens
+from node.member.engine_client import EngineSeat
+
+__all__ = ["Witness"]
+
+ASKS_HELD: Final = 8
+"""Others' samples waiting to be scored; more than that and the older are for somebody else."""
+
+_log = logging.getLogger(__name__)
+
+
+class Witness:
+    """`send(body)` takes a message to the ledger and may lose it."""
+
+    def __init__(self, engine: EngineSeat, send: Callable[[bytes], Awaitable[None]]) -> None:
+        self._engine, self._send = engine, send
+        self._asks: deque[Ask] = deque(maxlen=ASKS_HELD)
+        self._news = trio.Event()
+
+    def ask(self, ask: Ask) -> None:
+        """Raises `PeerError` for what nobody can score."""
+        tokens = len(ask.token_ids) // 4
+        if not ask.prompt or (len(ask.prompt) | len(ask.token_ids)) % 4 or not ask.start < ask.end <= tokens:
+            raise PeerError("ask: no tokens to score")
+        self._asks.append(ask)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if not self._asks:
+                self._news = trio.Event()
+                await self._news.wait()
+            await self._engine.wait_ready()
+            ask = self._asks.popleft()
+            logprobs, version = (), self._engine.version
+            if version == (ask.epoch, ask.version) and self._engine.scores:
+                tokens = unpack_tokens(ask.token_ids)[: ask.end]
+                try:
+                    logprobs, version = await self._engine.score(unpack_tokens(ask.prompt), tokens, ask.sampling)
+                except (EngineLost, EngineFailed) as error:
+                    _log.warning("a sample could not be scored: %s", error)
+            await self._send(encode(Answer(ask.check, *version, pack_floats(logprobs[ask.start :]))))

@@ -1,0 +1,489 @@
+"""The node's working life: ask for work, run it on the engine, sign and return it, take new versions as they come.
+
+Everything that can go wrong is somebody else's decision: the seed may be away (results are said again until a verdict
+or their deadline), the engine may be away (work waits for it until its deadline), messages may be lost either way
+(requests and results are repeated).
+
+A version is staged while the engine generates, and committed where that loses the fewest tokens: at once where the
+engine can carry sequences over a commit (what could not count any more is cancelled first), else when the sequences
+that run are done, and none is begun meanwhile.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import trio
+
+from codec.errors import PeerError
+from codec.sign import Key
+from node.engines.base import Completion, Prompt, SamplingParams, Version
+from node.engines.host import EngineFailed, EngineLost
+from node.ledger.messages import (
+    MAX_CAPACITY,
+    Abilities,
+    Ask,
+    AskAbilities,
+    Cannot,
+    GiveBack,
+    Reason,
+    Renewed,
+    Rollout,
+    SignedRollout,
+    Timesheet,
+    Unfit,
+    Verdict,
+    VersionSpan,
+    Withdraw,
+    WorkLease,
+    WorkMessage,
+    WorkRequest,
+    decode,
+    encode,
+    pack_floats,
+    pack_tokens,
+    seal_rollout,
+    stream_of,
+    work_hash,
+)
+from node.member.engine_client import EngineSeat
+from node.member.engine_updater import Follower
+from node.member.lease_inventory import Held, Holdings, Job, Result, together
+from node.member.scorer import Witness
+from node.member.time_accounting import Hours
+from swarm.guard import Source, guarded
+
+__all__ = ["NodeWorker", "Pace"]
+
+COMMITS_TOLD: Final = 4
+"""Versions in a timesheet: it is sent more often than versions come."""
+FEW: Final = 8
+"""Work is asked for when a batch's so-many-th has become free, or nothing waits."""
+
+_Asking = tuple[int, Version, bytes]
+"""Room for so many sequences, at this version, with this root."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a node works."""
+
+    capacity: int = 64
+    """Sequences taken at a time: what is held, generating or waiting."""
+    batch: int = 32
+    """Sequences generated at once. Where a commit waits for a batch, a large one delays versions; a small one is
+    slow."""
+    ask_every_s: float = 5.0
+    """A request for work is repeated this often, in case it was lost or the seed restarted."""
+    say_again_s: float = 3.0
+    """A result without a verdict is sent again after this: several round trips of the longest links."""
+    renew_every_s: float = 3.0
+    """A lease whose tokens flow is renewed this often, well within the shortest lease."""
+    memory_s: float = 60.0
+    """The rate told to the ledger forgets over this time."""
+    self_test_rows: int = 8
+    self_test_tokens: int = 16
+    """Drawn before the first request, to tell the ledger a rate to begin with. 0: none."""
+    self_test_within_s: float = 10.0
+    """An engine that is slower than that is slow enough to find out by work."""
+
+
+@dataclass(eq=False)
+class _Flight:
+    """Samples that are drawn together. `version`: of its oldest tokens."""
+
+    jobs: list[Job]
+    version: Version
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+class NodeWorker:
+    """One engine's work. The swarm's shell feeds `hear` (bodies from the seed) and `update` (versions committed to the
+    replica); `send(body)` takes a message to the seed, may lose it, must not wait for long, and never raises."""
+
+    def __init__(
+        self,
+        key: Key,
+        engine: EngineSeat,
+        send: Callable[[bytes], Awaitable[None]],
+        pace: Pace = Pace(),
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self._key = key
+        self._engine = engine
+        self._send = send
+        self._pace = pace
+        self._clock = clock
+        self._holdings = Holdings()
+        self._flights: list[_Flight] = []
+        self._witness = Witness(engine, send)
+        self._follower = Follower(
+            engine, clock, idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed
+        )
+        self._largest = 1
+        """Samples of a lease, so far."""
+        self._behind = False
+        """The ledger says that our version is too old for the work there is."""
+        self._abilities_wanted = False
+        """The ledger asked what our engine can do."""
+        self._news = trio.Event()
+        self._serial = time.time_ns()
+        """Of requests: must also rise over our own restarts, and nobody but us compares it with anything."""
+        self._asked: _Asking | None = None
+        self._asked_at = float("-inf")
+        self._tested = not pace.self_test_tokens
+        """The self-test is over: work may be asked for."""
+        self._roots: OrderedDict[Version, bytes] = OrderedDict()
+        self.hours = Hours(clock)
+        self.tokens_per_s = 0.0
+        self._measured_s = 0.0
+        self._unmeasured = 0
+        self._generated_s = 0.0
+        self.commits = self._follower.commits
+        self.accepted = 0
+        self.lost_tokens = 0
+        """Drawn, and then worth nothing: cancelled, too late, refused."""
+        self.refused: dict[str, int] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Work until cancelled; then what was not finished is given back."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._generate_for_ever, nursery)
+                nursery.start_soon(self._follower.run)
+                nursery.start_soon(self._talk_for_ever)
+                nursery.start_soon(self._witness.run)
+                task_status.started()
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(2.0):
+                await self._give_back()
+
+    # ------------------------------------------------------------ from the swarm
+
+    def hear(self, body: bytes) -> None:
+        """A `Work` body from the seed (its key proven). What makes no sense is logged and dropped."""
+        with guarded(Source.WORK, "the seed"):
+            self._hear(decode(body))
+        self._wake()
+
+    def update(self, version: Version, root: bytes, patch_fd: int) -> None:
+        """The replica became `version`; the engine follows. Takes over `patch_fd` (see `codec.write_patch`)."""
+        self._follower.update(version, root, patch_fd)
+        self._book_time()
+
+    def state(self) -> dict[str, Any]:
+        """Plain values, for people and programs."""
+        sheet = self._timesheet()
+        return {
+            "engine_ready": self._engine.ready,
+            "engine_version": list(self._engine.version),
+            "tokens_per_s": round(self.tokens_per_s, 3),
+            "jobs": self._holdings.waiting,
+            "generating": self._rows,
+            "unanswered": len(self._holdings.results),
+            "accepted": self.accepted,
+            "refused": dict(self.refused),
+            "lost_tokens": self.lost_tokens,
+            "doing": self.hours.state,
+            "seconds": {name: round(value, 3) for name, value in self.hours.seconds.items()},
+            "useful": round(sheet.useful, 4),
+            "worst_pause_s": max((commit.pause_s for commit in self.commits), default=0.0),
+        }
+
+    def _hear(self, message: WorkMessage) -> None:
+        match message:
+            case WorkLease():
+                self._holdings.take(message, self._clock())
+                self._largest = max(self._largest, len(message.samples))
+                self._behind = False
+            case Verdict(lease, sample, refused):
+                if (held := self._holdings.settle(lease, sample)) is not None:
+                    self._count(held, sample, refused)
+            case Withdraw(leases):
+                for lease in leases:
+                    self._drop(lease)
+            case Renewed(lease, deadline_s):
+                self._holdings.renewed(lease, deadline_s, self._clock())
+            case Unfit(_, reason):
+                self._behind = reason in (Reason.TOO_OLD, Reason.LATE)
+                if not self._behind:
+                    _log.warning("the ledger gives this node no work: %s", reason)
+            case Ask():
+                self._witness.ask(message)
+            case AskAbilities():
+                self._abilities_wanted = True
+            case _:
+                raise PeerError(f"work message: {type(message).__name__} is not for a node")
+
+    def _count(self, held: Held, sample: int, refused: str | None) -> None:
+        if refused is None:
+            self.accepted += 1
+        else:
+            self.refused[str(refused)] = self.refused.get(str(refused), 0) + 1
+            self.lost_tokens += held.tokens.get(sample, 0)
+
+    def _drop(self, lease: int) -> None:
+        """Nobody wants it, or its time is over; a flight that draws nothing else is cancelled."""
+        if self._holdings.drop(lease):
+            for flight in self._flights:
+                if all(other.id not in self._holdings.leases for other, _ in flight.jobs):
+                    self._cancel(flight)
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+        self._book_time()
+
+    def _book_time(self) -> None:
+        if not self._engine.ready:
+            self.hours.enter("commit")
+        elif self._flights:
+            self.hours.enter("generate")
+        elif self._follower.taking:
+            self.hours.enter("commit")
+        else:
+            self.hours.enter("wait_version" if self._behind else "wait_work")
+
+    # ------------------------------------------------------------ generating
+
+    @property
+    def _rows(self) -> int:
+        return sum(len(flight.jobs) for flight in self._flights)
+
+    async def _generate_for_ever(self, nursery: trio.Nursery) -> None:
+        await self._engine.wait_ready()
+        await self._test_self()
+        while True:
+            if not self._engine.ready:
+                self._book_time()
+                await self._engine.wait_ready()
+                self._wake()
+            news = self._news
+            while (jobs := self._next_jobs()) and self._engine.ready:
+                for each in self._apart(jobs):
+                    flight = _Flight(each, self._engine.version)
+                    self._flights.append(flight)
+                    nursery.start_soon(self._fly, flight)
+            self._book_time()
+            with trio.move_on_after(self._pace.ask_every_s):  # deadlines pass without news, too
+                await news.wait()
+
+    async def _test_self(self) -> None:
+        """A rate to begin with: once a token to warm up, then a few."""
+        rows, tokens = self._pace.self_test_rows, self._pace.self_test_tokens
+        if not tokens:
+            return
+        try:
+            with trio.move_on_after(self._pace.self_test_within_s):
+                await self._engine.generate([Prompt((0,))], SamplingParams(1))
+                started = self._clock()
+                prompts = [Prompt((0,), stream) for stream in range(rows)]
+                completions, _ = await self._engine.generate(prompts, SamplingParams(tokens))
+                made = sum(len(completion.token_ids) for completion in completions)
+                self.tokens_per_s = made / max(self._clock() - started, 1e-6)
+        except (EngineLost, EngineFailed) as error:
+            _log.warning("the self-test failed: %s", error)
+        self._tested = True
+        self._wake()
+
+    async def _fly(self, flight: _Flight) -> None:
+        try:
+            with flight.scope:
+                await self._generate(flight)
+        except EngineLost as error:
+            _log.warning("%d sequences lost with the engine: %s", len(flight.jobs), error)
+            await self._give_back()  # an engine may take minutes to load; others need not wait
+        except EngineFailed as error:
+            await self._isolate(flight, str(error))
+        finally:
+            self._flights.remove(flight)
+            self._wake()
+
+    def _cancel(self, flight: _Flight) -> None:
+        flight.scope.cancel()
+        self.lost_tokens += sum(held.tokens.pop(sample, 0) for held, sample in flight.jobs)
+
+    async def _give_back(self) -> None:
+        """All that is not finished goes to others."""
+        leases = self._holdings.unfinished
+        for lease in leases:
+            self._drop(lease)
+        if leases:
+            await self._send(encode(GiveBack(leases)))
+
+    async def _isolate(self, flight: _Flight, why: str) -> None:
+        """The engine refused a batch: find out whose fault it was, and say so, or it would come back for ever."""
+        culprits = list({held.id: held for held, _ in flight.jobs}.values())
+        if len(culprits) > 1:
+            for held in culprits:
+                held.alone = True
+            self._holdings.undo(flight.jobs)
+            return
+        held = culprits[0]
+        _log.warning("the engine refuses lease %d: %s", held.id, why)
+        self._drop(held.id)
+        await self._send(encode(Cannot(held.id, held.message.token, why[:512])))
+
+    def _next_jobs(self) -> list[Job]:
+        """What may be begun now."""
+        if (self._follower.taking or self._flights) and not self._engine.carries:
+            return []
+        for lease in self._holdings.expired(self._clock()):
+            self._drop(lease)
+        return self._holdings.begin(self._engine.version, self._pace.batch - self._rows)
+
+    def _apart(self, jobs: list[Job]) -> list[list[Job]]:
+        """What is drawn in one call. It ends with its longest sample, and the others' places are empty until then: so
+        it is one sample wherever that costs the engine nothing, unless a group wants to be drawn whole."""
+        if not self._engine.joins or jobs[0][0].message.whole:
+            return [jobs]
+        return [[job] for job in jobs]
+
+    async def _generate(self, flight: _Flight) -> None:
+        self._know(self._engine.version, self._engine.root)
+        jobs = together(flight.jobs)
+        prompts = [
+            Prompt(held.prompt, stream_of(held.message.group, sample, held.message.sampling)) for held, sample in jobs
+        ]
+
+        def count(counts: tuple[int, ...]) -> None:
+            for (held, sample), tokens in zip(jobs, counts, strict=True):
+                self._unmeasured += tokens - held.tokens.get(sample, 0)
+                held.tokens[sample] = tokens
+
+        completions, _ = await self._engine.generate(prompts, jobs[0][0].message.sampling, count)
+        count(tuple(len(completion.token_ids) for completion in completions))
+        self._measure()
+        if any(span.version not in self._roots for completion in completions for span in completion.spans):
+            raise EngineLost("the engine was filled anew while it drew")
+        now = self._clock()
+        for (held, sample), completion in zip(jobs, completions, strict=True):
+            if sample not in held.drawing:
+                continue  # drawn for company: somebody else has delivered it
+            held.drawing.discard(sample)
+            if held.id in self._holdings.leases:
+                sealed = seal_rollout(self._key, self._rollout(held, sample, completion))
+                self._holdings.results[held.id, sample] = Result(encode(SignedRollout(sealed)), held, now)
+
+    def _rollout(self, held: Held, sample: int, completion: Completion) -> Rollout:
+        lease = held.message
+        spans = [VersionSpan(*span.version, self._roots[span.version], span.end) for span in completion.spans]
+        return Rollout(
+            lease=lease.lease,
+            token=lease.token,
+            sample=sample,
+            work=work_hash(lease.group, sample, lease.prompt, lease.sampling),
+            token_ids=pack_tokens(completion.token_ids),
+            logprobs=pack_floats(completion.logprobs),
+            finish_reason=completion.finish_reason,
+            spans=tuple(spans),
+        )
+
+    def _know(self, version: Version, root: bytes) -> None:
+        self._roots[version] = root
+        self._roots.move_to_end(version)
+        while len(self._roots) > 64:
+            self._roots.popitem(last=False)
+
+    def _measure(self) -> None:
+        """Tokens by the time in which at least one sequence was drawn."""
+        generated_s = self.hours.seconds["generate"]
+        seconds, tokens = generated_s - self._generated_s, self._unmeasured
+        if seconds > 0:
+            self._generated_s, self._unmeasured = generated_s, 0
+            self._measured_s = min(self._measured_s + seconds, self._pace.memory_s)
+            self.tokens_per_s += (seconds / max(self._measured_s, seconds)) * (tokens / seconds - self.tokens_per_s)
+
+    # ------------------------------------------------------------ new versions
+
+    async def _until_idle(self) -> None:
+        while self._flights:
+            news = self._news
+            await news.wait()
+        self._book_time()
+
+    def _coming(self, version: Version, root: bytes) -> None:
+        """A commit is next. What was begun at a version that the bound will not allow would be refused when done."""
+        self._know(version, root)
+        for flight in self._flights:
+            epoch, oldest = flight.version
+            if all(epoch != version[0] or version[1] - oldest > held.message.max_lag for held, _ in flight.jobs):
+                self._holdings.undo(flight.jobs)  # to be drawn anew, at the new version
+                self._cancel(flight)
+
+    def _paused(self, seconds: float) -> None:
+        if self._flights:
+            self.hours.correct(seconds)
+
+    def _changed(self) -> None:
+        self._behind = False
+        self._wake()
+
+    # ------------------------------------------------------------ talking
+
+    async def _talk_for_ever(self) -> None:
+        while True:
+            news = self._news
+            now = self._clock()
+            for lease in self._holdings.expired(now):
+                self._drop(lease)
+            for result in [result for result in self._holdings.results.values() if result.next_send <= now]:
+                result.next_send = now + self._pace.say_again_s
+                await self._send(result.body)
+            for renewal in self._holdings.renewals(now, self._pace.renew_every_s):
+                await self._send(encode(renewal))
+            if self._abilities_wanted and self._engine.ready:
+                self._abilities_wanted = False
+                await self._send(encode(Abilities(tuple(sorted(self._engine.abilities)), self._engine.kind)))
+            await self._ask_if_due()
+            times = [result.next_send for result in self._holdings.results.values()] + [
+                self._asked_at + self._pace.ask_every_s
+            ]
+            if self._flights:
+                times.append(now + self._pace.renew_every_s)
+            with trio.move_on_after(max(0.0, min(times) - self._clock())):
+                await news.wait()
+
+    async def _ask_if_due(self) -> None:
+        """Ask when what we could take has changed, and every few seconds all the same."""
+        now = self._clock()
+        if not self._engine.ready or not self._tested:
+            self._asked_at = now
+            return
+        capacity = max(0, self._most - self._holdings.waiting - self._rows)
+        asking = (capacity, self._engine.version, self._engine.root)
+        if now < self._asked_at + self._pace.ask_every_s and not self._is_news(asking):
+            return
+        self._asked, self._asked_at = asking, now
+        self._serial += 1
+        epoch, version = self._engine.version
+        holding = tuple(sorted(self._holdings.leases))[:MAX_CAPACITY]
+        message = WorkRequest(self._serial, capacity, epoch, version, self._engine.root, self.tokens_per_s, holding)
+        await self._send(encode(message))
+        await self._send(encode(self._timesheet()))
+
+    def _is_news(self, asking: _Asking) -> bool:
+        """Room for a sample more is none while others wait to be begun: where each ends by itself, that would be a
+        request for each."""
+        if self._asked is None or asking[1:] != self._asked[1:] or not self._holdings.waiting:
+            return asking != self._asked
+        return abs(asking[0] - self._asked[0]) >= max(1, self._pace.batch // FEW)
+
+    @property
+    def _most(self) -> int:
+        """Sequences to hold. Where places become free one by one, a group in hand is enough: what waits here is begun
+        at the version that is live then, while the ledger knows of a newer one."""
+        pace = self._pace
+        if not self._engine.joins:
+            return pace.capacity
+        return min(pace.capacity, pace.batch + max(pace.batch // 4, self._largest))
+
+    def _timesheet(self) -> Timesheet:
+        s = self.hours.seconds
+        told = tuple(self.commits)[-COMMITS_TOLD:]
+        return Timesheet(s["generate"], s["wait_work"], s["wait_version"], s["commit"], told)

@@ -1,0 +1,444 @@
+"""What a person may choose, as frozen values: `swarm.toml`, then `SWARM_*`, then flags; the later one wins.
+
+Each class is the flags of one command (a field's docstring is its help). Nothing but the command line builds them from
+text, so code and tests make them directly. A constructor raises `UsageError` for a value that makes no sense.
+"""
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from platformdirs import user_data_path
+
+from codec.errors import UsageError
+from node.settings.memory import ReplicaPlace
+
+__all__ = [
+    "DemoConfig",
+    "GatewayConfig",
+    "InviteConfig",
+    "JoinConfig",
+    "MemberConfig",
+    "PeerConfig",
+    "Preset",
+    "RelayConfig",
+    "SeedConfig",
+    "address",
+    "default_home",
+    "duration_s",
+]
+
+Preset = Literal["wan", "lan", "loopback"]
+CoderName = Literal["auto", "rice", "pco"]
+EngineName = Literal["none", "transformers", "vllm"]
+DemoEngine = Literal["transformers", "vllm"]
+Running = Literal["continue", "recompute", "drain"]
+ModelName = Literal["tiny", "small", "smollm2"]
+
+SEED_PORT: Final = 4001
+"""libp2p's customary port."""
+DEFAULT_MBIT: Final = 100.0
+"""Taken for a link of which nothing is said. Too low, it idles; too high, whoever hangs on this node is late."""
+MAX_MBIT: Final = 1e7
+MAX_ADDRESSES: Final = 4
+"""As many as a ticket has room for; a machine has one or two that the world can dial."""
+MAX_NODES_EVER: Final = 10_000
+"""The seed keeps 32 bytes of each, and writes all of a ticket's anew when another comes."""
+MAX_RELAYS: Final = 3
+"""Each costs a connection, and a place in the ticket."""
+_EXAMPLE: Final = "203.0.113.7:4001"
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def default_home() -> Path:
+    """Where keys, replicas and chunks live unless SWARM_HOME or --home says otherwise."""
+    return user_data_path("swarm-node")
+
+
+def _host_name() -> str:
+    return socket.gethostname()[:64]
+
+
+def duration_s(text: str) -> float:
+    """Seconds in "90s", "15m", "24h" or "7d". Raises `UsageError`."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{text!r} is no duration; write it like 30m, 24h or 7d")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def address(text: str) -> str:
+    """A TCP address as multiaddr text, from that itself, "host:port", ":port" or "port". Raises `UsageError`."""
+    text = text.strip()
+    if text.startswith("/"):
+        kind, host, tcp, port = (text.split("/")[1:] + [""] * 4)[:4]
+        if tcp != "tcp" or text.count("/") != 4 or kind not in ("ip4", "ip6", "dns", "dns4", "dns6"):
+            raise UsageError(f"{text!r} is no TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
+    else:
+        host, _, port = text.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")  # without them nobody knows where the port begins
+        host = (host[1:-1] if bracketed else host) or "0.0.0.0"
+        kind = "ip6" if bracketed else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
+    if not _is_host(kind, host):
+        raise UsageError(f"{text!r} names no machine; write it like {_EXAMPLE}")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise UsageError(f"{text!r} names no port from 0 to 65535; write it like {_EXAMPLE}")
+    return f"/{kind}/{host}/tcp/{int(port)}"
+
+
+def relay_address(text: str) -> str:
+    """A relay's address: as `address`, and perhaps its /p2p/ID. Raises `UsageError`."""
+    place, _, id_ = text.strip().partition("/p2p/")
+    if id_ and not re.fullmatch(r"12D3Koo[1-9A-HJ-NP-Za-km-z]{45}", id_):
+        raise UsageError(f"{text!r} ends in no PeerId; write it as its relay printed it, or without /p2p/...")
+    made = address(place)
+    if made.endswith("/tcp/0") or "/0.0.0.0/" in made or "/::/" in made:
+        raise UsageError(f"{text!r} is no relay that can be dialed; write it like {_EXAMPLE}")
+    return made + f"/p2p/{id_}" * bool(id_)
+
+
+def _is_host(kind: str, host: str) -> bool:
+    try:
+        if kind == "ip4":
+            return bool(ipaddress.IPv4Address(host))
+        if kind == "ip6":
+            return bool(ipaddress.IPv6Address(host))
+    except ValueError:
+        return False
+    return re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,200}[A-Za-z0-9])?", host) is not None
+
+
+def _check_mbit(flag: str, value: float) -> None:
+    if not 0 <= value <= MAX_MBIT:
+        raise UsageError(f"{flag}: in Mbit/s, 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConfig:
+    """What every process of a swarm may be told."""
+
+    home: Path = field(default_factory=default_home)
+    """Folder for the key, the replica and the chunks; one process at a time."""
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Address to listen on, as host:port, a port, or a multiaddr; repeat for more. Port 0: any free one."""
+    announce: tuple[str, ...] = ()
+    """Address at which the world reaches this machine, where that is not the one listened on (a port mapping, say;
+    those of Vast.ai and RunPod are found without it); repeat for more."""
+    via: tuple[str, ...] = ()
+    """Relay through which this machine can be reached though nobody can dial it: host:port of a machine on which
+    swarm-node relay runs; repeat for more."""
+    name: str = field(default_factory=_host_name)
+    """What people call this machine."""
+    region: str = ""
+    """Machines that say the same region are near one another: lagging nodes ask there first."""
+    up_mbit: float | None = None
+    """Uplink in Mbit/s: plans reckon with it, and below 1000 no more is sent. 0: pass nothing on. Without it plans
+    reckon with 100, and nothing holds back what is sent."""
+    down_mbit: float | None = None
+    """Downlink in Mbit/s: a machine with much less than the others passes nothing on. Without it plans reckon with the
+    uplink, or with 100 where that is less."""
+
+    def __post_init__(self) -> None:
+        # Frozen: canonical values are put in place the one time that they are made.
+        object.__setattr__(self, "home", self.home.expanduser().absolute())
+        object.__setattr__(self, "listen", tuple(address(text) for text in self.listen))
+        object.__setattr__(self, "announce", tuple(address(text) for text in self.announce))
+        object.__setattr__(self, "via", tuple(dict.fromkeys(relay_address(text) for text in self.via)))
+        if len(self.via) > MAX_RELAYS:
+            raise UsageError(f"--via: at most {MAX_RELAYS} relays")
+        if not self.listen:
+            raise UsageError("--listen: at least one address")
+        if len(self.listen) > MAX_ADDRESSES or len(self.announce) > MAX_ADDRESSES:
+            raise UsageError(f"--listen, --announce: at most {MAX_ADDRESSES} addresses")
+        if any(text.endswith("/tcp/0") for text in self.announce):
+            raise UsageError("--announce: needs the port that the world dials")
+        if len(self.name) > 64 or len(self.region) > 64:
+            raise UsageError("--name, --region: at most 64 characters")
+        _check_mbit("--up-mbit", self.planned_up_mbit)
+        _check_mbit("--down-mbit", self.planned_down_mbit)
+
+    @property
+    def planned_up_mbit(self) -> float:
+        """What plans reckon with."""
+        return DEFAULT_MBIT if self.up_mbit is None else self.up_mbit
+
+    @property
+    def planned_down_mbit(self) -> float:
+        """The same: hardly a link is slower down than up."""
+        return max(DEFAULT_MBIT, self.planned_up_mbit) if self.down_mbit is None else self.down_mbit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedConfig(PeerConfig):
+    """The trainer's own process: it holds the key, admits nodes, and deals each version."""
+
+    base: Path | None = None
+    """Checkpoint folder of version 0: config, tokenizer and safetensors weights."""
+    raw_mb: int = 0
+    """Carry files instead of a policy (publish --raw): the largest one, in MB."""
+    key: Path | None = None
+    """The swarm's key file; without it SWARM_HOME's own, made at the first start."""
+    listen: tuple[str, ...] = (f"/ip4/0.0.0.0/tcp/{SEED_PORT}",)
+    """Address to listen on, as host:port, a port, or a multiaddr; repeat for more."""
+    preset: Preset = "wan"
+    """How patient the swarm is: heartbeats, leases, deadlines for such a network."""
+    coder: CoderName = "auto"
+    """How changes are coded: rice (the smallest), pco (decoded sooner by few cores behind fast links), or auto:
+    whichever lets the nodes finish sooner, by --up-mbit, what the nodes say of their links, and --node-cores."""
+    node_cores: int = 4
+    """Cores that the slowest node can spend on decoding, for --coder auto."""
+    check_share: float = 0.02
+    """Share of accepted samples whose log-probabilities a second node computes anew; 0: none."""
+    check_tolerance: float = 0.1
+    """Nats a token, on average, by which honest nodes may differ: 0.1 across engines and bfloat16; 0.0001 where all
+    compute in float32 finds samples of a version too old, too (python -m scenarios.bench.check_tolerance)."""
+    watch: Path | None = None
+    """Folder in which a trainer writes checkpoints (at any depth): each is published as soon as it is whole."""
+    watch_marker: str = ""
+    """File that the trainer writes into a checkpoint's folder when it is whole (STABLE, say)."""
+    watch_quiet: str = "10s"
+    """Without a marker, a checkpoint is whole when nothing in its folder has changed for this long."""
+    egress_copies: float | None = None
+    """Send at most so many copies of each version, and of the model to machines that come without it, even if the swarm
+    must wait; 1.1 leaves some for nodes that are lost on the way. Without it there is no cap."""
+
+    def __post_init__(self) -> None:
+        PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
+        if not 0 <= self.check_share <= 1 or not 0 < self.check_tolerance <= 10:
+            raise UsageError("--check-share: 0 to 1; --check-tolerance: above 0, at most 10 nats")
+        if (self.base is None) == (self.raw_mb == 0):
+            raise UsageError("--base FOLDER: the checkpoint that training starts from; or --raw-mb, to carry files")
+        if not 0 <= self.raw_mb <= 1_000_000:
+            raise UsageError("--raw-mb: 1 to 1000000")
+        if self.watch is not None:
+            object.__setattr__(self, "watch", self.watch.expanduser().absolute())
+            if not self.watch.is_dir():
+                raise UsageError(
+                    f"--watch: {self.watch} is no folder. Make it (mkdir -p) before, or give the right one."
+                )
+        if self.egress_copies is not None and not 1 <= self.egress_copies <= 1e6:
+            raise UsageError("--egress-copies: 1 or more; with less than one copy nobody would get anything")
+        if not 1 <= self.node_cores <= 1024:
+            raise UsageError("--node-cores: 1 to 1024")
+        if "/" in self.watch_marker or len(self.watch_marker) > 255:
+            raise UsageError("--watch-marker: the name of a file, without a folder")
+        duration_s(self.watch_quiet)
+
+    @property
+    def watch_quiet_s(self) -> float:
+        return duration_s(self.watch_quiet)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberConfig(PeerConfig):
+    """What whoever comes in by a ticket may be told."""
+
+    wait_for_seed: str = "60s"
+    """How long to look for the seed at the start before giving up: 60s, 30m, 24h."""
+    up_gb_day: float | None = None
+    """Send at most so many GB a day (UTC), whatever for. When they are used up this machine passes nothing on until the
+    next day; it still gets each version. Without it there is no limit."""
+    ticket_file: Path | None = None
+    """File that holds the ticket, so that it stands in no list of processes."""
+
+    def __post_init__(self) -> None:
+        PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
+        duration_s(self.wait_for_seed)
+        if self.up_gb_day is not None and not 0 < self.up_gb_day <= 1e9:
+            raise UsageError("--up-gb-day: more than 0; to pass nothing on, say --up-mbit 0")
+
+    @property
+    def wait_for_seed_s(self) -> float:
+        return duration_s(self.wait_for_seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinConfig(MemberConfig):
+    """A rollout node: a replica, and an engine that generates from it."""
+
+    engine: EngineName = "transformers"
+    """What generates; none: hold the policy and pass it on."""
+    model: Path | None = None
+    """Folder of the base checkpoint, if this machine has it; what differs or lacks is fetched from peers."""
+    replica: ReplicaPlace = "auto"
+    """Where this machine keeps its copy of the model: ram, disk (as much is written, but more is decoded), none
+    (pass chunks on, as a relay does; an engine needs a copy), or auto: ram if the container has enough, else disk."""
+    device: str = "auto"
+    """Where the engine runs: auto, cpu, cuda or cuda:1."""
+    threads: int | None = None
+    """CPU threads of the engine; without it torch decides."""
+    engines: int = 1
+    """How many engines to run beside one another; each takes --tp GPUs, in their order."""
+    tp: int = 1
+    """GPUs (or CPU ranks) that each vLLM is spread over."""
+    vllm_python: Path | None = None
+    """Python of the environment that has vLLM and the plugin; without it, this one's."""
+    vllm_arg: tuple[str, ...] = ()
+    """A flag handed on to vLLM, as --vllm-arg=--max-model-len=4096; repeat for more."""
+    engine_port: int = 8000
+    """Port of vLLM's OpenAI endpoint, on this machine only; of more engines, the ones after it. 0: any free ones."""
+    engine_url: tuple[str, ...] = ()
+    """A vLLM that you run yourself, with the plugin, to follow the swarm; repeat for more."""
+    running: Running = "continue"
+    """What becomes of vLLM's running requests when a version comes: they go on with the keys and values they have, are
+    read again from their first token (recompute), or are waited for (drain)."""
+    raw_out: Path | None = None
+    """In a swarm that carries files: where to write each one that arrives. Needs --engine none."""
+
+    def __post_init__(self) -> None:
+        MemberConfig.__post_init__(self)
+        object.__setattr__(self, "engine_url", tuple(self.engine_url))
+        object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
+        if self.engine_url and self.engine == "transformers":  # an URL says which engine it is
+            object.__setattr__(self, "engine", "vllm")
+        if self.engine_url and (self.engine != "vllm" or self.engines != 1):
+            raise UsageError("--engine-url: once for each vLLM that you run; leave out --engine and --engines")
+        if self.engine != "vllm" and (self.tp, self.engines, self.vllm_arg) != (1, 1, ()):
+            raise UsageError("--tp, --engines, --vllm-arg: say --engine vllm too")
+        if not 1 <= self.engines <= 64 or not 1 <= self.tp <= 64:
+            raise UsageError("--engines, --tp: 1 to 64")
+        if not 0 <= self.engine_port <= 65535 - self.engines:
+            raise UsageError("--engine-port: a port, or 0")
+        if self.raw_out is not None and self.engine != "none":
+            raise UsageError("--raw-out: a file is no policy; say --engine none")
+        if self.replica == "none" and self.engine != "none":
+            raise UsageError("--replica none: an engine needs a copy of the model; say --engine none too, or leave it")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise UsageError("--threads: 1 to 1024")
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):
+            raise UsageError("--device: auto, cpu, mps, cuda or cuda:N")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig(MemberConfig):
+    """Passes chunks on, and is the way to machines that cannot be dialed: no model, no GPU, no torch."""
+
+    listen: tuple[str, ...] = (f"/ip4/0.0.0.0/tcp/{SEED_PORT}",)
+    """Address to listen on, as host:port, a port, or a multiaddr; repeat for more."""
+    wait_for_seed: str = "24h"
+    """How long to look for the seed at the start before giving up: 60s, 30m, 24h. Longer than a node does: a seed that
+    cannot be dialed comes to its relay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteConfig:
+    """What a new ticket allows."""
+
+    home: Path = field(default_factory=default_home)
+    """The seed's SWARM_HOME."""
+    key: Path | None = None
+    """The swarm's key file, where it is not SWARM_HOME's own."""
+    announce: tuple[str, ...] = ()
+    """Address at which nodes reach the seed; without it, those that the seed last announced; repeat for more."""
+    expires: str = "24h"
+    """How long it can be used to come in (nodes that are in may stay): 30m, 24h, 7d."""
+    nodes: int = 10
+    """How many machines may be in by it at a time; the place of one that left or was lost is free again."""
+    nodes_ever: int = 0
+    """How many different machines may come in by it ever. 0: no limit."""
+    quota_gb: float = 0.0
+    """How many GB they may fetch in all while catching up; whoever fetches more is put out. 0: no limit."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "home", self.home.expanduser().absolute())
+        object.__setattr__(self, "announce", tuple(address(text) for text in self.announce))
+        duration_s(self.expires)
+        if len(self.announce) > MAX_ADDRESSES:
+            raise UsageError(f"--announce: at most {MAX_ADDRESSES} addresses")
+        if not 1 <= self.nodes <= 1_000_000:
+            raise UsageError("--nodes: 1 to 1000000")
+        if not 0 <= self.nodes_ever <= MAX_NODES_EVER:
+            raise UsageError(f"--nodes-ever: 0 to {MAX_NODES_EVER}; 0 for no limit")
+        if not 0 <= self.quota_gb <= 1e9:
+            raise UsageError("--quota-gb: 0 or more")
+
+    @property
+    def expires_s(self) -> float:
+        return duration_s(self.expires)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """An OpenAI-compatible endpoint in front of the swarm."""
+
+    home: Path = field(default_factory=default_home)
+    """The seed's SWARM_HOME."""
+    at: str = "127.0.0.1:8000"
+    """Address to listen on, as host:port. Port 0: any free one. Beyond this machine only with a key."""
+    model_name: str = "policy"
+    """What clients call the model."""
+    api_key: str = ""
+    """What clients must give as their API key; without it, nothing. SWARM_API_KEY and --api-key-file do not show it to
+    other users of this machine."""
+    api_key_file: Path | None = None
+    """File that holds that key; it goes before SWARM_API_KEY."""
+    max_lag: int = 1
+    """How many versions older than the newest a token may be when it is answered with; 0: none."""
+    in_flight: int = 1024
+    """Sequences in flight at a time; whoever wants more is told to come back (429)."""
+    inexact_seeds: bool = False
+    """Take requests with a seed also where no engine can draw the same tokens again whatever else it draws. The seed
+    picks the random numbers then, and rounding may pick another token now and then. Samples are drawn together, which
+    is faster."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "home", self.home.expanduser().absolute())
+        _, _, _, _, port = address(self.at).split("/")
+        assert port.isdecimal()
+        if not 1 <= self.in_flight <= 65536:
+            raise UsageError("--in-flight: 1 to 65536")
+        if not 0 <= self.max_lag <= 1024:
+            raise UsageError("--max-lag: 0 to 1024")
+        if not 1 <= len(self.model_name) <= 256:
+            raise UsageError("--model-name: 1 to 256 characters")
+        if not self.api_key and self.api_key_file is None and not _is_loopback(self.host):
+            raise UsageError(
+                f"Whoever reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key-file), "
+                "or listen on 127.0.0.1 only."
+            )
+
+    @property
+    def host(self) -> str:
+        return address(self.at).split("/")[2]
+
+    @property
+    def port(self) -> int:
+        return int(address(self.at).split("/")[4])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """A whole swarm on this machine."""
+
+    nodes: int = 4
+    """Rollout nodes at the start; one is killed during step 3 and a new one joins during step 4."""
+    steps: int = 5
+    """Training steps."""
+    model: ModelName = "tiny"
+    """Policy to train."""
+    seed: int = 0
+    """Of every random number in training and sampling."""
+    keep: bool = False
+    """Keep the folders of all processes (keys, replicas, logs) and say where they are."""
+    engine: DemoEngine = "transformers"
+    """What generates in the nodes."""
+    vllm_python: Path | None = None
+    """Python of the environment that has vLLM and the plugin; without it, this one's."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.nodes <= 32:
+            raise UsageError("--nodes: 2 to 32, one of which will be killed")
+        if not 1 <= self.steps <= 10_000:
+            raise UsageError("--steps: 1 to 10000")
+        if not 0 <= self.seed < 1 << 32:
+            raise UsageError("--seed: 0 to 2^32 - 1")

@@ -1,0 +1,404 @@
+"""`swarm-node delta OLD NEW` and `swarm-node apply BASE DELTA OUT`: what would my steps cost, without any swarm.
+
+Both stream block by block from mapped checkpoints, so that a model larger than the memory is no obstacle.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codec.bits import DTYPES, Bits
+from codec.checkpoint import Checkpoint, write_checkpoint
+from codec.chunk import CODER_RICE, Chunk, ChunkKey, open_header, seal_chunk, verify_piece
+from codec.errors import PeerError, UsageError
+from codec.layout import Layout
+from codec.manifest import Manifest, state_root
+from codec.pack import Packer, chunk_target, piece_target
+from codec.rice import warm_up
+from codec.scan import scatter
+from codec.sign import Key
+from codec.staging import Torn, block_hash, encode, stage_chunk
+from node.tools.delta_baselines import ANCHORS, Timed, measure
+from node.tools.delta_file import DeltaFile, DeltaWriter
+
+__all__ = ["DeltaReport", "Progress", "apply", "delta", "render"]
+
+Progress = Callable[[float, float], None]
+"""Called with how many blocks are done, and how many there are to do; a block is looked at more than once."""
+
+_ROUNDS: Final = 4
+"""Every block is looked at so often: hashed in OLD and NEW, coded and decoded, and coded in the other ways."""
+_WAYS: Final = {"leb128": "in LEB128", "gaps16_zstd": "in u16 and zstd"}
+"""The published ways, for people."""
+_SAMPLES: Final = 16
+"""Blocks coded beforehand to guess F, from which the chunk size follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorReport:
+    """What another way makes of the same step: no hashes, no signatures."""
+
+    bits_per_change: float
+    ratio: float
+    encode_gb_s: float
+    decode_gb_s: float
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaReport:
+    """What one step costs. Speeds: GB of weights a second, one core, block hashes included. Times: seconds.
+
+    `delta_bytes`: everything on the wire (chunks with headers, and the manifest). `bits_per_change`: of it, in bits.
+    `exact`: every chunk was decoded, and the root of what came out is that of NEW.
+    """
+
+    elements: int
+    changed: int
+    density: float
+    bits_per_change: float
+    delta_bytes: int
+    full_bytes: int
+    ratio: float
+    chunks: int
+    blocks: int
+    encode_gb_s: float
+    decode_gb_s: float
+    exact: bool
+    anchors: dict[str, AnchorReport]
+    """The published ways on the same bits: LEB128 gaps and raw values; u16 gaps, raw values and zstd (where the package
+    zstandard is installed)."""
+    up_mbit: float
+    nodes: int
+    star_full_s: float
+    star_delta_s: float
+    swarm_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for --json."""
+        return asdict(self)
+
+
+def _quiet(done: float, total: float) -> None:
+    """No progress shown."""
+
+
+class _Mapped:
+    """A checkpoint as a source of blocks (`codec.staging.Source`), in the coordinates of `layout`; hashes them all.
+
+    `done`, `total`: blocks looked at before, and in the whole undertaking, for `progress`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, layout: Layout, progress: Progress, done: int, total: int) -> None:
+        self.layout = layout
+        self._checkpoint = checkpoint
+        self._current = ""
+        self._bits: Bits = np.empty(0, np.uint8)
+        self.hashes: NDArray[np.uint8] = np.empty((layout.n_blocks, 32), np.uint8)
+        for block in range(layout.n_blocks):
+            self.hashes[block] = np.frombuffer(block_hash(self.block(block)), np.uint8)
+            progress(done + block + 1, total)
+
+    @property
+    def root(self) -> bytes:
+        return state_root(self.layout.hash, self.hashes)
+
+    def block(self, block: int) -> Bits:
+        spec = self.layout.block(block)
+        if spec.name != self._current:
+            self._current, self._bits = spec.name, self._checkpoint.bits(spec.name)
+        return self._bits[spec.start : spec.start + spec.count]
+
+
+def _same_model(old: Checkpoint, new: Checkpoint) -> None:
+    """Raise `UsageError` unless both have the same tensors."""
+    if old.layout.same_tensors(new.layout):
+        return
+    ours = {tensor.name: (tensor.dtype, tensor.shape) for tensor in old.layout.tensors}
+    theirs = {tensor.name: (tensor.dtype, tensor.shape) for tensor in new.layout.tensors}
+    name = min(name for name in ours | theirs if ours.get(name) != theirs.get(name))
+    raise UsageError(
+        f"{old.path} and {new.path} are not two versions of one model: {name!r} is {ours.get(name, 'missing')} in one "
+        f"and {theirs.get(name, 'missing')} in the other."
+    )
+
+
+def delta(
+    old: str | os.PathLike[str],
+    new: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    up_mbit: float = 300,
+    nodes: int = 16,
+    coder: int = CODER_RICE,
+    progress: Progress = _quiet,
+) -> DeltaReport:
+    """Code the step from `old` to `new`, decode it again, compare, and report; `out`: also write it to a file.
+
+    `up_mbit`: each uplink's Mbit/s. Raises `UsageError`: not two versions of one model, unreadable, or `out` exists.
+    """
+    before, after = Checkpoint.open(old), Checkpoint.open(new)
+    _same_model(before, after)
+    layout = after.layout
+    for dtype in {tensor.dtype for tensor in layout.tensors}:
+        warm_up(DTYPES[dtype])
+    source = _Mapped(before, layout, progress, 0, _ROUNDS * layout.n_blocks)
+    target = _Mapped(after, layout, progress, layout.n_blocks, _ROUNDS * layout.n_blocks)
+    key = Key.generate()
+    writer = None
+    if out is not None:
+        have = before.files
+        writer = DeltaWriter(out, key.public, layout, {n: d for n, d in after.files.items() if have.get(n) != d})
+    try:
+        return _code(source, target, key, writer, coder, up_mbit, nodes, progress)
+    finally:
+        if writer is not None:
+            writer.abandon()  # does nothing to a finished file
+
+
+class _Tally:
+    """Sums over the chunks of one delta, and the clocks that run while they are coded and decoded."""
+
+    def __init__(self, source: _Mapped) -> None:
+        self.source = source
+        self.hashes = source.hashes.copy()
+        self.ids: list[bytes] = []
+        self.payload_bytes = self.changed = 0
+        self.encode_s = self.decode_s = 0.0
+        self.torn = False
+
+    def check(self, chunk: Chunk, public: bytes) -> None:
+        """What a node does with a chunk: verify, decode, predict hashes, scatter (here into scratch)."""
+        start = time.thread_time()
+        header = open_header(chunk.header, public)
+        for piece in range(header.n_pieces):
+            span = header.piece_range(piece)
+            verify_piece(header, piece, memoryview(chunk.body)[span.start : span.stop])
+        try:
+            staged = stage_chunk(self.source, header, chunk.body)
+        except Torn:
+            self.torn = True
+            return
+        self.decode_s += time.thread_time() - start
+        for block in staged:
+            words = self.source.block(block.block).copy()
+            start = time.thread_time()
+            scatter(words, block.positions, block.bits)
+            self.decode_s += time.thread_time() - start
+            self.hashes[block.block] = np.frombuffer(block_hash(words), np.uint8)
+        self.ids.append(chunk.id)
+        self.payload_bytes += chunk.nbytes
+        self.changed += staged.changed
+
+
+def _guess_payload(source: _Mapped, target: _Mapped) -> int:
+    """F from a few blocks spread over the model."""
+    layout = source.layout
+    sampled = total = 0
+    for block in range(0, layout.n_blocks, max(1, layout.n_blocks // _SAMPLES)):
+        spec = layout.block(block)
+        coded = encode(block, source.block(block), target.block(block), spec.dtype)
+        sampled += len(coded.payload) if coded else 0
+        total += spec.nbytes
+    return round(sampled * layout.full_bytes / max(total, 1))
+
+
+def _chunks(
+    source: _Mapped, target: _Mapped, key: Key, coder: int, tally: _Tally, progress: Progress
+) -> Iterator[Chunk]:
+    """Code block by block; each chunk as soon as it is full."""
+    layout = source.layout
+    expected = _guess_payload(source, target)
+    packer = Packer(chunk_target(expected))
+    root = source.root
+    for block in range(layout.n_blocks + 1):
+        start = time.thread_time()
+        if block < layout.n_blocks:
+            coded = encode(block, source.block(block), target.block(block), layout.block(block).dtype, coder)
+            full = packer.add(coded) if coded else []
+        else:
+            full = packer.flush()
+        for deltas in full:
+            name = ChunkKey(0, 1, 0, len(tally.ids))
+            chunk = seal_chunk(name, root, layout.hash, deltas, key, piece_target(expected))
+            tally.encode_s += time.thread_time() - start
+            yield chunk
+            start = time.thread_time()
+        tally.encode_s += time.thread_time() - start
+        progress(2 * layout.n_blocks + block, _ROUNDS * layout.n_blocks)
+
+
+def _code(
+    source: _Mapped,
+    target: _Mapped,
+    key: Key,
+    writer: DeltaWriter | None,
+    coder: int,
+    up_mbit: float,
+    nodes: int,
+    progress: Progress,
+) -> DeltaReport:
+    tally = _Tally(source)
+    for chunk in _chunks(source, target, key, coder, tally, progress):
+        tally.check(chunk, key.public)
+        if writer is not None:
+            writer.add(chunk)
+    layout, payload = source.layout, tally.payload_bytes
+    root = state_root(layout.hash, tally.hashes)
+    manifest = Manifest(
+        key.public, 0, 1, 0, source.root, root, layout.hash, tuple(tally.ids), payload, tally.changed
+    ).seal(key)  # fmt: skip
+    exact = not tally.torn and root == target.root
+    if writer is not None:
+        if not exact:
+            raise RuntimeError("what was decoded is not NEW; nothing was written")
+        writer.finish(manifest)
+    anchors = _anchors(source, target, tally.changed, progress)
+    elements = sum(tensor.elements for tensor in layout.tensors)
+    cost, full, up = payload + len(manifest), layout.full_bytes, up_mbit * 1e6 / 8
+    return DeltaReport(
+        elements=elements,
+        changed=tally.changed,
+        density=tally.changed / max(elements, 1),
+        bits_per_change=8 * cost / max(tally.changed, 1),
+        delta_bytes=cost,
+        full_bytes=full,
+        ratio=full / cost,
+        chunks=len(tally.ids),
+        blocks=layout.n_blocks,
+        encode_gb_s=full / 1e9 / max(tally.encode_s, 1e-9),
+        decode_gb_s=full / 1e9 / max(tally.decode_s, 1e-9),
+        exact=exact,
+        anchors=anchors,
+        up_mbit=up_mbit,
+        nodes=nodes,
+        star_full_s=nodes * full / up,
+        star_delta_s=nodes * cost / up,
+        # Every uplink works: the trainer's must carry F once, all together N copies of it.
+        swarm_s=max(cost / up, nodes * cost / (up + nodes * up)),
+    )
+
+
+def _anchors(source: _Mapped, target: _Mapped, changed: int, progress: Progress) -> dict[str, AnchorReport]:
+    """The published ways, block by block."""
+    layout, full = source.layout, source.layout.full_bytes
+    timed = {name: Timed() for name in ANCHORS}
+    for block in range(layout.n_blocks):
+        for name, sums in timed.items():
+            old, new, dtype = source.block(block), target.block(block), layout.block(block).dtype
+            if block == 0:
+                measure(name, old[:64], new[:64], dtype, Timed())  # compiles
+            measure(name, old, new, dtype, sums)
+        progress((_ROUNDS - 1) * layout.n_blocks + block + 1, _ROUNDS * layout.n_blocks)
+    return {
+        name: AnchorReport(
+            8 * sums.payload_bytes / max(changed, 1),
+            full / max(sums.payload_bytes, 1),
+            full / 1e9 / max(sums.encode_s, 1e-9),
+            full / 1e9 / max(sums.decode_s, 1e-9),
+            sums.exact,
+        )
+        for name, sums in timed.items()
+    }
+
+
+def apply(
+    base: str | os.PathLike[str],
+    delta: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    progress: Progress = _quiet,
+) -> bytes:
+    """Write the checkpoint that the file `delta` makes of `base` to the folder `out`, every block's hash checked.
+
+    Returns its state root (32 bytes).
+    Raises `UsageError`: another base, a damaged file, or `out` exists. Nothing is left behind then.
+    """
+    file = DeltaFile(delta)
+    checkpoint = Checkpoint.open(base)
+    layout, manifest = file.layout, file.manifest
+    if not checkpoint.layout.same_tensors(layout):
+        raise UsageError(f"{delta} was made for another model than {base}. Give the checkpoint that it was made from.")
+    source = _Mapped(checkpoint, layout, progress, 0, 2 * layout.n_blocks)
+    if source.root != manifest.parent_root:
+        raise UsageError(
+            f"{delta} was made from another version than {base}. Give the checkpoint that it was made from."
+        )
+    chunks_of: dict[str, list[int]] = defaultdict(list)
+    hashes = source.hashes.copy()
+    for index, header in enumerate(file.headers):
+        for entry in header.blocks:
+            if entry.block >= layout.n_blocks:
+                raise UsageError(f"{delta} is damaged: chunk.block: {entry.block} of {layout.n_blocks}.")
+            hashes[entry.block] = np.frombuffer(entry.new_hash, np.uint8)
+        for name in {layout.block(entry.block).name for entry in header.blocks}:
+            chunks_of[name].append(index)
+    if state_root(layout.hash, hashes) != manifest.root:
+        raise UsageError(f"{delta} is damaged: its chunks do not lead to its root. Make or fetch it again.")
+    headers = list(file.headers)
+
+    def patched(name: str) -> Bits:
+        """The tensor's new bits; every block of it that changes is checked against its signed hash."""
+        progress(layout.n_blocks + layout.blocks_of(name).start, 2 * layout.n_blocks)
+        bits = checkpoint.bits(name).copy()
+        first = layout.blocks_of(name)
+        for index in chunks_of[name]:
+            for block in stage_chunk(source, headers[index], file.body(index)):
+                if block.block in first:
+                    start = layout.block(block.block).start
+                    scatter(bits[start : start + layout.block(block.block).count], block.positions, block.bits)
+        return bits
+
+    files = checkpoint.files | file.files
+    try:
+        write_checkpoint(out, layout, patched, {spec.name: files[spec.name] for spec in layout.files})
+    except (PeerError, Torn, KeyError) as error:
+        raise UsageError(f"{delta} is damaged: {error}. Make or fetch it again.") from error
+    return manifest.root
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def render(report: DeltaReport) -> str:
+    """The report as a table for people."""
+    rows = (
+        ("changed", f"{report.changed:,} of {report.elements:,} elements ({100 * report.density:.3g} %)"),
+        (
+            "delta",
+            f"{_bytes(report.delta_bytes)} in {report.chunks} chunks, {report.bits_per_change:.2f} bits a change",
+        ),
+        ("full copy", f"{_bytes(report.full_bytes)}: {report.ratio:.0f} x the delta"),
+        ("encode", f"{report.encode_gb_s:.2f} GB of weights/s a core, hashes included"),
+        ("decode + apply", f"{report.decode_gb_s:.2f} GB of weights/s a core, hashes included"),
+        (
+            "exact",
+            "yes: decoded, and every block hash is NEW's" if report.exact else "NO: this is a bug, please report it",
+        ),
+        *(
+            (f"  {_WAYS[name]}", f"{way.bits_per_change:.2f} bits a change, full copy {way.ratio:.0f} x")
+            for name, way in report.anchors.items()
+        ),
+        (f"to {report.nodes} nodes", f"at {report.up_mbit:g} Mbit/s a node up, at best"),
+        ("  star, full copies", _seconds(report.star_full_s)),
+        ("  star, deltas", _seconds(report.star_delta_s)),
+        ("  swarm", _seconds(report.swarm_s)),
+    )
+    return "\n".join(f"{name:<20} {value}" for name, value in rows)

@@ -1,0 +1,53 @@
+"""One rank's attached connection to the seed: the truth replica as it stands, and the hash of each of its blocks."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codec import Layout, Replica
+from codec.shared import map_readonly
+from node.ipc.channel import Channel, close_fds
+from node.trainers.connection.seedlink import dial, expect, speaking
+from node.trainers.messages import PROTOCOL, Attach, Attached
+
+__all__ = ["Link", "Seat"]
+
+
+class Seat:
+    """Which rank of which trainer this process is: `session` (16 bytes) is the same on all of them."""
+
+    def __init__(self, home: Path, session: bytes, rank: int = 0, world: int = 1) -> None:
+        self.home, self.session, self.rank, self.world = home, session, rank, world
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 begins versions; the others follow."""
+        return self.rank == 0
+
+
+class Link:
+    """`replica`: mapped, read-only; `hashes`: uint8 (n_blocks, 32), of what it held when we attached or last published.
+
+    Pages of the replica that nobody here reads cost this process nothing.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        """Raises `SwarmDown`, `SwarmTimeout`, `UsageError`."""
+        with speaking("this trainer attached"):
+            self.channel: Channel = dial(seat.home)
+            with contextlib.ExitStack() as undo:
+                undo.callback(self.channel.close)
+                self.channel.send(Attach(PROTOCOL, seat.session, seat.rank, seat.world))
+                attached, (replica_fd, hashes_fd) = expect(self.channel, Attached)
+                undo.callback(close_fds, [replica_fd])
+                try:
+                    layout = Layout.from_bytes(attached.layout)
+                    table = np.frombuffer(map_readonly(hashes_fd), np.uint8)[: 32 * layout.n_blocks]
+                    self.hashes: NDArray[np.uint8] = table.reshape(-1, 32).copy()
+                finally:
+                    close_fds([hashes_fd])
+                self.replica = Replica.attach(replica_fd, layout, self.hashes)  # owns the descriptor from here on
+                undo.pop_all()
+        self.epoch, self.version, self.root = attached.epoch, attached.version, attached.root

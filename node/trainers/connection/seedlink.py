@@ -1,0 +1,176 @@
+"""A trainer's way to the seed on its host: find it, start it, ask it. Synchronous; needs neither trio nor libp2p."""
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from codec.errors import PeerError, UsageError
+from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
+from node.trainers.connection.patience import Wait
+from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
+from node.trainers.messages import AskState, FromSeed, Refusal, State
+
+__all__ = ["ANSWER_WITHIN_S", "SOCKET_NAME", "SeedProcess", "ask_state", "dial", "expect", "home_folder", "speaking"]
+
+SOCKET_NAME: Final = "trainer.sock"
+"""In the seed's SWARM_HOME."""
+ANSWER_WITHIN_S: Final = 30.0
+"""The seed answers between two events of its loop, or after a disk write; one that takes longer is stuck."""
+STARTED_WITHIN_S: Final = 600.0
+"""A seed hashes the base checkpoint before it serves: minutes for the largest models on slow disks."""
+STOPPED_WITHIN_S: Final = 20.0
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_LAUNCH: Final = """
+import ctypes, os, signal, sys
+parent, die_with_it = int(sys.argv.pop(1)), sys.argv.pop(1) == "yes"
+if die_with_it:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit(1)
+from node.cli import main
+main()
+"""
+"""Not `preexec_fn`, which is unsafe in a process that has threads."""
+
+
+def home_folder(home: Path | str | None) -> Path:
+    """The seed's SWARM_HOME: as given, or from the environment, or where `swarm-node` puts it."""
+    if home is None and not os.environ.get("SWARM_HOME"):
+        from node.settings.config import default_home
+
+        return default_home()
+    return Path(home or os.environ["SWARM_HOME"]).expanduser().absolute()
+
+
+@contextlib.contextmanager
+def speaking(what: str) -> Iterator[None]:
+    """Turns the channel's errors into the trainer's."""
+    try:
+        yield
+    except ChannelClosed as error:
+        raise SwarmDown(f"The seed ended while {what}: {error}.") from error
+    except ChannelTimeout as error:
+        raise SwarmTimeout(f"The seed did not answer in time while {what}: {error}.") from error
+    except PeerError as error:
+        raise SwarmDown(f"The seed speaks otherwise than this trainer ({error}): install the same version.") from error
+
+
+def dial(home: Path) -> Channel:
+    """A connection to the seed of `home`. Raises `SwarmDown` when none serves it."""
+    try:
+        return connect(home / SOCKET_NAME, FromSeed)
+    except ChannelClosed as error:
+        raise SwarmDown(f"No seed serves {home} ({error}). Start one: swarm-node seed --base FOLDER") from error
+
+
+def expect(channel: Channel, kind: type[T], timeout_s: float = ANSWER_WITHIN_S) -> tuple[T, list[int]]:
+    """The next message, which must be a `kind`, and its descriptors.
+
+    Raises `UsageError` or `PublishFailed` when the seed refuses, and the channel's own errors.
+    """
+    message, fds = channel.recv(timeout_s)
+    if isinstance(message, kind):
+        return message, fds
+    close_fds(fds)
+    channel.close()
+    if isinstance(message, Refusal):
+        raise (UsageError if message.usage else PublishFailed)(message.why)
+    raise PeerError(f"answer: {type(message).__name__}, not {kind.__name__}")
+
+
+def ask_state(home: Path, timeout_s: float = ANSWER_WITHIN_S) -> dict[str, Any]:
+    """How the seed of `home` and its swarm stand. Raises `SwarmDown`, `SwarmTimeout`."""
+    with speaking("it was asked for its state"), dial(home) as channel:
+        channel.send(AskState(), timeout_s=timeout_s)
+        answer, _ = expect(channel, State, timeout_s)
+        return answer.info
+
+
+class SeedProcess:
+    """A seed that this trainer started: it stops with `stop`, at exit, and when the trainer is killed."""
+
+    def __init__(self, home: Path, base: Path) -> None:
+        """Start `swarm-node seed --base BASE --home HOME`; its output goes to `HOME/seed.log`.
+
+        Raises `UsageError` when HOME cannot be written to.
+        """
+        self._home = home
+        self._log = home / "seed.log"
+        # A parent-death signal belongs to the thread that started the process, so only the main thread may ask for it.
+        die_with_us = "yes" if threading.current_thread() is threading.main_thread() else "no"
+        arguments = ["seed", "--base", str(base), "--home", str(home)]
+        command = [sys.executable, "-c", _LAUNCH, str(os.getpid()), die_with_us, *arguments]
+        try:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log = open(self._log, "ab")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise UsageError(f"{home} cannot be a seed's home ({error.strerror}): choose another folder.") from error
+        with log:
+            self._log_start = log.tell()
+            # Ctrl-C at the trainer must not take the seed away before the trainer has closed.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        atexit.register(self.stop)
+
+    def wait_until_serving(self, timeout_s: float = STARTED_WITHIN_S) -> None:
+        """Raises `UsageError` with the seed's own words when it ends, `SwarmTimeout` when it takes too long."""
+        wait = Wait(timeout_s, lambda: f"attach waits for the seed to start; its log is {self._log}")
+        shown = False
+        while True:
+            with contextlib.suppress(SwarmDown):
+                ask_state(self._home)
+                break
+            if (said := self.ended()) is not None:
+                raise UsageError(f"The seed did not start: {said}")
+            if wait.over:
+                said = self._last_words() or "it said nothing"
+                self.stop()
+                raise SwarmTimeout(f"The seed did not serve within {timeout_s:.0f} s: {said} (all of it: {self._log})")
+            if sys.stderr.isatty():
+                if wait.waited_s > 2.0:
+                    print(f"\rstarting the seed ... {wait.waited_s:.0f} s", end="", file=sys.stderr, flush=True)
+                    shown = True
+            else:
+                wait.say()
+            time.sleep(0.05)
+        if shown:
+            print(file=sys.stderr)
+
+    def ended(self) -> str | None:
+        """The last words of a seed whose process has ended, and where there are more; None: it runs."""
+        if self._process.poll() is None:
+            return None
+        said = self._last_words() or f"it ended with code {self._process.returncode} and said nothing"
+        return f"{said} (all of it: {self._log})"
+
+    def stop(self) -> None:
+        """Ask it to end, then make it. Safe to call twice."""
+        atexit.unregister(self.stop)
+        if self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOPPED_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _last_words(self) -> str:
+        with open(self._log, "rb") as log:
+            log.seek(self._log_start)
+            lines = log.read()[-4096:].decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1] if said else ""

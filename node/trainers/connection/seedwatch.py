@@ -1,0 +1,105 @@
+"""Whether the seed is there, since when it is not, and for how long a publish still waits for it."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from node.ipc.channel import Channel
+from node.trainers.connection.patience import Wait, log
+from node.trainers.connection.seedlink import SeedProcess, dial
+from node.trainers.errors import SwarmDown
+
+__all__ = ["SeedWatch"]
+
+RECONNECT_S: Final = 60.0
+"""A seed that is restarted within this, counted from when it ended, costs nothing but the time."""
+
+
+class SeedWatch:
+    """Used by the trainer's thread and by the line's. The kernel closes a socket when its process dies, so an end is
+    known at once; it is logged once, and so is the return."""
+
+    def __init__(self, home: Path, process: SeedProcess | None) -> None:
+        """`process`: the seed, if this process started it; then nobody else will start it again."""
+        self._home, self._process = home, process
+        self._lost_at: float | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def away_s(self) -> float | None:
+        """For how long it is away; None: it is there."""
+        return None if (lost_at := self._lost_at) is None else time.monotonic() - lost_at
+
+    @property
+    def given_up(self) -> bool:
+        """It is away for so long that nothing waits for it any more."""
+        away_s = self.away_s
+        return away_s is not None and away_s >= self._grace_s
+
+    @property
+    def _grace_s(self) -> float:
+        return RECONNECT_S if self._process is None or self._process.ended() is None else 0.0
+
+    def note_lost(self) -> None:
+        """It does not answer at its socket."""
+        with self._lock:
+            if self._lost_at is not None:
+                return
+            self._lost_at = time.monotonic()
+        log.warning(
+            "The seed of %s has ended. What is published waits for it to be started again, for %.0f s at most.",
+            self._home, self._grace_s,
+        )  # fmt: skip
+
+    def note_back(self) -> None:
+        """It answers."""
+        with self._lock:
+            away_s, self._lost_at = self.away_s, None
+        if away_s is not None:
+            log.warning("The seed of %s is back, after %.0f s.", self._home, away_s)
+
+    def look(self, channel: Channel) -> None:
+        """Notice that the seed at the other end has ended. Never waits."""
+        if not channel.closed and channel.hung_up():
+            self.note_lost()
+
+    def is_there(self, channel: Channel) -> bool:
+        """Whether a seed can be published to: over `channel`, or over another one, which the line's thread makes."""
+        if not channel.hung_up():
+            return True
+        try:
+            dial(self._home).close()
+        except SwarmDown:
+            self.note_lost()
+            return False
+        self.note_back()
+        return True
+
+    def wait_until_there(self, channel: Channel, step: int, wait: Wait) -> None:
+        """Raises `SwarmDown` when it ended and was not started again in its time, or in that of `wait`.
+
+        A wait is logged when it begins: it may stop a training loop for a minute.
+        """
+        said = False
+        while not self.is_there(channel):
+            if wait.over or self.given_up:
+                raise SwarmDown(f"Step {step} was not published. {self.says()}")
+            if not said:
+                said = True
+                left_s = min(wait.deadline - time.monotonic(), self._grace_s - (self.away_s or 0.0))
+                log.warning(
+                    "publish of step %s waits for the seed of %s to be started again, for %.0f s at most.",
+                    step, self._home, max(0.0, left_s),
+                )  # fmt: skip
+            wait.say()
+            time.sleep(wait.slice_s())
+
+    def says(self) -> str:
+        """A sentence or two for the error of whoever needs it."""
+        if self._process is not None and (said := self._process.ended()) is not None:
+            return f"The seed that this trainer started has ended: {said}"
+        return (
+            f"The seed of {self._home} has ended, {self.away_s or 0.0:.0f} s ago, and was not started again. Start it: "
+            "swarm-node seed --base FOLDER"
+        )

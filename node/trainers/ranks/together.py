@@ -1,0 +1,76 @@
+"""The ranks of one trainer, as one of them sees the others through the memory that they share."""
+
+import time
+from typing import Final
+
+from node.trainers.connection.link import Seat
+from node.trainers.connection.patience import Wait
+from node.trainers.connection.seedwatch import RECONNECT_S
+from node.trainers.errors import PublishFailed, SwarmTimeout
+from node.trainers.ranks.copies import LOOK_S, Copies, Decision
+from node.trainers.ranks.peers import Peers, have, named
+
+__all__ = ["Together"]
+
+FIRST: Final = [0]
+"""Rank 0 decides into which copy a publish goes, and begins the version."""
+
+
+class Together:
+    """How far the others are with a publish, and whether one of them ended. Publishes are named by slot and number."""
+
+    def __init__(self, seat: Seat, copies: Copies, peers: Peers) -> None:
+        """`peers`: the processes of all ranks."""
+        self.world = seat.world
+        self.first = named(FIRST, seat.world)
+        self._rank, self._copies, self._peers = seat.rank, copies, peers
+
+    def check(self, slot: int, number: int, what: str) -> None:
+        """Raises `PublishFailed` when a rank cannot copy its weights, or ended before it had sent what it encodes."""
+        self._copies.check(slot, number)
+        self._check_alive(set(self._copies.unsent(slot, number)), what)
+
+    def check_all(self, what: str) -> None:
+        """Raises `PublishFailed` when a rank has ended."""
+        self._check_alive(set(range(self.world)), what)
+
+    def _check_alive(self, needed: set[int], what: str) -> None:
+        if ended := [rank for rank in self._peers.ended() if rank in needed]:
+            who = named(ended, self.world).capitalize()
+            raise PublishFailed(f"{who} {have(ended)} ended, so {what} was not published.")
+
+    def uncopied(self, slot: int, number: int) -> list[int]:
+        """Ranks that have not copied their weights, most likely because they have not published this step."""
+        return self._copies.uncopied(slot, number)
+
+    def holds_up(self, slot: int, number: int, what: str, seed: str) -> str:
+        """Whom a version that is open waits for, this rank, others or `seed`, and to do what."""
+        uncopied, unsent = self._copies.uncopied(slot, number), self._copies.unsent(slot, number)
+        if self._rank in uncopied:
+            return f"this process to copy {what}"
+        if uncopied:
+            return f"{named(uncopied, self.world)}, which {have(uncopied)} not published {what}"
+        if self._rank in unsent:
+            return f"this process to encode {what}, and {seed} to take it"
+        if unsent:
+            return f"{named(unsent, self.world)} to send its part of {what}"
+        return f"{seed} to seal {what}"
+
+    def await_decision(self, number: int, step: int, timeout_s: float) -> Decision:
+        """What rank 0 makes of a publish. Raises `PublishFailed`, `SwarmTimeout`."""
+        wait = Wait(timeout_s + RECONNECT_S, lambda: f"step {step} waits for {self.first}, which has not published it")
+        while (decision := self._copies.decision(number)) is None:
+            if 0 in self._peers.ended():
+                raise PublishFailed(f"{self.first.capitalize()} has ended, so step {step} was not published.")
+            if wait.over:
+                raise SwarmTimeout(
+                    f"{self.first.capitalize()} has not published step {step} within {wait.timeout_s:.0f} s of this "
+                    "rank. Every rank must publish each step."
+                )
+            wait.say()
+            time.sleep(LOOK_S)
+        return decision
+
+    def close(self) -> None:
+        """Watch nobody any more."""
+        self._peers.close()

@@ -1,0 +1,174 @@
+"""How long does a node's start take that has its model on disk already: after a clean end, and after a kill? In memory
+and on disk; bytes hashed, and seconds beside those that reading, copying and hashing the same bytes take.
+
+    python -m scenarios.bench.restart --gb 4
+    python -m scenarios.bench.restart --gb 1 --versions 7 --cold --json
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from blake3 import blake3
+
+from codec import Key, Layout, Manifest, Packer, Replica, TensorSpec, chunk_target, open_header, seal_chunk, state_root
+from codec.chunk import ChunkKey
+from codec.staging import block_hash, encode
+from swarm.runtime.publishing import genesis
+from swarm.runtime.replica.model import Model
+from swarm.store import Store
+
+__all__ = ["main", "measure"]
+
+_TENSOR: Final = (16 << 10, 1 << 10)
+_DENSITY: Final = 0.01
+
+
+def measure(folder: Path, model_bytes: int, versions: int, *, cold: bool) -> dict[str, Any]:
+    """Rows of seconds. `versions`: how many came since the anchor. `cold`: files are read from the disk each time."""
+    key = Key.generate()
+    n_tensors = max(1, round(model_bytes / (2 * _TENSOR[0] * _TENSOR[1])))
+    layout = Layout(tuple(TensorSpec(f"layer.{i:04}.weight", "BF16", _TENSOR) for i in range(n_tensors)))
+    with Store(folder, key.public) as store:
+        model = _begun(store, layout, key, versions)
+        root = model.replica.root if model.replica is not None else b""
+        floors = _floors(store.anchors.list()[0].folder / "model.safetensors", cold=cold)
+        rows = []
+        for place in ("ram", "disk"):
+            for end in ("clean", "kill"):
+                if end == "clean":
+                    model.close()
+                del model
+                if cold:
+                    _forget(folder)
+                model = Model(store, on_disk=lambda model_bytes, disk=place == "disk": disk)
+                start_s = _seconds(model.restore)
+                assert model.replica is not None
+                assert model.replica.root == root, "another model came back"
+                row = {"place": place, "after": end, "start_s": start_s, "audit_s": _seconds(partial(_audit, model))}
+                rows.append(row)
+                assert model.version is not None, "it was damaged"
+    told = {"scenario": "restart", "model_bytes": layout.nbytes, "versions": versions, "cold": cold}
+    return told | floors | {"rows": rows}
+
+
+def _begun(store: Store, layout: Layout, key: Key, versions: int) -> Model:
+    """A swarm's version 0 on disk, and some steps since: made-up weights, the same in every block."""
+    rng = np.random.default_rng(0)
+    words = (rng.normal(0, 0.02, layout.block(0).count).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    replica = Replica.create(layout)
+    for block in range(layout.n_blocks):
+        replica.write_block(block, words.tobytes(), block_hash(words))
+    model = Model(store)
+    genesis(store, model, replica, key, files={})
+    for number in range(1, versions + 1):
+        new = words.copy()
+        new[rng.random(new.size) < _DENSITY] += 1
+        _step(store, model, key, number, words, new)
+        words = new
+    return model
+
+
+def _step(store: Store, model: Model, key: Key, number: int, old: np.ndarray, new: np.ndarray) -> None:
+    replica = model.replica
+    assert isinstance(replica, Replica)
+    layout, hashes, ids, payload_bytes = replica.layout, replica.hashes.copy(), [], 0
+    delta = encode(0, old, new, layout.block(0).dtype)
+    assert delta is not None
+    packer = Packer(chunk_target(len(delta.payload) * layout.n_blocks))
+    hashes[:] = np.frombuffer(delta.new_hash, np.uint8)
+
+    def full() -> Iterator[list[Any]]:
+        for block in range(layout.n_blocks):
+            yield from packer.add(type(delta)(block, delta.coder, delta.new_hash, delta.payload))
+        yield from packer.flush()
+
+    for seq, deltas in enumerate(full()):
+        chunk = seal_chunk(ChunkKey(0, number, 0, seq), replica.root, layout.hash, deltas, key)
+        header = open_header(chunk.header, key.public)
+        store.chunks.put_header(header, chunk.header)
+        for index in range(header.n_pieces):
+            piece = header.piece_range(index)
+            store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
+        ids.append(chunk.id)
+        payload_bytes += chunk.nbytes
+    root = state_root(layout.hash, hashes)
+    manifest = Manifest(
+        key.public, 0, number, 0, replica.root, root, layout.hash, tuple(ids), payload_bytes, layout.n_blocks
+    )
+    model.prepare(manifest, manifest.seal(key))
+    model.scatter(manifest)
+
+
+def _audit(model: Model) -> None:
+    while model.audit():
+        pass
+
+
+def _floors(path: Path, *, cold: bool) -> dict[str, float]:
+    """Seconds for the same bytes: to read them into memory that is new, and to hash them, by all cores."""
+    size, part = path.stat().st_size, 8 << 20
+    parts = range(0, size, part)
+    fd = os.open(path, os.O_RDONLY)
+    memory = np.empty(size, np.uint8)
+    if cold:
+        _forget(path.parent)
+
+    def read(at: int) -> None:
+        os.preadv(fd, [memory[at : at + part].data], at)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        read_s = _seconds(lambda: list(pool.map(read, parts)))
+        hash_s = _seconds(lambda: list(pool.map(lambda at: blake3(memory[at : at + part].data).digest(), parts)))
+    os.close(fd)
+    return {"read_s": read_s, "blake3_s": hash_s}
+
+
+def _forget(folder: Path) -> None:
+    """Have the system drop what it has cached of these files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gb", type=float, default=2.0, help="size of the model (default 2)")
+    parser.add_argument("--versions", type=int, default=4, help="versions since the anchor: 0 to 7 (default 4)")
+    parser.add_argument("--folder", type=Path, help="where to put it, three times its size (default: a temporary one)")
+    parser.add_argument("--cold", action="store_true", help="have every file read from the disk")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        found = measure(Path(folder), round(options.gb * 1e9), options.versions, cold=options.cold)
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    print(f"{found['model_bytes'] / 1e9:.2f} GB, {found['versions']} versions since the anchor")
+    print(f"to read it {found['read_s']:.2f} s, to hash it {found['blake3_s']:.2f} s (all cores)")
+    for row in found["rows"]:
+        proof = f", proven {row['audit_s']:.2f} s later (unhurried: at 1 GB/s)" if row["audit_s"] > 1e-3 else ""
+        print(f"{row['place']:>4} after a {row['after']:<5} end: {row['start_s']:.2f} s{proof}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

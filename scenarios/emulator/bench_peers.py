@@ -1,0 +1,121 @@
+"""The same file over the same emulated links by others: aria2 and libtorrent, run and not quoted. As root.
+
+    python -m scenarios.emulator.bench_peers                            4 and 8 nodes, about four minutes
+    python -m scenarios.emulator.bench_peers --nodes 8 --mixed --json --plot peers.png
+
+aria2 (Debian's package) and libtorrent (PyPI's) are installed if they are missing. Every uplink 200 Mbit/s, every
+downlink 1 Gbit/s, 100 MiB unless said. aria2 is started cold, as it is used; libtorrent's sessions are up before the
+clock starts, and so is our swarm, which has carried one version before. Time: until every node has all of it, checked.
+Copies: bytes past the origin's uplink over the file's. The floor: plain sockets along our trees, with no check at all.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from codec.errors import UsageError
+from scenarios.emulator.floor import pass_on
+from scenarios.emulator.network import check_privileges
+from scenarios.emulator.real import Node, distribute
+from scenarios.emulator.torrents import SUBJECTS, fetch_all, install
+from scenarios.emulator.wan_table import MIXED
+from scenarios.harness.plot import drawing, png
+
+__all__ = ["main", "measure"]
+
+OURS: Final = "swarm-node"
+FLOOR: Final = "floor"
+ALL: Final = (OURS, *SUBJECTS, FLOOR)
+
+
+def measure(subject: str, nodes: Sequence[Node], origin: Node, payload_bytes: int, repeats: int) -> dict[str, Any]:
+    """One subject: medians. Raises `UsageError` when it fails."""
+    runs: list[tuple[float, float, float, float, float]] = []  # bound, first, all (s), copies, busy
+    if subject == OURS:
+        for outcome in distribute(origin, nodes, [payload_bytes] * repeats):
+            had = outcome.had_s.values()
+            runs.append((outcome.bound_s, min(had), max(had), outcome.uplink_copies, outcome.busy))
+    else:
+        if subject in SUBJECTS:
+            install(subject)
+        for _ in range(repeats):
+            if subject == FLOOR:
+                floor = pass_on([node.up_mbit for node in nodes], origin.up_mbit, payload_bytes)
+                runs.append((floor.bound_s, floor.seconds, floor.seconds, floor.copies, floor.busy))
+            else:
+                fetched = fetch_all(subject, nodes, origin, payload_bytes)
+                had = fetched.had_s
+                runs.append((fetched.bound_s, min(had), max(had), fetched.copies, fetched.busy))
+    bound, first, last, copies, busy = (statistics.median(column) for column in zip(*runs, strict=True))
+    return {
+        "subject": subject, "nodes": len(nodes), "bound_s": bound, "first_s": first, "seconds": last,
+        "ratio": last / bound, "copies": copies, "busy": busy, "runs": [run[2] / run[0] for run in runs],
+    }  # fmt: skip
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    print(f"{'':<12}" + "".join(f"{name:>9}" for name in ("N", "B s", "first s", "all s", "x B", "copies", "busy")))
+    for row in rows:
+        if "failed" in row:
+            print(f"{row['subject']:<12}{row['nodes']:>9}  failed: {row['failed'].splitlines()[0][:100]}")
+            continue
+        cells = (
+            str(row["nodes"]), f"{row['bound_s']:.2f}", f"{row['first_s']:.2f}", f"{row['seconds']:.2f}",
+            f"{row['ratio']:.2f}", f"{row['copies']:.2f}", f"{row['busy']:.0%}",
+        )  # fmt: skip
+        print(f"{row['subject']:<12}" + "".join(f"{cell:>9}" for cell in cells))
+
+
+def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
+    """Time and copies beside each other."""
+    whole = [row for row in rows if "failed" not in row]
+    with drawing(plot, 2, inches=(8, 3.4)) as both:
+        for axes, name, title in zip(both, ("ratio", "copies"), ("time, x bound", "origin sent, copies"), strict=True):
+            axes.bar(range(len(whole)), [row[name] for row in whole], width=0.6)
+            axes.axhline(1.0, color="black", linewidth=1, linestyle="--")
+            labels = [f"{row['subject']}\nN={row['nodes']}" for row in whole]
+            axes.set_xticks(range(len(whole)), labels, fontsize=7, rotation=30)
+            axes.set_title(title)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--nodes", type=int, nargs="+", default=[4, 8], metavar="N", help="default 4 8")
+    made.add_argument("--up-mbit", type=float, default=200.0, help="every uplink (default 200)")
+    made.add_argument("--mixed", action="store_true", help="instead, the nodes' uplinks are 400 to 25 Mbit/s in turn")
+    made.add_argument("--mib", type=float, default=100.0, help="the file (default 100)")
+    made.add_argument("--subjects", nargs="+", choices=ALL, default=ALL, metavar="NAME", help=f"of {', '.join(ALL)}")
+    made.add_argument("--repeats", type=int, default=2, help="runs each, of which the median is shown")
+    made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    made.add_argument("--plot", type=png, help="draw a PNG")
+    options = made.parse_args(arguments)
+    try:
+        check_privileges()
+    except UsageError as error:
+        print(f"bench_peers: {error}", file=sys.stderr)
+        return 2
+    rows: list[dict[str, Any]] = []
+    for count in options.nodes:
+        nodes = [Node(MIXED[i % len(MIXED)] if options.mixed else options.up_mbit) for i in range(count)]
+        for subject in options.subjects:
+            print(f"{subject}, {count} nodes ...", file=sys.stderr, flush=True)
+            try:
+                row = measure(subject, nodes, Node(options.up_mbit), int(options.mib * 2**20), options.repeats)
+            except (UsageError, OSError) as error:  # the others go on
+                row = {"subject": subject, "nodes": count, "failed": str(error)}
+            rows.append(row)
+    if options.json:
+        print(json.dumps({"scenario": "bench_peers", "rows": rows}, indent=1))
+    else:
+        print_table(rows)
+    if options.plot is not None:
+        draw(rows, options.plot)
+    return 1 if any("failed" in row for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

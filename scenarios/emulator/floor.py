@@ -1,0 +1,170 @@
+"""How soon bytes can go down striped trees on this machine when nothing is checked: plain sockets and threads.
+
+Each piece goes from the origin to one node, in turn, which passes it to all others: depth two, one copy out of the
+origin, every uplink at work. No encryption, no hash, no credit, no churn, nothing stored. What a real swarm takes
+longer is what all those cost; what this one takes longer than the bound is what the machine and its emulated links do.
+
+    python -m scenarios.emulator.floor origin PAYLOAD_BYTES ADDRESS ...      (by `pass_on` only; so is `node`)
+    python -m scenarios.emulator.floor node PAYLOAD_BYTES INDEX ADDRESS ...
+"""
+
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from codec.errors import UsageError
+from scenarios.emulator.network import Network
+from scenarios.emulator.real import QUEUE_MS, Node, bound_s, processor_s
+
+__all__ = ["Floor", "main", "pass_on"]
+
+PORT: Final = 4002
+PIECE_BYTES: Final = 64 << 10
+AHEAD: Final = 8
+"""Pieces waiting for one socket; a full queue makes the reader wait, and through it the origin."""
+PATIENCE_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """How it went."""
+
+    payload_bytes: int
+    bound_s: float
+    seconds: float
+    copies: float
+    busy: float
+
+
+def pass_on(up_mbit: Sequence[float], origin_mbit: float, payload_bytes: int) -> Floor:
+    """Send so many bytes to nodes with these uplinks; when the last one had all. Raises `UsageError`."""
+    network = Network()
+    origin = network.host("origin", up_mbit=origin_mbit, down_mbit=1000, queue_ms=QUEUE_MS)
+    hosts = [network.host(f"node{i}", up_mbit=up, down_mbit=1000, queue_ms=QUEUE_MS) for i, up in enumerate(up_mbit)]
+    command = [sys.executable, "-m", "scenarios.emulator.floor"]
+    addresses = [host.address for host in hosts]
+    with network:
+        nodes = [
+            host.popen(
+                [*command, "node", str(payload_bytes), str(index), *addresses], stdout=subprocess.PIPE, text=True
+            )
+            for index, host in enumerate(hosts)
+        ]
+        for process in nodes:
+            _expect(process, "listening")
+        sender = origin.popen(
+            [*command, "origin", str(payload_bytes), *addresses],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        _expect(sender, "connected")
+        before, spent = origin.sums.sent_bytes, processor_s()
+        assert sender.stdin is not None
+        began = time.monotonic()
+        print("go", file=sender.stdin, flush=True)
+        had = [float(_expect(process, "had")) for process in nodes]
+        used, idle = (after - earlier for earlier, after in zip(spent, processor_s(), strict=True))
+        copies = (origin.sums.sent_bytes - before) / payload_bytes
+    bound = bound_s(payload_bytes, origin_mbit, [Node(up) for up in up_mbit])
+    return Floor(payload_bytes, bound, max(had) - began, copies, used / (used + idle))
+
+
+def _expect(process: "subprocess.Popen[str]", word: str) -> str:
+    """The rest of its next line, which begins with `word`."""
+    assert process.stdout is not None
+    said, _, rest = process.stdout.readline().strip().partition(" ")
+    if said != word:
+        raise UsageError(f"The floor's {word} did not come; a process ended with {process.poll()}.")
+    return rest
+
+
+def _connect(address: str) -> socket.socket:
+    sock = socket.create_connection((address, PORT), PATIENCE_S)
+    sock.settimeout(PATIENCE_S)
+    return sock
+
+
+def _pump(sock: socket.socket, pieces: "queue.Queue[bytes | None]") -> None:
+    while (piece := pieces.get()) is not None:
+        sock.sendall(piece)
+    sock.close()
+
+
+def _origin(payload_bytes: int, addresses: Sequence[str]) -> None:
+    queues: list[queue.Queue[bytes | None]] = [queue.Queue(AHEAD) for _ in addresses]
+    pumps = [
+        threading.Thread(target=_pump, args=(_connect(a), q)) for a, q in zip(addresses, queues, strict=True)
+    ]  # fmt: skip
+    for pump in pumps:
+        pump.start()
+    print("connected", flush=True)
+    sys.stdin.readline()
+    piece = bytes(PIECE_BYTES)
+    for number in range(payload_bytes // PIECE_BYTES):
+        queues[number % len(queues)].put(piece)
+    for pieces in queues:
+        pieces.put(None)
+    for pump in pumps:
+        pump.join()
+
+
+class _Node:
+    """Counts what comes; what comes from the origin goes to everybody else."""
+
+    def __init__(self, payload_bytes: int, index: int, addresses: Sequence[str]) -> None:
+        self._left = payload_bytes // PIECE_BYTES * PIECE_BYTES
+        self._index = index
+        self._addresses = addresses
+        self._lock = threading.Lock()
+        self.had = threading.Event()
+
+    def serve(self) -> None:
+        with socket.create_server(("0.0.0.0", PORT)) as server:
+            print("listening", flush=True)
+            for _ in self._addresses:  # the origin and all but ourselves
+                client, (host, _port) = server.accept()
+                client.settimeout(PATIENCE_S)
+                take = self._count if host in self._addresses else self._pass_on
+                threading.Thread(target=take, args=(client,)).start()
+        self.had.wait()
+        print("had", time.monotonic(), flush=True)
+
+    def _came(self, length: int) -> None:
+        with self._lock:
+            self._left -= length
+            if self._left <= 0:
+                self.had.set()
+
+    def _count(self, client: socket.socket) -> None:
+        buffer = bytearray(4 * PIECE_BYTES)
+        while length := client.recv_into(buffer):
+            self._came(length)
+
+    def _pass_on(self, client: socket.socket) -> None:
+        others = [address for index, address in enumerate(self._addresses) if index != self._index]
+        queues: list[queue.Queue[bytes | None]] = [queue.Queue(AHEAD) for _ in others]
+        for address, pieces in zip(others, queues, strict=True):
+            threading.Thread(target=_pump, args=(_connect(address), pieces)).start()
+        while piece := client.recv(PIECE_BYTES, socket.MSG_WAITALL):
+            self._came(len(piece))
+            for pieces in queues:
+                pieces.put(piece)
+        for pieces in queues:
+            pieces.put(None)
+
+
+def main() -> None:
+    kind, payload, *rest = sys.argv[1:]
+    if kind == "origin":
+        _origin(int(payload), rest)
+    else:
+        _Node(int(payload), int(rest[0]), rest[1:]).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""BitTorrent as people run it, on emulated hosts: what `scenarios.emulator.bench_peers` compares with. aria2 and
+libtorrent.
+
+One origin that has the file, N nodes that fetch it, no DHT and nothing that multicasts. aria2 finds its peers by a
+small tracker on the origin and by peer exchange; libtorrent is told of all of them. Both are installed if missing.
+
+    python -m scenarios.emulator.torrents tracker  (by `fetch_all` only; so is `libtorrent`)
+    python -m scenarios.emulator.torrents libtorrent TORRENT FOLDER PEER_ADDRESS ...
+"""
+
+import hashlib
+import http.server
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from codec.errors import UsageError
+from scenarios.emulator.network import Host, Network
+from scenarios.emulator.real import QUEUE_MS, Node, bound_s, processor_s
+
+__all__ = ["SUBJECTS", "Fetched", "encode", "fetch_all", "install", "main", "torrent"]
+
+LIBTORRENT: Final = "2.1.1"
+PIECE_BYTES: Final = 256 << 10
+PORT, TRACKER_PORT = 6881, 6969
+PATIENCE_S: Final = 240.0
+SLOTS: Final = 8
+"""Peers that each uploads to at a time."""
+PACKAGES: Final = Path.home() / ".cache" / "swarm-node" / "bench-peers"
+SUBJECTS: Final = ("aria2", "libtorrent")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """How it went, in seconds since the nodes were told to begin. `copies`: bytes past the origin's uplink over F."""
+
+    bound_s: float
+    had_s: tuple[float, ...]
+    copies: float
+    busy: float
+
+
+def install(subject: str) -> None:
+    """Make sure that it is there. Raises `UsageError` when it cannot be had."""
+    if subject == "aria2":
+        if shutil.which("aria2c"):
+            return
+        # A machine that has just been made, as an image for containers is, has no lists of packages.
+        commands = [["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", "aria2"]]
+    else:
+        if (PACKAGES / "libtorrent").exists():
+            return
+        package = f"libtorrent=={LIBTORRENT}"
+        commands = [[sys.executable, "-m", "pip", "install", "-q", "--target", str(PACKAGES), package]]
+    print(f"installing {subject} ...", file=sys.stderr, flush=True)
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise UsageError(f"{subject} could not be installed: there is no {command[0]} here.") from None
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise UsageError(f"{subject} could not be installed: {' '.join(command)} said: {said[-300:]}")
+
+
+# ------------------------------------------------------------ the file
+
+
+def encode(value: Any) -> bytes:
+    """Bencoding, as BEP 3 has it."""
+    if isinstance(value, int):
+        return b"i%de" % value
+    if isinstance(value, bytes):
+        return b"%d:%s" % (len(value), value)
+    if isinstance(value, list):
+        return b"l" + b"".join(map(encode, value)) + b"e"
+    return b"d" + b"".join(encode(key) + encode(value[key]) for key in sorted(value)) + b"e"
+
+
+def torrent(name: str, content: bytes, tracker: str) -> bytes:
+    """A torrent file of one file."""
+    pieces = (content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES))
+    info = {
+        b"length": len(content),
+        b"name": name.encode(),
+        b"piece length": PIECE_BYTES,
+        b"pieces": b"".join(hashlib.sha1(piece, usedforsecurity=False).digest() for piece in pieces),
+    }
+    return encode({b"announce": tracker.encode(), b"info": info})
+
+
+# ------------------------------------------------------------ a run
+
+
+def fetch_all(subject: str, nodes: Sequence[Node], origin: Node, payload_bytes: int, rtt_ms: float = 0.0) -> Fetched:
+    """Let every node fetch a random file from one origin, and check what it got. Raises `UsageError` when they fail."""
+    network = Network(rtt_ms=rtt_ms)
+    hosts = [
+        network.host(name, up_mbit=node.up_mbit, down_mbit=node.down_mbit, queue_ms=QUEUE_MS)
+        for name, node in {"origin": origin, **{f"node{i}": node for i, node in enumerate(nodes)}}.items()
+    ]
+    with tempfile.TemporaryDirectory(prefix="bench-peers-") as folder, network:
+        content = secrets.token_bytes(payload_bytes)
+        file = Path(folder, "file.torrent")
+        file.write_bytes(torrent("file", content, f"http://{hosts[0].address}:{TRACKER_PORT}/announce"))
+        for host in hosts:
+            Path(folder, host.name).mkdir()
+        Path(folder, "origin", "file").write_bytes(content)
+        run = _aria2 if subject == "aria2" else _libtorrent
+        before, spent = hosts[0].sums.sent_bytes, processor_s()
+        began, had = run(hosts, Path(folder))
+        used, idle = (after - earlier for earlier, after in zip(spent, processor_s(), strict=True))
+        sent = hosts[0].sums.sent_bytes - before
+        for host in hosts[1:]:
+            if Path(folder, host.name, "file").read_bytes() != content:
+                raise UsageError(f"{subject}: {host.name} has not got the file that was sent.")
+    bound = bound_s(payload_bytes, origin.up_mbit, nodes)
+    return Fetched(bound, tuple(at - began for at in had), sent / payload_bytes, used / (used + idle))
+
+
+def _aria2(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:
+    """Started cold, as the program is used; the origin has checked its file and announced itself before."""
+    tracker = hosts[0].popen(
+        [sys.executable, "-m", "scenarios.emulator.torrents", "tracker"], stdout=subprocess.PIPE, text=True
+    )
+    _line(tracker, "tracking")
+    hook = folder / "done.sh"
+    hook.write_text('#!/bin/sh\ndate +%s.%N > "$DONE.part" && mv "$DONE.part" "$DONE"\n')
+    hook.chmod(0o755)
+
+    def start(host: Host) -> "subprocess.Popen[Any]":
+        command = [
+            "aria2c", "--no-conf", f"--dir={folder / host.name}", f"--listen-port={PORT}", "--seed-ratio=0.0",
+            "--enable-dht=false", "--bt-enable-lpd=false", "--enable-peer-exchange=true", "--bt-max-peers=0",
+            "--bt-request-peer-speed-limit=1000M", "--file-allocation=none", "--check-integrity=true",
+            "--summary-interval=0", "--quiet=true", f"--on-bt-download-complete={hook}", str(folder / "file.torrent"),
+        ]  # fmt: skip
+        return host.popen(command, env={**os.environ, "DONE": str(folder / f"{host.name}.done")})
+
+    start(hosts[0])
+    _line(tracker, "announced")
+    began = time.time()
+    for host in hosts[1:]:
+        start(host)
+    marks = [folder / f"{host.name}.done" for host in hosts[1:]]
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(mark.exists() for mark in marks):
+        if time.monotonic() > deadline:
+            raise UsageError(f"aria2: not everybody had the file within {PATIENCE_S:.0f} s.")
+        time.sleep(0.02)
+    return began, [float(mark.read_text()) for mark in marks]
+
+
+def _libtorrent(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:
+    """Sessions are up first; then all are told to begin at once."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), str(PACKAGES)])}
+    processes = [
+        host.popen(
+            [sys.executable, "-m", "scenarios.emulator.torrents", "libtorrent", str(folder / "file.torrent"),
+             str(folder / host.name), *(other.address for other in hosts if other is not host)],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for host in hosts
+    ]  # fmt: skip
+    for process in processes:
+        _line(process, "ready")
+    began = time.time()
+    for process in processes:
+        assert process.stdin is not None
+        print("go", file=process.stdin, flush=True)
+    return began, [float(_line(process, "had")) for process in processes[1:]]
+
+
+def _line(process: "subprocess.Popen[str]", word: str) -> str:
+    """The rest of its next line that begins with `word`."""
+    assert process.stdout is not None
+    found: list[str] = []
+
+    def read() -> None:
+        for line in process.stdout or ():
+            said, _, rest = line.strip().partition(" ")
+            if said == word:
+                found.append(rest)
+                return
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(PATIENCE_S)
+    if not found:
+        raise UsageError(f"BitTorrent: no {word} within {PATIENCE_S:.0f} s.")
+    return found[0]
+
+
+# ------------------------------------------------------------ the processes on the hosts
+
+
+class _Tracker(http.server.BaseHTTPRequestHandler):
+    """Tells everybody of everybody (BEP 3 and 23)."""
+
+    peers: dict[tuple[str, int], bytes] = {}  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        asked = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+        at = self.client_address[0], int(asked["port"][0])
+        others = b"".join(packed for peer, packed in self.peers.items() if peer != at)
+        self.peers[at] = bytes(map(int, at[0].split("."))) + at[1].to_bytes(2, "big")
+        body = encode({b"interval": 5, b"min interval": 1, b"peers": others})
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        print("announced", *at, flush=True)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _track() -> None:
+    with http.server.ThreadingHTTPServer(("0.0.0.0", TRACKER_PORT), _Tracker) as server:
+        print("tracking", flush=True)
+        server.serve_forever()
+
+
+def _fetch(torrent_file: str, folder: str, peers: Sequence[str]) -> None:
+    import libtorrent  # type: ignore[import-not-found]
+
+    session = libtorrent.session(
+        {
+            "listen_interfaces": f"0.0.0.0:{PORT}", "enable_dht": False, "enable_lsd": False, "enable_upnp": False,
+            "enable_natpmp": False, "enable_outgoing_utp": False, "enable_incoming_utp": False,
+            "unchoke_slots_limit": SLOTS, "allow_multiple_connections_per_ip": True,
+        }
+    )  # fmt: skip
+    parameters = libtorrent.add_torrent_params()
+    parameters.ti, parameters.save_path = libtorrent.torrent_info(torrent_file), folder
+    seeds = Path(folder, "file").exists()
+    if seeds:
+        handle = session.add_torrent(parameters)
+        _until(lambda: handle.status().is_seeding)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    if not seeds:
+        handle = session.add_torrent(parameters)
+        for peer in peers:
+            handle.connect_peer((peer, PORT))
+        _until(lambda: handle.status().is_seeding)
+        print("had", time.time(), flush=True)
+    sys.stdin.read()  # until the driver ends us: the others want what we have
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.02)
+
+
+def main() -> None:
+    kind, *rest = sys.argv[1:]
+    if kind == "tracker":
+        _track()
+    else:
+        _fetch(rest[0], rest[1], rest[2:])
+
+
+if __name__ == "__main__":
+    main()

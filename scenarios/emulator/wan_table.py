@@ -1,0 +1,286 @@
+"""The product's own processes on emulated links: what was to be reached, and what was. As root; see
+`scenarios.emulator.network`.
+
+    python -m scenarios.emulator.wan_table                         every row, about a quarter of an hour (`make wan`)
+    python -m scenarios.emulator.wan_table --rows 4 8 --repeats 9      some of them, the median of nine versions each
+    python -m scenarios.emulator.wan_table --rows 8 --cpu              and what each process spent on it
+    python -m scenarios.emulator.wan_table --json --plot wan.png
+
+B = max(F/u_s, F/d_min, N F/(u_s + sum u_i)), headers counted: nobody can be sooner. A node "has it" when every piece
+and the manifest are verified and stored. The trainer's bytes are counted at its sockets, from publish to the last
+holder, control included. Uplinks 200 Mbit/s, downlinks 1 Gbit/s, F = 100 MiB unless said. Two versions do not count:
+one proves the members, and one warms up the trees that are then grown. Encryption, signatures and hashing are on, and
+every process is one of the product's.
+
+All of them, and the emulated links, share this machine's processors. `busy` is the share of those in use meanwhile:
+near 100 % it is they that are measured and not the swarm, and `--cpu` says who uses them. So the row `8-quarter` has
+the same swarm with a quarter of the bandwidth, and `floor` has plain sockets, threads and no check at all pass the same
+bytes along the same trees.
+"""
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from codec.errors import UsageError
+from scenarios.emulator.floor import pass_on
+from scenarios.emulator.network import check_privileges
+from scenarios.emulator.real import Node, Outcome, RealSwarm, distribute
+from scenarios.harness.plot import drawing, png
+
+__all__ = ["ROWS", "Case", "main", "measure"]
+
+MIB: Final = 1 << 20
+COPIES: Final = 1.03
+EXTRA_BYTES: Final = 64 << 10
+TWICE: Final = 0.02
+"""Of what nodes receive, in any row."""
+MIXED: Final = (400, 200, 200, 100, 100, 50, 50, 25)
+FOUR: Final = ("eu", "us", "asia", "south")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row. Reached when all have it in `times` B + `round_trips` of the longest, the trainer sent no more than
+    `copies` F and `extra_bytes`, and hardly anything came twice."""
+
+    what: str
+    seed: Node
+    nodes: tuple[Node, ...]
+    times: float
+    payload_bytes: int = 100 * MIB
+    round_trips: float = 0.0
+    copies: float = COPIES
+    extra_bytes: int = EXTRA_BYTES
+    crossings: float | None = None
+    """How often each border may be crossed."""
+    rtt_ms: float = 0.0
+    between_ms: float | None = None
+    late: int = 0
+    at_half: Callable[[RealSwarm], None] | None = None
+
+    @property
+    def longest_s(self) -> float:
+        return (self.rtt_ms if self.between_ms is None else self.between_ms) / 1000
+
+    def at(self, share: float) -> "Case":
+        """The same with so much of the bandwidth."""
+
+        def scaled(node: Node) -> Node:
+            return replace(node, up_mbit=node.up_mbit * share, down_mbit=node.down_mbit * share)
+
+        return replace(self, seed=scaled(self.seed), nodes=tuple(map(scaled, self.nodes)))
+
+
+def _strike(number: signal.Signals) -> Callable[[RealSwarm], None]:
+    return lambda swarm: swarm.signal(swarm.interior(), number)
+
+
+def _arrive(swarm: RealSwarm) -> None:
+    for name in list(swarm.nodes)[-2:]:
+        swarm.join(name)
+
+
+_FOUR_REGIONS: Final = Case(
+    "8 in 4 regions, 100 Mbit/s, 100 ms between", Node(100, region=FOUR[0]),
+    tuple(Node(100, region=region) for region in FOUR for _ in range(2)), 1.15,
+    round_trips=1, crossings=1.1, rtt_ms=20, between_ms=100,
+)  # fmt: skip
+_EIGHT: Final = Case("8 nodes", Node(200), (Node(200),) * 8, 1.20)
+_FOUR: Final = Case("4 nodes", Node(200), (Node(200),) * 4, 1.10)
+ROWS: Final[dict[str, Case]] = {
+    "4": _FOUR,
+    "8": _EIGHT,
+    "8-quarter": replace(_EIGHT, what="8 nodes, all at 50 Mbit/s").at(0.25),
+    "mixed": replace(_EIGHT, what="8 nodes, 400 to 25 Mbit/s", nodes=tuple(map(Node, MIXED)), times=1.15),
+    "regions": _FOUR_REGIONS,
+    "10-mib": replace(
+        _FOUR_REGIONS, what="the same, 10 MiB", times=1.1, round_trips=2, payload_bytes=10 * MIB, crossings=None
+    ),
+    "1-mib": replace(
+        _FOUR_REGIONS, what="the same, 1 MiB", times=1.1, round_trips=2, payload_bytes=MIB, crossings=None
+    ),
+    "hidden": replace(
+        _EIGHT, what="8 nodes, 4 not dialable", nodes=(Node(200),) * 4 + (Node(200, firewall="in"),) * 4, times=1.25
+    ),
+    "killed": replace(
+        _FOUR, what="4, an interior one killed at half time", times=1.3, copies=1.1, extra_bytes=0,
+        at_half=_strike(signal.SIGKILL),
+    ),
+    "stopped": replace(
+        _FOUR, what="4, an interior one frozen at half time", times=1.3, copies=1.1, extra_bytes=0,
+        at_half=_strike(signal.SIGSTOP),
+    ),
+    "joiners": replace(
+        _EIGHT, what="8, two more arrive at half time", nodes=(Node(200),) * 10, times=1.25, late=2, at_half=_arrive
+    ),
+}  # fmt: skip
+FLOOR: Final = "floor"
+
+
+def measure(case: Case, repeats: int, said: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
+    """Versions of one swarm, or where something befalls it, of one swarm each. Raises `UsageError` when it fails."""
+    sizes, runs = ([case.payload_bytes] * repeats, 1) if case.at_half is None else ([case.payload_bytes], repeats)
+    found: list[Outcome] = []
+    for _ in range(runs):
+        found += distribute(
+            case.seed, case.nodes, sizes, rtt_ms=case.rtt_ms, between_ms=case.between_ms, late=case.late,
+            at_half=case.at_half, said=said,
+        )  # fmt: skip
+    return found
+
+
+def row_of(name: str, case: Case, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The row of the median version, and what it was to be."""
+    outcome = sorted(outcomes, key=lambda each: each.to_all_s)[(len(outcomes) - 1) // 2]
+    wanted_s = case.times * outcome.bound_s + case.round_trips * case.longest_s
+    allowed_bytes = case.copies * outcome.payload_bytes + case.extra_bytes
+    crossed = max(outcome.crossings.values(), default=None)
+    return {
+        "row": name,
+        "case": case.what,
+        "nodes": len(case.nodes) - case.late,
+        "payload_bytes": outcome.payload_bytes,
+        "bound_s": outcome.bound_s,
+        "wanted_s": wanted_s,
+        "seconds": outcome.to_all_s,
+        "ratio": outcome.ratio,
+        "runs": [each.ratio for each in outcomes],
+        "reached_time": statistics.median(each.to_all_s for each in outcomes) <= wanted_s,
+        "copies": outcome.copies,
+        "allowed_copies": allowed_bytes / outcome.payload_bytes,
+        "reached_bytes": outcome.sent_bytes <= allowed_bytes,
+        "duplicates": outcome.duplicates,
+        "reached_duplicates": outcome.duplicates <= TWICE,
+        "crossings": crossed,
+        "reached_crossings": None if case.crossings is None or crossed is None else crossed <= case.crossings,
+        "busy": outcome.busy,
+        "outcomes": [asdict(each) for each in outcomes],
+    }
+
+
+def floor_row(nodes: int, mbit: float) -> dict[str, Any]:
+    """Plain sockets along the same trees."""
+    went = pass_on([mbit] * nodes, mbit, 100 * MIB)
+    return {
+        "row": FLOOR, "case": f"{nodes} nodes: plain sockets, no checks", "nodes": nodes,
+        "payload_bytes": went.payload_bytes, "bound_s": went.bound_s, "seconds": went.seconds,
+        "ratio": went.seconds / went.bound_s, "copies": went.copies, "busy": went.busy,
+    }  # fmt: skip
+
+
+def _run(name: str, repeats: int, cpu: bool) -> dict[str, Any]:
+    """One row, whatever comes of it: the others go on."""
+
+    def said(outcome: Outcome) -> None:
+        _tell(name, outcome)
+        if cpu:
+            _tell_cpu(outcome)
+
+    began = time.monotonic()
+    try:
+        row: dict[str, Any] = (
+            floor_row(8, 200) if name == FLOOR else row_of(name, ROWS[name], measure(ROWS[name], repeats, said))
+        )
+    except Exception as error:  # the one place that decides: a row that fails says so
+        row = {
+            "row": name,
+            "case": ROWS[name].what if name in ROWS else name,
+            "failed": f"{type(error).__name__}: {error}",
+        }
+    row["took_s"] = time.monotonic() - began
+    return row
+
+
+def _tell(name: str, outcome: Outcome) -> None:
+    went = f"{outcome.to_all_s:.2f} s = {outcome.ratio:.3f} B, {outcome.copies:.3f} copies, {outcome.busy:.0%} busy"
+    print(f"{name}: {went}", file=sys.stderr, flush=True)
+
+
+def _tell_cpu(outcome: Outcome) -> None:
+    """What a node spends on a version is what limits how many of them a machine can carry."""
+    spent = outcome.spent_s
+    nodes = [seconds for name, seconds in spent.items() if name not in ("seed", "wire")]
+    mib = outcome.payload_bytes / MIB
+    print(
+        f"  processor seconds: seed {spent['seed']:.2f}, a node {statistics.mean(nodes):.2f} "
+        f"({1000 * statistics.mean(nodes) / mib:.1f} ms for each MiB of F), emulated wire {spent['wire']:.2f}; "
+        f"all {sum(spent.values()):.1f}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+
+
+HEAD: Final = ("case", "B s", "reach s", "all s", "x B", "copies", "allowed", "crossed", "twice", "busy", "")
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    print(f"{HEAD[0]:<46}" + "".join(f"{name:>9}" for name in HEAD[1:]))
+    for row in rows:
+        if "failed" in row:
+            print(f"{row['case']:<46}  failed: {row['failed'].splitlines()[0][:120]}")
+            continue
+        missed = [what for what in ("time", "bytes", "crossings", "duplicates") if row.get(f"reached_{what}") is False]
+        verdict = "" if "wanted_s" not in row else "reached" if not missed else "not " + ", ".join(missed)
+        cells = (
+            f"{row['bound_s']:.2f}", _cell(row, "wanted_s", ".2f"), f"{row['seconds']:.2f}", f"{row['ratio']:.3f}",
+            f"{row['copies']:.3f}", _cell(row, "allowed_copies", ".3f"), _cell(row, "crossings", ".2f"),
+            _cell(row, "duplicates", ".2%"), f"{row['busy']:.0%}",
+        )  # fmt: skip
+        print(f"{row['case']:<46}" + "".join(f"{cell:>9}" for cell in cells) + f"  {verdict}")
+
+
+def _cell(row: dict[str, Any], name: str, form: str) -> str:
+    return "" if row.get(name) is None else format(row[name], form)
+
+
+def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
+    """Times against the bound, with the reach marked."""
+    whole = [row for row in rows if "failed" not in row][::-1]
+    with drawing(plot, inches=(8, 0.5 + 0.42 * max(1, len(whole)))) as axes:
+        axes.barh(range(len(whole)), [row["ratio"] for row in whole], height=0.6, color="tab:blue")
+        for at, row in enumerate(whole):
+            if "wanted_s" in row:
+                axes.plot([row["wanted_s"] / row["bound_s"]] * 2, [at - 0.4, at + 0.4], color="tab:red", linewidth=2)
+        axes.axvline(1.0, color="black", linewidth=1, linestyle="--")
+        axes.set_yticks(range(len(whole)), [row["case"] for row in whole])
+        axes.set_xlabel("time until all have it, times the bound (red: to be reached)")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    names = [*ROWS, FLOOR]
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
+    made.add_argument("--repeats", type=int, default=3, help="versions a row, of which the (lower) median is shown")
+    made.add_argument("--cpu", action="store_true", help="say what each process spent (it is in --json in any case)")
+    made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    made.add_argument("--plot", type=png, help="draw a PNG")
+    options = made.parse_args(arguments)
+    try:
+        check_privileges()
+    except UsageError as error:
+        print(f"wan: {error}", file=sys.stderr)
+        return 2
+    rows: list[dict[str, Any]] = []
+    for name in options.rows:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        rows.append(_run(name, options.repeats, options.cpu))
+        if "failed" in rows[-1]:
+            print(f"{name} failed: {rows[-1]['failed']}", file=sys.stderr, flush=True)
+    if options.json:
+        print(json.dumps({"scenario": "wan", "rows": rows}, indent=1))
+    else:
+        print_table(rows)
+    if options.plot is not None:
+        draw(rows, options.plot)
+    return 1 if any("failed" in row for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""A seed and nodes of their own for the trainer's and the ledger's scenarios: real processes on loopback, gone at the
+end."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from codec.errors import UsageError
+from node.status import query
+from node.trainers.connection.seedlink import ask_state
+from node.trainers.errors import SwarmDown, SwarmTimeout
+
+__all__ = ["Swarm", "swarm_on"]
+
+STARTED_WITHIN_S = 180.0
+"""Several engines import torch on two cores, and the first use of a kernel compiles it."""
+
+
+class Swarm:
+    """`home`: the seed's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.home = folder / "seed"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *words: str, module: str = "node.cli", **environment: str) -> Path:
+        """`swarm-node WORDS` (or another `module`) with a home of its own, which is given back."""
+        home = self._folder / name
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *words, "--home", str(home)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            )
+        return home
+
+    def nodes(self, names: Sequence[str], base: Path, *words: str, **options: str) -> None:
+        """Start nodes that generate, and wait until the engine of each is up."""
+        ticket = self.ticket(len(names))
+        for name in names:
+            join = ("join", ticket, "--model", str(base), "--listen", "127.0.0.1:0", "--name", name, *words)
+            self.start(name, *join, **options)
+        self.until(lambda state: set(names) <= {node["name"] for node in state["nodes"] if node["engine"]})
+
+    def state(self) -> dict[str, Any]:
+        """What the seed says: `nodes` among others."""
+        return ask_state(self.home)["swarm"]
+
+    def node(self, name: str, *, prove: bool = False) -> dict[str, Any]:
+        """What a node says of itself; with `prove`, of the bits in its engine too (`live_root`)."""
+        return query.ask(self._folder / name, prove=prove)["nodes"][0]
+
+    def signal(self, name: str, number: int) -> None:
+        """To a node and its engine."""
+        if number == signal.SIGKILL:
+            process = self._processes.pop(name)
+            _end(process)
+        else:
+            os.killpg(self._processes[name].pid, number)
+
+    def ticket(self, nodes: int) -> str:
+        words = ["invite", "--nodes", str(nodes), "--json", "--home", str(self.home)]
+        ended = subprocess.run([sys.executable, "-m", "node.cli", *words], capture_output=True, check=True)
+        return json.loads(ended.stdout)["ticket"]
+
+    def until(self, condition: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait for the seed's state to be so. Raises `UsageError` with the last line of a log."""
+        deadline = time.monotonic() + STARTED_WITHIN_S
+        while True:
+            with contextlib.suppress(SwarmDown, SwarmTimeout):
+                if condition(ask_state(self.home)["swarm"]):
+                    return
+            if time.monotonic() > deadline or any(process.poll() is not None for process in self._processes.values()):
+                logs = [path.read_text(errors="replace").strip().split("\n")[-1] for path in self._folder.glob("*.log")]
+                raise UsageError(f"The swarm did not come up: {' / '.join(logs)}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        for process in self._processes.values():
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextlib.contextmanager
+def swarm_on(folder: Path, base: Path, nodes: int = 0, seed_words: Sequence[str] = ()) -> Iterator[Swarm]:
+    """A seed on `base`, and nodes (without engines) that hold it. `seed_words`: more flags for the seed."""
+    swarm = Swarm(folder)
+    try:
+        swarm.start("seed", "seed", "--base", str(base), "--listen", "127.0.0.1:0", "--preset", "loopback", *seed_words)
+        swarm.until(lambda state: True)
+        if nodes:
+            ticket = swarm.ticket(nodes)
+            for number in range(nodes):
+                words = ("join", ticket, "--engine", "none", "--listen", "127.0.0.1:0", "--model", str(base))
+                swarm.start(f"node{number}", *words)
+            swarm.until(lambda state: [node["held"] for node in state["nodes"]] == [[0, 0]] * nodes)
+        yield swarm
+    finally:
+        swarm.stop()

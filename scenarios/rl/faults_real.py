@@ -1,0 +1,83 @@
+"""Faults among real processes on this machine, for `python -m scenarios.rl.faults --real`.
+
+A seed and five nodes, each with a transformers engine in a process of its own that is held at a rate
+(`scenarios.rl.paced`). One lies from the start, one is killed (SIGKILL, with its engine) in the second step, one is
+stopped (SIGSTOP) in the third; none is replaced, so a step is measured by what the honest nodes that are left can do.
+"""
+
+import signal
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from scenarios.harness.processes import Swarm, swarm_on
+
+__all__ = ["TOKENS_S", "real"]
+
+TOKENS_S: Final = 60.0
+"""Of every node: a few times less than a busy core of this kind draws."""
+STEPS: Final = 5
+GROUPS: Final = 24
+SAMPLES: Final = 4
+TOKENS: Final = 32
+CHECKED: Final = 0.25
+HONEST: Final = ("a", "b", "c", "d")
+LIAR: Final = "liar"
+
+
+def real() -> dict[str, Any]:
+    """Steps with their times, and what was lost where."""
+    from node.engines.base import SamplingParams
+    from node.trainers.api import Swarm as Handle
+    from node.trainers.grpo.tiny import TinyRecipe, make_tiny
+
+    recipe = TinyRecipe(letters=3, hidden=64, inner=64, layers=1, heads=2, kv_heads=1, steps=1, rows=4)
+    with tempfile.TemporaryDirectory(prefix="rl-faults-") as name:
+        make_tiny(base := Path(name) / "base", recipe, lambda line: None)
+        told = ("--check-share", str(CHECKED))
+        with swarm_on(Path(name), base, seed_words=told) as swarm:
+            module, rate = "scenarios.rl.paced_node", {"SCENARIO_TOKENS_S": str(TOKENS_S)}
+            swarm.nodes(HONEST, base, module=module, **rate)
+            swarm.nodes([LIAR], base, module=module, SCENARIO_LIES="1", **rate)
+            with Handle.attach(base=base, home=swarm.home, start=False) as handle:
+                prompts = ((1, 2, 3 + number % 20) for number in count())
+                groups = handle.rollouts(prompts, SAMPLES, SamplingParams(max_tokens=TOKENS))
+                rows = [_step(swarm, groups, number) for number in range(STEPS)]
+                groups.close()
+            return _told(swarm, rows)
+
+
+def _step(swarm: Swarm, groups: Any, number: int) -> dict[str, Any]:
+    """Take a step's groups; in the middle of the second and the third something happens."""
+    began = time.monotonic()
+    seen: set[int] = set()
+    for taken in range(GROUPS):
+        if taken == GROUPS // 4 and number == 1:
+            swarm.signal(HONEST[0], signal.SIGKILL)
+        if taken == GROUPS // 4 and number == 2:
+            swarm.signal(HONEST[1], signal.SIGSTOP)
+        seen.add(next(groups).index)
+    honest = len(HONEST) - (number >= 1) - (number >= 2)
+    return {
+        "seconds": time.monotonic() - began,
+        "expected_s": GROUPS * SAMPLES * TOKENS / (honest * TOKENS_S),
+        "groups": len(seen),
+    }
+
+
+def _told(swarm: Swarm, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    state = swarm.state()
+    nodes = {node["name"]: node for node in state["nodes"]}
+    for row in rows:
+        row["ratio"] = row["seconds"] / row["expected_s"]
+    return {
+        "clock": "real",
+        "steps": rows,
+        "lost_by_the_honest": {name: swarm.node(name)["work"]["lost_tokens"] for name in HONEST[2:]},
+        "liar_aside": bool(nodes.get(LIAR, {}).get("quarantine")),
+        "accepted": state["work"]["accepted"],
+        "refused": state["work"]["refused"],
+        "checks": state["work"]["checks"],
+    }

@@ -1,0 +1,43 @@
+"""A node as `swarm-node join` makes it, but for its engine process, which runs `scenarios.rl.paced:PacedEngine`.
+
+SCENARIO_TOKENS_S=200 python -m scenarios.rl.paced_node join TICKET --home FOLDER --model BASE --name fast
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any, Final, cast
+
+import trio
+
+from node.member import join
+from node.settings import logs
+from node.settings.config import JoinConfig
+from node.settings.ticket import Ticket
+
+ENGINE: Final = "scenarios.rl.paced:PacedEngine"
+
+
+def main() -> None:
+    """A node with this engine, until it is killed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["join"])
+    parser.add_argument("ticket")
+    for flag in ("--home", "--model"):
+        parser.add_argument(flag, type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    told = parser.parse_args()
+    logs.configure()
+    config = JoinConfig(
+        home=told.home,
+        model=told.model,
+        name=told.name,
+        listen=(told.listen,),
+        engine=cast(Any, ENGINE),
+        threads=1,
+    )
+    trio.run(join.run, Ticket.parse(told.ticket), config)
+
+
+if __name__ == "__main__":
+    main()

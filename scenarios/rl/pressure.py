@@ -1,0 +1,148 @@
+"""How much do nodes draw that a trainer slower than they are never uses?
+
+    python -m scenarios.rl.pressure                    # half as fast, max_lag=1: each row under a minute
+    python -m scenarios.rl.pressure --trainer 0.25 1 4 # a quarter as fast as its nodes, as fast, four times as fast
+    python -m scenarios.rl.pressure --no-pace          # as if the ledger did not look at what the trainer takes
+    python -m scenarios.rl.pressure --real --steps 10  # a real seed, node and engine: about four minutes
+
+Under the virtual clock (`scenarios.rl.ledger_sim`): the ledger's and the nodes' code is the product's, engines take
+time. *trainer*: its speed by that of its nodes; 0.5 computes twice as long as they draw a step's samples. *held*:
+sequences that all engines draw at once, by the samples of a step. *gathers*: whether it gathers a step's groups when
+its version was sealed (*after*), or at once, while the version is on its way (*before*). *drawn by used*: tokens that
+engines have drawn, by those of samples that the trainer has taken. *stale*: samples that status counts as drawn and
+never used, by those used. *useful*: as status says it. *step*: its mean time by the longer of what drawing and
+computing take. *lag*: versions from a sample's oldest token to the newest sealed one when the trainer got it: the most.
+*waits*: steps from a prompt's offer until its group was had: the most, in the second half of the steps. For `--real`
+see `scenarios.rl.pressure_real`.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, Final
+
+import trio
+
+from node.ledger.settings import Settings
+from scenarios.rl.ledger_sim import Crew, Kind, Trainer, virtually
+from scenarios.rl.pressure_real import real
+
+KIND: Final = Kind(rows=16, mean=400)
+NODES: Final = 4
+SAMPLES: Final = 8
+HELD: Final = (0.25, 1.0, 4.0)
+GATHERS: Final = ("after", "before")
+SEAL_S: Final = 2.0
+WARM_UP: Final = 4
+"""Steps before anything is counted: the ledger has seen how much a step takes."""
+REACH: Final = 1.15
+
+
+async def run(
+    trainer: float, held: float, gathers: str, steps: int, max_lag: int, pace: bool, nodes: int = NODES
+) -> dict[str, Any]:
+    """One row."""
+    at_once = nodes * KIND.rows
+    groups = max(1, round(at_once / held / SAMPLES))
+    sequence_s = KIND.mean / KIND.tokens_s
+    draw_s = sequence_s * max(1.0, groups * SAMPLES / at_once)
+    train_s = draw_s / trainer
+    async with trio.open_nursery() as nursery:
+        crew = Crew(nursery, Settings(check_share=0.0))
+        await nursery.start(crew.service.run)
+        for _ in range(nodes):
+            await crew.hire(KIND)
+        taker = Trainer(
+            crew, groups, SAMPLES, train_s=train_s, max_tokens=2 * KIND.mean, max_lag=max_lag,
+            seal_s=SEAL_S if gathers == "before" else 0.0, paced=pace,
+        )  # fmt: skip
+        for _ in range(WARM_UP):
+            await taker.step()
+        drawn, tokens = crew.drawn, taker.taken_tokens
+        before, began = crew.service.state(), trio.current_time()
+        for _ in range(steps):
+            await taker.step()
+        after, seconds = crew.service.state(), trio.current_time() - began
+        nursery.cancel_scope.cancel()
+    crew.book.close()
+    unused, used = (after[name] - before[name] for name in ("samples_unused", "samples_used"))
+    return {
+        "trainer": trainer,
+        "held": held,
+        "gathers": gathers,
+        "max_lag": max_lag,
+        "groups": groups,
+        "drawn_by_used": (crew.drawn - drawn) / (taker.taken_tokens - tokens),
+        "unused_by_used": unused / used,
+        "useful": after["useful"],
+        "generating": after["generating"],
+        "step_ratio": seconds / steps / max(draw_s, train_s),
+        "worst_lag": taker.worst_lag,
+        "longest_wait_steps": max(taker.waits_steps[-steps * groups // 2 :]),
+        "longest_wait_s": max(taker.waits_s[-steps * groups // 2 :]),
+    }
+
+
+def met(row: dict[str, Any]) -> bool:
+    """What is asked of a trainer that is at most half as fast as its nodes, with `max_lag` 1."""
+    return row["trainer"] > 0.5 or row["max_lag"] != 1 or row["drawn_by_used"] <= REACH
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    head = ("trainer", "held", "gathers", "max_lag", "drawn by used", "stale", "useful", "step", "lag", "waits")
+    cells = [
+        (
+            f"{row['trainer']:g}", f"{row['held']:g}", row["gathers"], str(row["max_lag"]),
+            f"{row['drawn_by_used']:.3f}", f"{row['unused_by_used']:.1%}", f"{row['useful']:.0%}",
+            f"{row['step_ratio']:.2f}", str(row["worst_lag"]), str(row["longest_wait_steps"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return "\n".join("  ".join(f"{cell:>13}" for cell in line) for line in (head, *cells))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", type=float, nargs="+", default=(0.5,), help="speed by its nodes' (default 0.5)")
+    parser.add_argument("--held", type=float, nargs="+", default=HELD, help="drawn at once by a step's samples")
+    parser.add_argument("--gathers", choices=GATHERS, nargs="+", default=GATHERS, help="before or after the seal")
+    parser.add_argument("--max-lag", type=int, default=1, help="versions (default 1)")
+    parser.add_argument("--steps", type=int, default=20, help="steps counted (default 20)")
+    parser.add_argument("--no-pace", action="store_true", help="without the limit, for comparison")
+    parser.add_argument("--real", action="store_true", help="real processes: one row for each --trainer")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args(arguments)
+    if min(*options.trainer, *options.held) <= 0 or options.steps < 1 or options.max_lag < 0:
+        parser.error("--trainer and --held: above 0; --steps: at least 1; --max-lag: at least 0")
+    if options.real:
+        if options.no_pace:
+            parser.error("--no-pace: not with --real")
+        return _real(options.trainer, options.steps, options.max_lag, options.json)
+    logging.getLogger("node").setLevel(logging.ERROR)
+    rows = []
+    for trainer, held, gathers in product(options.trainer, options.held, options.gathers):
+        row = virtually(run, trainer, held, gathers, options.steps, options.max_lag, not options.no_pace)
+        rows.append(row)
+        print(f"{trainer:g}, {held:g}, {gathers}: {row['drawn_by_used']:.3f}", file=sys.stderr, flush=True)
+    print(json.dumps({"scenario": "rl_pressure", "rows": rows}) if options.json else _table(rows))
+    return 0 if all(met(row) for row in rows) else 1
+
+
+def _real(trainers: Sequence[float], steps: int, max_lag: int, as_json: bool) -> int:
+    rows = [real(trainer, steps, WARM_UP, max_lag) for trainer in trainers]
+    if as_json:
+        print(json.dumps({"scenario": "rl_pressure", "rows": rows}))
+    else:
+        for row in rows:
+            print(
+                f"real: a trainer {row['trainer']:g} times as fast as its node, max_lag={row['max_lag']}: "
+                f"{row['drawn_by_used']:.3f} tokens drawn for each used, over {row['steps']} steps"
+            )
+    return 0 if all(met(row) for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

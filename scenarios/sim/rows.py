@@ -1,0 +1,134 @@
+"""What the swarm scenarios share: their options, how a row of results is printed and drawn, and when one has failed."""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from scenarios.harness.plot import drawing
+from scenarios.sim.crowd import Crowd, Step
+
+__all__ = ["STEP", "crowd_of", "draw_ratios", "missed", "number", "parser", "row_of", "show", "to_json", "verdict"]
+
+Row = dict[str, Any]
+Columns = Mapping[str, Callable[[Row], str]]
+"""Of a table for people: what stands above a column, and what of a row stands in it."""
+
+
+def number(name: str, form: str) -> Callable[[Row], str]:
+    """A cell: this entry of a row in this format, and "never" for what did not come to pass."""
+
+    def cell(row: Row) -> str:
+        value = row.get(name)
+        return "never" if value is None or not math.isfinite(value) else format(value, form)
+
+    return cell
+
+
+STEP: Final[Columns] = {
+    "case": lambda row: row["case"],
+    "N": number("nodes", "d"),
+    "B s": number("bound_s", ".2f"),
+    "x B": number("ratio", ".3f"),
+    "first": number("first_ratio", ".3f"),
+    "median": number("median_ratio", ".3f"),
+    "copies": number("copies", ".3f"),
+    "duplicates": number("duplicates", ".2%"),
+    "crossings": number("crossings", ".2f"),
+    "missing": number("missing", "d"),
+}
+"""What `row_of` makes."""
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options that all of them have."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--up-mbit", type=float, default=200.0, help="the trainer's uplink (default 200)")
+    made.add_argument("--mib", type=float, default=100.0, help="payload of a version, MiB (default 100)")
+    made.add_argument("--seeds", type=int, default=1, help="runs, of which medians are printed (default 1)")
+    made.add_argument("--seed", type=int, default=0, help="the first seed")
+    made.add_argument("--error", type=float, default=0.2, help="how wrong known bandwidths are (default 0.2)")
+    made.add_argument("--congestion", choices=("reno", "bbr"), default="reno", help="what kernels do (default reno)")
+    made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    return made
+
+
+def crowd_of(options: argparse.Namespace, nodes: int, **more: Any) -> Crowd:
+    """The crowd that the options describe."""
+    return Crowd(nodes, trainer_mbit=options.up_mbit, error=options.error, congestion=options.congestion, **more)
+
+
+def row_of(case: str, steps: Sequence[Step], **more: Any) -> Row:
+    """One row: medians over the steps; the worst of missing and duplicates."""
+
+    def median(values: Iterable[float]) -> float:
+        return statistics.median(values)
+
+    return {
+        "case": case,
+        "nodes": round(median(s.nodes for s in steps)),
+        "bound_s": median(s.bound_s for s in steps),
+        "seconds": median(s.seconds for s in steps),
+        "ratio": median(s.ratio for s in steps),
+        "first_ratio": median(s.first_s / s.bound_s for s in steps),
+        "median_ratio": median(s.median_s / s.bound_s for s in steps),
+        "copies": median(s.copies for s in steps),
+        "duplicates": max(s.duplicates for s in steps),
+        "crossings": median(s.crossings for s in steps),
+        "missing": max(s.missing for s in steps),
+        **more,
+        "steps": [asdict(s) for s in steps],
+    }
+
+
+def missed(rows: Iterable[Row]) -> list[str]:
+    """What is wrong with these rows of steps: that nodes are without the version."""
+    return [f"{row['missing']} of {row['nodes']} nodes never had the version ({row['case']})" for row in rows
+            if row["missing"]]  # fmt: skip
+
+
+def verdict(name: str, wrong: Sequence[str]) -> int:
+    """A scenario's exit status: 1, and why in one sentence on stderr, if anything went wrong."""
+    if wrong:
+        print(f"{name}: {'; '.join(wrong)}.", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def to_json(name: str, rows: Sequence[Row]) -> str:
+    """One object. JSON has no infinity: what did not come to pass is null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: finite(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps({"scenario": name, "rows": finite(rows)}, indent=1, allow_nan=False)
+
+
+def show(name: str, rows: Sequence[Row], *, as_json: bool, columns: Columns = STEP) -> None:
+    """Print the rows, for programs or as a table for people."""
+    if as_json:
+        print(to_json(name, rows))
+        return
+    lines = [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(f"{text:>{width}}" for text, width in zip(line, widths, strict=True)))
+
+
+def draw_ratios(name: str, rows: Sequence[Row], plot: Path) -> None:
+    """The time of each row against its bound."""
+    with drawing(plot, inches=(6.4, 3.6)) as axes:
+        at = range(len(rows))
+        axes.bar(at, [row["ratio"] if math.isfinite(row["ratio"]) else 0.0 for row in rows], width=0.6)
+        axes.axhline(1.0, color="black", linewidth=1, linestyle="--")
+        axes.set_xticks(list(at), [f"{row['case']}\nN={row['nodes']}" for row in rows])
+        axes.set_ylabel("time until all have it, times the bound")
+        axes.set_title(name)

@@ -1,0 +1,155 @@
+"""Where a simulated step's time goes: when how much of all uplinks is in use, and how the last node's stripes came.
+
+    python -m scenarios.sim.trace --nodes 64
+    python -m scenarios.sim.trace --nodes 1000 --up-mbit 1000 --congestion bbr --warm
+
+Times are in bounds (see `scenarios.sim.egress`). *load*: how full the plan, by rates that are wrong by `--error`, makes
+a node's uplink in truth, where 1 is a stripe in every seat that goes at the bound's rate.
+"""
+
+import math
+import sys
+from dataclasses import asdict, dataclass
+from statistics import quantiles
+from typing import Any
+
+from scenarios.sim.crowd import Begun, Step, begin, finish, gather, step
+from scenarios.sim.rows import crowd_of, parser, row_of, show
+from scenarios.sim.simulator import World
+from scenarios.sim.virtual.links import PACKET_OVERHEAD
+
+__all__ = ["Hop", "Trace", "main", "trace"]
+
+LOOK_S = 0.05
+IDLE_S = 20.0
+"""As between the steps of `scenarios.sim.egress`."""
+LOOKS_A_COLUMN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A node on the way of a stripe."""
+
+    slot: int
+    region: str
+    load: float
+    whole_at: float
+    """When it had all of that stripe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """How a step went."""
+
+    used: list[float]
+    """Share of all nodes' uplinks in use, in each fifth of a second."""
+    loads: list[float]
+    """Deciles."""
+    done: list[float]
+    """Deciles."""
+    last: list[list[Hop]]
+    """By stripe: the node that was last, whom it hangs on, and so on up to the head."""
+
+
+class _Watch:
+    """Looks at all nodes again and again until they have the version."""
+
+    def __init__(self, world: World, begun: Begun) -> None:
+        self._world, self._begun = world, begun
+        self._ups = sum(node.link.up_mbit for node in begun.nodes)
+        self._busy_s = self._busy()
+        self._waiting = list(begun.nodes)
+        self.used: list[float] = []
+        self.whole_at: dict[tuple[int, int], float] = {}
+        """When a node, by its number, had all of a stripe."""
+        world.at(world.now + LOOK_S, self._look)
+
+    def _busy(self) -> float:
+        """Seconds for which uplinks have sent, weighed by their rates."""
+        return sum(node.socket_bytes * node.up_s_byte * node.link.up_mbit for node in self._begun.nodes) / self._ups
+
+    def _look(self) -> None:
+        before, self._busy_s = self._busy_s, self._busy()
+        self.used.append((self._busy_s - before) / LOOK_S)
+        id_ = self._begun.published.id
+        dealt = self._world.authority.core.state.chunks.version(id_)
+        assert dealt is not None
+        for node in self._waiting:
+            version = node.core.state.chunks.version(id_)
+            if version is not None and version.manifest is not None:
+                late = {dealt.chunks[seq].stripe for seq in version.missing()}
+                for stripe in set(range(self._world.tuning.stripes)) - late:
+                    self.whole_at.setdefault((node.number, stripe), self._world.now)
+        self._waiting = [node for node in self._waiting if id_ not in node.held_at and node.alive]
+        if self._waiting:
+            self._world.at(self._world.now + LOOK_S, self._look)
+
+
+def trace(world: World, payload_bytes: int) -> tuple[Step, Trace]:
+    """One step, watched."""
+    begun = begin(world, payload_bytes)
+    roster = world.authority.core.state.roster
+    assert roster is not None
+    watch = _Watch(world, begun)
+    went = finish(world, begun)
+    world.run(world.now + LOOK_S)
+    began, bound_s, id_ = begun.published.at, went.bound_s, begun.published.id
+    nodes = {grant.slot: node for node in begun.nodes if (grant := node.core.state.grant) is not None}
+    rate_mbit = 8e-6 * PACKET_OVERHEAD * went.payload_bytes / (roster.stripes * bound_s)
+    loads = {
+        slot: sum(len(roster.children(k, slot)) for k in range(roster.stripes)) * rate_mbit / node.link.up_mbit
+        for slot, node in nodes.items()
+    }
+    done = {slot: (node.held_at[id_] - began) / bound_s for slot, node in nodes.items() if id_ in node.held_at}
+    last = max(done, key=lambda slot: (done[slot], slot))
+
+    def hop(slot: int, stripe: int) -> Hop:
+        member = roster.member(slot)
+        at = watch.whole_at.get((nodes[slot].number, stripe), math.inf)
+        return Hop(slot, member.region if member is not None else "", loads[slot], (at - began) / bound_s)
+
+    columns = [watch.used[i : i + LOOKS_A_COLUMN] for i in range(0, len(watch.used), LOOKS_A_COLUMN)]
+    return went, Trace(
+        used=[sum(column) / len(column) for column in columns],
+        loads=quantiles(loads.values(), n=10, method="inclusive"),
+        done=quantiles(done.values(), n=10, method="inclusive"),
+        last=[[hop(slot, k) for slot in [last, *roster.ancestors(k, last)]] for k in range(roster.stripes)],
+    )
+
+
+def _print(went: Step, traced: Trace) -> None:
+    def numbers(values: list[float]) -> str:
+        return " ".join(f"{value:.2f}" for value in values)
+
+    print(f"{went.nodes} nodes, B {went.bound_s:.2f} s: first {went.first_s / went.bound_s:.3f}, last {went.ratio:.3f}")
+    print(f"uplinks in use, each {LOOKS_A_COLUMN * LOOK_S:.1f} s: {numbers(traced.used)}")
+    print(f"loads, in tenths of the nodes: {numbers(traced.loads)}")
+    print(f"done, in tenths of the nodes: {numbers(traced.done)}")
+    print("the last node's stripes, and those that it hangs on: slot [region, load] when it had the stripe")
+    for stripe, way in enumerate(traced.last):
+        print(f"{stripe}: " + " < ".join(f"{h.slot} [{h.region}, {h.load:.2f}] {h.whole_at:.2f}" for h in way))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    made = parser(__doc__)
+    made.add_argument("--nodes", type=int, default=64)
+    made.add_argument("--warm", action="store_true", help="watch the second step, not the first")
+    options = made.parse_args(arguments)
+    crowd, payload = crowd_of(options, options.nodes), int(options.mib * 2**20)
+    rows: list[dict[str, Any]] = []
+    for seed in range(options.seed, options.seed + options.seeds):
+        world = gather(crowd, seed)
+        if options.warm:
+            step(world, payload)
+            world.run(world.now + IDLE_S)
+        went, traced = trace(world, payload)
+        rows.append(row_of(f"seed {seed}", [went], **asdict(traced)))
+        if not options.json:
+            _print(went, traced)
+    if options.json:
+        show("trace", rows, as_json=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,441 @@
+"""Nodes under a virtual clock, and the network between them: carries a core's effects out, as `swarm.runtime` does,
+with names in place of bytes.
+
+Between two nodes whatever was sent arrives in order, or the session ends, as on a real stream; `Faults` go beyond that
+and drop, repeat and delay control messages. Nothing here decides anything.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from codec import ChunkKey
+from scenarios.sim.virtual.clock import Clock
+from scenarios.sim.virtual.links import Flow, Frame, Paths, Uplinks, wire_bytes
+from scenarios.sim.virtual.node import Faults, Node, Published, facts, root_of
+from swarm.protocol.core.events import (  # fmt: skip
+    Announce,
+    Close,
+    Commit,
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    Gave,
+    HeaderStored,
+    Heard,
+    Job,
+    JobDone,
+    JobKind,
+    ManifestSeen,
+    Notify,
+    Opened,
+    PartsDone,
+    PeerDown,
+    PeerUp,
+    Persist,
+    Persisted,
+    PieceBad,
+    PieceStored,
+    Probe,
+    Probed,
+    Ready,
+    Run,
+    Send,
+    SendBlob,
+    SendBlock,
+    SendDone,
+    SendHeader,
+    SendPiece,
+    SetTimer,
+    Stray,
+    Timer,
+    UnknownLabel,
+    VersionId,
+)
+from swarm.protocol.core.wire import Blob, Lacks, WantBlob, WantBlock, Work, decode, encode
+from swarm.protocol.member import Peer
+
+__all__ = ["VirtualNetwork"]
+
+DIAL_DEADLINE_S = 5.0
+"""A dial that nobody answers fails after so long."""
+CONTROL_OVERHEAD_BYTES = 4 + 34
+"""Of a control message: its length; TLS record and yamux frame."""
+_GOSSIP_AFTER_S = 1.0
+"""As late as the first members of the product begin with it."""
+LARGE_BYTES = 4096
+"""A control message above this takes its time on the uplink."""
+
+
+class VirtualNetwork(Clock):
+    """A clock, nodes, and what lies between. `blocks`, `block_bytes`: of the replica. `job_s`: what a job takes."""
+
+    def __init__(self, seed: int, *, paths: Paths, blocks: int, block_bytes: int, job_s: float) -> None:
+        super().__init__()
+        self.blocks, self.block_bytes, self.job_s = blocks, block_bytes, job_s
+        self.nodes: dict[bytes, Node] = {}
+        self.versions: dict[VersionId, Published] = {}
+        self.cuts: set[frozenset[bytes]] = set()
+        self.faults = Faults()
+        self._fate = random.Random(seed + 1)
+        self._held_up: list[tuple[Node, Node, int, Callable[..., object], tuple[Any, ...]]] = []
+        """What is on its way between nodes that are cut off from one another: (from, to, session, what it does)."""
+        self._sessions = 0
+        self.paths = paths
+        self.uplinks = Uplinks(self, paths, self._fate, self._frame_came)
+        self.uplinks.told = self._apply
+        self.told: Callable[[Node, Notify], object] = lambda node, effect: node.told.append(effect)
+        """What a node's core has to say to whoever runs it: kept with the node, unless somebody listens."""
+        self.committed: Callable[[Node, VersionId], object] = lambda node, version: None
+        """A node's replica became this version."""
+
+    # ------------------------------------------------------------ events and effects
+
+    def _apply(self, node: Node, event: Event) -> None:
+        if not node.alive:
+            return
+        if node.frozen:
+            node.later.append((self._apply, (node, event)))
+            return
+        effects = node.core.apply(event, self.now)
+        kind = type(event)
+        self.note(node.number, _NAMES.get(kind) or kind.__name__.encode(), len(effects))
+        for effect in effects:
+            _DO[type(effect)](self, node, effect)
+
+    def _carry_out(self, node: Node, effects: list[Effect]) -> None:
+        for effect in effects:
+            _DO[type(effect)](self, node, effect)
+
+    def one_way(self, a: Node, b: Node) -> float:
+        """Seconds from one to the other."""
+        return a.link.latency_s + b.link.latency_s + self.paths.one_way_s[a.link.region][b.link.region]
+
+    def _is_cut(self, a: Node, b: Node) -> bool:
+        return bool(self.cuts) and frozenset((a.key.public, b.key.public)) in self.cuts
+
+    # ------------------------------------------------------------ control messages
+
+    def _carry(self, a: Node, b: Node, session: int, delay_s: float, action: Callable[..., object], *args: Any) -> None:
+        """What was sent in this session does its work at the other end, unless the session ends first."""
+        if self.cuts and self._is_cut(a, b):
+            self._held_up.append((a, b, session, action, args))
+        else:
+            self.at(self.now + delay_s + self.one_way(a, b), self._land, a, b, session, action, args)
+
+    def _land(self, a: Node, b: Node, session: int, action: Callable[..., object], args: tuple[Any, ...]) -> None:
+        if not b.alive or b.sessions.get(a.key.public) != session:
+            return
+        if self.cuts and self._is_cut(a, b):
+            self._held_up.append((a, b, session, action, args))
+        elif b.frozen:
+            b.later.append((self._land, (a, b, session, action, args)))
+        else:
+            action(*args)
+
+    def _do_send(self, node: Node, effect: Send) -> None:
+        session = node.sessions.get(effect.peer)
+        if session is None:
+            return
+        data = encode(effect.message)
+        message = decode(data) if len(data) < LARGE_BYTES else effect.message
+        if isinstance(message, WantBlob):
+            node.asked[message.request] = (effect.peer, message.kind, message.name)
+        elif isinstance(message, WantBlock):
+            node.asked[message.request] = (effect.peer, 0, message.block)
+        other = self.nodes[effect.peer]
+        node.socket_bytes += len(data) + CONTROL_OVERHEAD_BYTES
+        delay_s = other.cpu.costs.message_s
+        if len(data) >= LARGE_BYTES:
+            delay_s += len(data) * node.up_s_byte
+        faults, chance = self.faults, self._fate
+        if faults.drop and chance.random() < faults.drop:
+            return
+        if faults.delay and chance.random() < faults.delay:
+            delay_s += chance.uniform(0, faults.delay_s)
+        heard = Heard(node.key.public, message)
+        for _ in range(2 if faults.repeat and chance.random() < faults.repeat else 1):
+            self._carry(node, other, session, delay_s, self._apply, other, heard)
+
+    def send_work(self, node: Node, peer: bytes, body: bytes) -> None:
+        """Hand a `Work` body to the session with `peer`; lost when there is none."""
+        self._do_send(node, Send(peer, Work(body)))
+
+    def send_heavy_work(self, node: Node, peer: bytes, body: bytes, size_bytes: int) -> None:
+        """The same for one that counts as so many bytes: it takes its turn on the uplink, and those that go this way
+        arrive in order."""
+        if (flow := self._flow(node, peer)) is not None:
+            heard = Heard(node.key.public, Work(body))
+            frame = Frame(wire_bytes(size_bytes), 0, None, self._apply, (flow.to, heard))
+            self.uplinks.send(flow, frame, pull=False)
+
+    # ------------------------------------------------------------ sessions
+
+    def _do_dial(self, node: Node, effect: Dial) -> None:
+        other = self.nodes[effect.peer]
+        self._knock(node, other, self.now + DIAL_DEADLINE_S, 4 * self.one_way(node, other))
+
+    def _do_probe(self, node: Node, effect: Probe) -> None:
+        """Dialing back: who has an address that can be dialed answers there, if it lives and is not cut off."""
+        other = self.nodes[effect.peer]
+
+        def answer() -> None:
+            there = other.alive and not (other.frozen or self._is_cut(node, other))
+            self._apply(node, Probed(effect.peer, effect.addrs if there else ()))
+
+        self.at(self.now + 4 * self.one_way(node, other), answer)
+
+    def _do_ready(self, node: Node, effect: Ready) -> None:
+        """Connections stand from the first hello on here."""
+
+    def _knock(self, node: Node, other: Node, until_s: float, delay_s: float) -> None:
+        """Try to get through, again and again as packets are sent again, until it is too late."""
+
+        def answer() -> None:
+            if not node.alive or other.key.public in node.sessions:
+                return
+            if other.alive and not (other.frozen or self._is_cut(node, other)):
+                self._open_session(node, other)
+            elif other.alive and self.now < until_s:
+                self._knock(node, other, until_s, 1.0)
+            else:
+                self._apply(node, PeerDown(other.key.public, True, "no answer"))
+
+        self.at(self.now + delay_s, answer)
+
+    def _open_session(self, node: Node, other: Node) -> None:
+        self._sessions += 1
+        me, peer = node.key.public, other.key.public
+        node.sessions[peer] = other.sessions[me] = self._sessions
+        self._apply(node, PeerUp(peer, True, "/sim/x"))
+        if other.banned.get(me, 0.0) > self.now or node.banned.get(peer, 0.0) > self.now:
+            del node.sessions[peer], other.sessions[me]
+            self._apply(node, PeerDown(peer))
+        else:
+            self._apply(other, PeerUp(me, False, "/sim/y"))
+
+    def _do_close(self, node: Node, effect: Close) -> None:
+        if effect.ban_s:
+            node.banned[effect.peer] = self.now + effect.ban_s
+        if effect.peer in node.sessions:
+            self._end_session(node, self.nodes[effect.peer])
+
+    def _end_session(self, a: Node, b: Node) -> None:
+        """What `a` has queued still arrives; then both ends hear that it is over."""
+        session = a.sessions[b.key.public]
+
+        def end(node: Node, other: Node) -> None:
+            if node.sessions.get(other.key.public) == session:
+                del node.sessions[other.key.public]
+                node.flows.pop(other.key.public, None)
+                self._apply(node, PeerDown(other.key.public))
+
+        if a.alive:
+            self.at(self.now, end, a, b)
+        else:
+            del a.sessions[b.key.public]
+        # Not sooner than the last words: `_do_send` counts the time that the other end takes to read them.
+        self.at(self.now + b.cpu.costs.message_s + self.one_way(a, b), end, b, a)
+
+    # ------------------------------------------------------------ bulk
+
+    def _flow(self, node: Node, peer: bytes) -> Flow | None:
+        """The bulk lane to `peer`; None without a session."""
+        session = node.sessions.get(peer)
+        if session is None:
+            return None
+        flow = node.flows.get(peer)
+        if flow is None or flow.session != session:
+            other = self.nodes[peer]
+            flow = node.flows[peer] = Flow(node, other, session, self.one_way(node, other), self.paths)
+        return flow
+
+    def _frame_came(self, flow: Flow, frame: Frame) -> None:
+        """A frame is at its receiver: in order, unless the session has ended."""
+        node, to = flow.node, flow.to
+        if not to.alive or to.sessions.get(node.key.public) != flow.session:
+            return
+        if self.cuts and self._is_cut(node, to):
+            self._held_up.append((node, to, flow.session, self._frame_came, (flow, frame)))
+        elif to.frozen:
+            to.later.append((self._frame_came, (flow, frame)))
+        else:
+            self.uplinks.taken(flow, frame)
+            frame.arrive(*frame.args)
+
+    def _do_sendheader(self, node: Node, effect: SendHeader) -> None:
+        flow, header = self._flow(node, effect.peer), node.headers.get(effect.key)
+        if flow is None:
+            return
+        done = SendDone(effect.peer, effect.stripe, effect.key, -1, effect.pull)
+        if header is None:  # dropped meanwhile: nothing leaves
+            self.soon(self._apply, node, done)
+            return
+        size = header.header_bytes
+        stored = HeaderStored(node.key.public, effect.stripe, *facts(header))
+        frame = Frame(wire_bytes(size), size, done, self._header_came, (flow.to, stored))
+        self.uplinks.send(flow, frame, pull=effect.pull)
+
+    def _do_sendpiece(self, node: Node, effect: SendPiece) -> None:
+        peer, stripe, key, index = effect.peer, effect.stripe, effect.key, effect.index
+        flow = self._flow(node, peer)
+        if flow is None:
+            return
+        done = SendDone(peer, stripe, key, index, effect.pull)
+        if not node.pieces.get(key, 0) >> index & 1:
+            self.soon(self._apply, node, done)
+            return
+        size = node.headers[key].piece_bytes[index]
+        stored = PieceStored(node.key.public, stripe, key, index, size)
+        frame = Frame(wire_bytes(size), size, done, self._piece_came, (flow.to, stored))
+        self.uplinks.send(flow, frame, pull=effect.pull)
+
+    def _header_came(self, node: Node, event: HeaderStored) -> None:
+        if event.key not in node.headers:
+            if self._out_of_date(node, event.key):
+                self._apply(node, Stray(event.peer or b"", event.stripe, event.header_bytes))
+                return
+            node.headers[event.key] = event
+            node.pieces[event.key] = 0
+            node.cpu.charge(self.now, node.cpu.costs.verify_s)
+        self._apply(node, event)
+
+    def _piece_came(self, node: Node, event: PieceStored) -> None:
+        key, size = event.key, event.size_bytes
+        have = node.pieces.get(key)
+        if have is None:
+            giver = event.peer or b""
+            honest = self._out_of_date(node, key)
+            stray = Stray(giver, event.stripe, size)
+            self._apply(node, stray if honest else PieceBad(giver, "piece before its header"))
+            return
+        node.received_bytes += size
+        bit = 1 << event.index
+        if have & bit:
+            node.duplicate_bytes += size
+        node.pieces[key] = have | bit
+        self._apply(node, event)
+
+    def _out_of_date(self, node: Node, key: ChunkKey) -> bool:
+        id_, held = VersionId(key.epoch, key.version), node.core.state.held
+        return (id_, key.attempt) in node.dropped or (held is not None and id_ <= held)
+
+    # ------------------------------------------------------------ blobs and blocks
+
+    def _do_sendblob(self, node: Node, effect: SendBlob) -> None:
+        known = effect.name in node.lists if effect.kind == Blob.HASHES else node.root != b""
+        self._answer(node, effect.peer, effect.request, self.blocks * 32, known)
+
+    def _do_sendblock(self, node: Node, effect: SendBlock) -> None:
+        self._answer(node, effect.peer, effect.request, self.block_bytes, node.root != b"")
+
+    def _answer(self, node: Node, peer: bytes, request: int, size: int, known: bool) -> None:
+        if not known:
+            self._do_send(node, Send(peer, Lacks(request)))
+            return
+        flow = self._flow(node, peer)
+        if flow is not None:
+            label = node.core.state.held or VersionId(0, 0)
+            gave = Gave(peer, size)
+            frame = Frame(wire_bytes(size), size, gave, self._parts_came, (flow.to, node, request, label, size))
+            self.uplinks.send(flow, frame, pull=True)
+
+    def _parts_came(self, node: Node, giver: Node, request: int, label: VersionId, size: int) -> None:
+        asked = node.asked.pop(request, None)
+        if asked is None:
+            return
+        _, kind, name = asked
+        event: Event
+        if kind == Blob.HASHES:
+            node.lists.add(name)
+            of = next(v for v in [VersionId(0, 0), *self.versions] if root_of(v) == name)
+            differs = tuple(range(self.blocks)) if node.root != name else ()
+            event = PartsDone(giver.key.public, request, of, differs, size_bytes=size)
+        elif kind == 0 and root_of(label) not in node.lists:
+            event = UnknownLabel(giver.key.public, request, label)
+        else:
+            if kind == 0:
+                node.labels[name] = label
+            event = PartsDone(giver.key.public, request, label, size_bytes=size)
+        self._apply(node, event)
+
+    # ------------------------------------------------------------ jobs, disk, time, news
+
+    def _do_run(self, node: Node, effect: Run) -> None:
+        self.at(node.workers.charge(self.now, self.job_s), self._job_done, node, effect.job)
+
+    def _job_done(self, node: Node, job: Job) -> None:
+        self._apply(node, JobDone(job, *self._work(node, job)))
+
+    def _work(self, node: Node, job: Job) -> tuple[bool, Any]:
+        if job.kind == JobKind.OPEN:
+            return True, Opened(node.root, node.root == b"")
+        if job.kind == JobKind.STAGE:
+            assert job.key is not None
+            header = node.headers[job.key]
+            whole = node.pieces[job.key] == (1 << len(header.piece_bytes)) - 1
+            return whole and header.parent_root == node.root, (0,)
+        version = node.core.state.chunks.version(job.version)
+        if job.kind == JobKind.COMMIT:
+            assert version is not None
+            assert version.manifest is not None
+            if not version.complete or version.manifest.parent_root != node.root:
+                return False, "root"
+            node.root = version.manifest.root
+            node.lists.add(node.root)
+            return True, None
+        for block in range(self.blocks):
+            if node.labels.get(block, VersionId(0, 0)) < job.version and version is not None and version.complete:
+                node.labels[block] = job.version
+        bad = tuple(b for b in range(self.blocks) if node.labels.get(b, VersionId(0, 0)) < job.version)
+        if not bad and set(node.labels.values()) == {job.version}:
+            node.root = root_of(job.version)
+        return not bad, bad
+
+    def _do_persist(self, node: Node, effect: Persist) -> None:
+        def durable() -> None:
+            node.disk[effect.name] = effect.record
+            self._apply(node, Persisted(effect.token))
+
+        self.at(self.now + 0.001, durable)
+
+    def _do_settimer(self, node: Node, effect: SetTimer) -> None:
+        node.timers[effect.name] = effect.at
+        self.at(effect.at, self._timer, node, effect.name, effect.at)
+
+    def _timer(self, node: Node, name: str, at: float) -> None:
+        if node.timers.get(name) == at:
+            self._apply(node, Timer(name))
+
+    def _do_drop(self, node: Node, effect: Drop) -> None:
+        if effect.attempt is not None:
+            node.dropped.add((effect.version, effect.attempt))
+        for key in [k for k in node.headers if (k.epoch, k.version) == effect.version]:
+            if effect.attempt is None or key.attempt == effect.attempt:
+                del node.headers[key], node.pieces[key]
+
+    def _do_commit(self, node: Node, effect: Commit) -> None:
+        node.held_at[effect.version] = self.now
+        self.committed(node, effect.version)
+
+    def _do_announce(self, node: Node, effect: Announce) -> None:
+        """Gossip: to everyone that it is connected to, some time later."""
+        seen = ManifestSeen(effect.manifest)
+        for peer in sorted(node.sessions):
+            other = self.nodes[peer]
+            if isinstance(other.core, Peer):
+                self._carry(node, other, node.sessions[peer], _GOSSIP_AFTER_S, self._apply, other, seen)
+
+    def _do_notify(self, node: Node, effect: Notify) -> None:
+        self.told(node, effect)
+
+
+_NAMES: dict[type, bytes] = {kind: kind.__name__.encode() for kind in (Heard, HeaderStored, PieceStored, SendDone)}
+_DO: dict[type, Callable[[VirtualNetwork, Node, Any], None]] = {
+    kind: getattr(VirtualNetwork, f"_do_{kind.__name__.lower()}")
+    for kind in (
+        Announce, Close, Commit, Dial, Drop, Notify, Persist, Probe, Ready, Run, Send, SendBlob, SendBlock,
+        SendHeader, SendPiece, SetTimer,
+    )
+}  # fmt: skip

@@ -1,0 +1,376 @@
+"""A training run under the virtual clock: the product's ledger and its nodes' workers on the simulated swarm.
+
+What runs is the product's: `Peer` and `Authority`, the ledger's rules, dealer, timetable, book and service, the nodes'
+`NodeWorker` with its follower. What is modelled: the network (`links`), the processors' time, engines that take the
+time of one (`ModelledEngine`), and a trainer that takes a step's groups, computes, and publishes.
+"""
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import trio
+
+from node.engines.base import SamplingParams
+from node.ledger.book import Book
+from node.ledger.facts import Accepted, Discarded, Fact
+from node.ledger.messages import SignedRollout, decode, pack_tokens
+from node.ledger.rules import Ledger
+from node.ledger.service import LedgerService
+from node.ledger.session import Session
+from node.ledger.settings import Settings
+from node.ledger.state import Group, Head
+from node.member.worker import NodeWorker, Pace
+from scenarios.sim.simulator import World
+from scenarios.sim.virtual.broadcast import Broadcast, Star, Swarm
+from scenarios.sim.virtual.compute import Run
+from scenarios.sim.virtual.cpu import Costs
+from scenarios.sim.virtual.engine import STOP, ModelledEngine, nothing
+from scenarios.sim.virtual.links import Link, Paths
+from scenarios.sim.virtual.node import Node, root_of
+from scenarios.sim.virtual.trio_time import VirtualTime, one_order, pass_time
+from swarm.protocol.core.events import Notify, VersionId
+from swarm.protocol.core.tuning import Tuning
+
+__all__ = ["CARRIERS", "Outcome", "Wan", "train"]
+
+CARRIERS: Final = ("swarm", "relayed", "regions", "star")
+"""The delta through the swarm; or the full weights, from the trainer: one copy, which all have in the moment in which
+the trainer has sent it; one to each region; one to each node. Those that send full weights have it easy: no loss, no
+windows, no processor's time."""
+SETTLE_S: Final = 20.0
+"""After joining: the nodes stand in their trees."""
+DURABLE_S: Final = 0.001
+"""A write of the book."""
+FREE_MBIT: Final = 1e6
+LIMIT_STEPS: Final = 100.0
+"""Whoever needs so many times longer for a step than a free network has stopped. Four full copies of 14B at 0.25 Gbit/s
+take 68 times as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wan:
+    """What lies between the trainer and the nodes. `mbit`: every uplink and downlink (None: free, no rate, no delay).
+    `round_trips_s`: from the trainer to each region; two regions are the sum of theirs apart."""
+
+    mbit: float | None
+    round_trips_s: tuple[float, ...] = (0.0,)
+    within_s: float = 0.002
+    loss: float = 0.0
+    congestion: str = "reno"
+
+    @property
+    def regions(self) -> int:
+        return len(self.round_trips_s)
+
+    def paths(self) -> Paths:
+        if self.mbit is None:
+            return Paths(tuple((0.0,) * (self.regions + 1) for _ in range(self.regions + 1)))
+        ways = (0.0, *(seconds / 2 for seconds in self.round_trips_s))
+        one_way = tuple(
+            tuple(0.0 if i == j == 0 else self.within_s / 2 if i == j else ways[i] + ways[j] for j in range(len(ways)))
+            for i in range(len(ways))
+        )
+        return Paths(one_way, congestion=self.congestion)
+
+    def link(self, region: int) -> Link:
+        mbit = self.mbit or FREE_MBIT
+        return Link(mbit, 0.0, mbit, region, 0.0 if self.mbit is None else self.loss)
+
+    def easy(self) -> "Wan":
+        """The same rates and distances, nothing else in the way."""
+        return replace(self, loss=0.0, congestion="")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A step's batch was complete. `drawn`, `wasted`, `busy_s`: totals of all nodes so far."""
+
+    at: float
+    lag: int
+    """Versions that a token was behind the newest sealed one when the trainer got it, at most."""
+    lag_trained: int
+    """Versions that the batch's oldest token is behind the weights that are trained with it."""
+    drawn: int
+    """Tokens."""
+    wasted: int
+    """Of those: cancelled, refused, or accepted and too old when their group was complete."""
+    busy_s: float
+    """Seconds in which engines drew."""
+    told_s: tuple[float, float]
+    """What the nodes told the ledger: seconds in which they generated, and all that they spoke of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run went, over the steps that count."""
+
+    tokens_s: float
+    """Drawn and not wasted. A batch takes what is complete, so over few steps batches are a coarser measure."""
+    wasted: float
+    """Share of the tokens drawn."""
+    useful: float
+    """Share of the nodes' time in which their engines drew."""
+    useful_told: float
+    """The same share as `status` would say it, from what the nodes told the ledger."""
+    step_s: float
+    transfer_s: float
+    """From a version's seal until the last node's replica is that version: mean."""
+    longest_s: float
+    sent_copies: float
+    """Of a version's payload, by the trainer."""
+    worst_lag: int
+    """Behind the newest sealed version when the trainer got the group: what `max_lag` bounds."""
+    worst_lag_trained: int
+    """Behind the weights that were trained with it, which may be newer than the newest sealed version was."""
+    steps: int
+
+
+class _Record(Book):
+    """The ledger's book, which also counts what was accepted in vain."""
+
+    in_vain = 0
+    """Tokens."""
+
+    def write(self, facts: Iterable[Fact]) -> None:
+        facts = list(facts)
+        for fact in facts:
+            if isinstance(fact, Accepted):
+                self._lengths[fact.group, fact.sample] = len(fact.done.rollout.token_ids) // 4
+            elif isinstance(fact, Discarded):
+                self.in_vain += self._lengths[fact.group, fact.sample]
+        super().write(facts)
+
+    def __init__(self) -> None:
+        super().__init__(Path(":memory:"))
+        self._lengths: dict[tuple[bytes, int], int] = {}
+
+
+class _Seat:
+    """A node: its simulated host, its engine, its worker."""
+
+    def __init__(self, world: World, node: Node, run: Run) -> None:
+        self.node = node
+        self.engine = ModelledEngine(
+            run.tokens_s, run.tokens, run.spread, run.stage_s, run.pause_s, node.root, joins=run.joins
+        )
+        pace = Pace(capacity=2 * run.rows, batch=run.rows)
+
+        async def send(body: bytes) -> None:
+            world.send_heavy_work(node, world.swarm, body, _size_bytes(body, run))
+            await trio.lowlevel.checkpoint()
+
+        self.worker = NodeWorker(node.key, self.engine, send, pace)
+
+
+class _Training:
+    def __init__(self, run: Run, wan: Wan, carrier: str, max_lag: int, seed: int) -> None:
+        self.run, self.max_lag = run, max_lag
+        self.free = wan.mbit is None
+        easy = self.free or carrier != "swarm"
+        wan = wan.easy() if easy else wan
+        self.world = World(
+            Tuning.wan(),
+            seed=seed,
+            authority_link=wan.link(0),
+            paths=wan.paths(),
+            job_s=run.job_s,
+            costs=Costs(0.0, 0.0, 0.0, 0.0, 0.0) if easy else Costs(),
+        )
+        for i in range(run.nodes):
+            region = 1 + i % wan.regions
+            self.world.join(wan.link(region), held=self.world.base, region=f"region {region}")
+        self.nodes = self.world.members()
+        self.world.run(self.world.now + SETTLE_S)
+        self.head = self.lag = 0
+        self.sealed_at: dict[VersionId, float] = {}
+        self.held_at: dict[VersionId, list[float]] = {}
+        self.marks: list[Mark] = []
+        self.payload = run.delta_bytes if carrier == "swarm" else run.full_bytes
+        self.broadcast = self._broadcast(carrier, wan.regions)
+        self._chance = random.Random(seed)
+        self._had: bytes | None = None
+        """The group that the trainer got last, and has not said that it has."""
+
+    def _broadcast(self, carrier: str, regions: int) -> Broadcast:
+        world, run = self.world, self.run
+        if carrier == "swarm":
+            # On a free network nothing travels, so it need not be simulated piece by piece.
+            return Swarm(world, 1 << 16 if self.free else run.delta_bytes, run.extract_s, self._arrived)
+        parties = {
+            "relayed": [self.nodes],
+            "regions": [self.nodes[i::regions] for i in range(min(regions, run.nodes))],
+            "star": [[node] for node in self.nodes],
+        }
+        return Star(world, run.full_bytes, parties[carrier], self._arrived)
+
+    # ------------------------------------------------------------ from the simulated swarm
+
+    def _told(self, node: Node, effect: Notify) -> None:
+        what, info = effect.what, effect.info
+        if node is not self.world.authority:
+            if what == "work":
+                self.seats[node.key.public].worker.hear(info["body"])
+        elif what == "work":
+            self.service.hear(info["peer"], info["body"])
+        elif what == "member_joined":
+            self.service.member_up(info["peer"])
+        elif what in ("member_left", "lease_expired"):
+            self.service.member_lost(info["peer"])
+        else:
+            return
+        self.world.halt()
+
+    def _arrived(self, node: Node, version: VersionId) -> None:
+        self.held_at.setdefault(version, []).append(self.world.now)
+        self.seats[node.key.public].worker.update((version.epoch, version.version), root_of(version), nothing())
+        self.world.halt()
+
+    def _seal(self, version: VersionId) -> None:
+        self.head = version.version
+        self.sealed_at[version] = self.world.now
+        self.service.sealed(Head(*version, root_of(version)))
+        self.world.halt()
+
+    # ------------------------------------------------------------ the trainer
+
+    async def run_for(self, steps: int) -> None:
+        """So many steps."""
+        world = self.world
+        ledger = Ledger(
+            Settings(max_lag=self.max_lag, check_share=0.0), Head(0, 0, root_of(VersionId(0, 0))), random.Random(0)
+        )
+        with contextlib.closing(_Record()) as self.book:
+            self.service = LedgerService(ledger, self.book, self._send, off_loop=_durable)
+            for node in self.nodes:
+                self.service.member_up(node.key.public)
+            self.seats = {node.key.public: _Seat(world, node, self.run) for node in self.nodes}
+            world.told = self._told
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.service.run)
+                for seat in self.seats.values():
+                    await nursery.start(seat.worker.run)
+                nursery.start_soon(self._train, steps)
+                usual_s = self.run.tokens / self.run.tokens_s + self.run.train_s + self.run.extract_s
+                limit_s = LIMIT_STEPS * usual_s * steps
+                if not await pass_time(world, lambda: len(self.marks) > steps, limit_s):
+                    raise TimeoutError(f"{len(self.marks)} of {steps + 1} steps in {limit_s:.0f} simulated seconds")
+                nursery.cancel_scope.cancel()
+
+    async def _send(self, peer: bytes, body: bytes) -> None:
+        self.world.send_work(self.world.authority, peer, body)
+        await trio.lowlevel.checkpoint()
+
+    async def _train(self, steps: int) -> None:
+        run = self.run
+        sampling = SamplingParams(round(run.tokens * (1 + run.spread)), stop_tokens=(STOP,))
+        session = self.service.open("run", run.group, sampling, self.max_lag, paced=True)
+        async with trio.open_nursery() as nursery:
+            if self.max_lag:
+                nursery.start_soon(self._offer_for_ever, session)
+            for step in range(steps + 1):
+                if not self.max_lag:
+                    self._offer(session, run.samples // run.group)
+                groups = await self._batch(session)
+                self.marks.append(self._mark(groups, step))
+                await trio.sleep(run.train_s)
+                version = VersionId(0, step + 1)
+                self.service.begun((version.epoch, version.version))
+                seal_s = self.broadcast.publish(version)
+                self.world.at(self.world.now + seal_s, self._seal, version)
+                if not self.max_lag:
+                    await trio.sleep(seal_s + 2 * DURABLE_S)  # nothing is wanted of the old version
+
+    def _offer(self, session: Session, count: int) -> None:
+        for _ in range(count):
+            prompt = pack_tokens(self._chance.choices(range(3, 30_000), k=self.run.prompt_tokens))
+            self.service.offer(session, self._chance.randbytes(16), prompt)
+
+    async def _offer_for_ever(self, session: Session) -> None:
+        """As many prompts as there is room for."""
+        while True:
+            news = session.news
+            self._offer(session, session.allowed - session.offered)
+            await news.wait()
+
+    async def _batch(self, session: Session) -> list[Group]:
+        """A step's groups; what is left over waits for the next. As the trainer's iterator does, it says that it has
+        taken a group when it asks for the next."""
+        groups: list[Group] = []
+        while len(groups) < self.run.samples // self.run.group:
+            news = session.news
+            if self._had is not None:
+                self.service.taken(self._had)
+                self._had = None
+            if not session.groups:
+                await news.wait()
+                continue
+            group = session.groups.popleft()
+            self.lag = max(self.lag, self.head - _oldest(group))
+            self._had = group.id
+            groups.append(group)
+        return groups
+
+    def _mark(self, groups: Iterable[Group], trained: int) -> Mark:
+        seats = self.seats.values()
+        oldest = min(map(_oldest, groups))
+        return Mark(
+            at=trio.current_time(),
+            lag=self.lag,
+            lag_trained=trained - oldest,
+            drawn=sum(seat.engine.drawn for seat in seats),
+            wasted=self.book.in_vain + sum(seat.worker.lost_tokens for seat in seats),
+            busy_s=sum(seat.engine.busy_s for seat in seats),
+            told_s=self._told_s(),
+        )
+
+    def _told_s(self) -> tuple[float, float]:
+        sheets = [node["seconds"] for node in self.service.state()["nodes"].values() if node["seconds"] is not None]
+        return sum(sheet["generate"] for sheet in sheets), sum(sum(sheet.values()) for sheet in sheets)
+
+
+def _oldest(group: Group) -> int:
+    return min(done.oldest[1] for done in group.done.values())
+
+
+def _size_bytes(body: bytes, run: Run) -> int:
+    """Of a node's message, had it all the tokens that are simulated as one (an id and a log-probability each)."""
+    more = 8 * run.tokens * (run.grain - 1) if isinstance(decode(body), SignedRollout) else 0
+    return len(body) + more
+
+
+async def _durable(action: Callable[..., Any], *args: Any) -> Any:
+    await trio.sleep(DURABLE_S)
+    return action(*args)
+
+
+def train(
+    run: Run, wan: Wan, carrier: str = "swarm", *, steps: int = 6, warm: int = 3, max_lag: int = 1, seed: int = 0
+) -> Outcome:
+    """A run of `warm` steps and `steps` that count. Raises `TimeoutError` when it stands still."""
+    training = _Training(run, wan, carrier, max_lag, seed)
+    before = training.broadcast.sent_bytes
+    with one_order(seed):
+        trio.run(training.run_for, warm + steps, clock=VirtualTime(training.world))
+    first, last = training.marks[warm], training.marks[warm + steps]
+    took, drawn, wasted = last.at - first.at, last.drawn - first.drawn, last.wasted - first.wasted
+    counted = [v for v in training.sealed_at if len(training.held_at.get(v, ())) == run.nodes]
+    late = [max(training.held_at[v]) - training.sealed_at[v] for v in counted]
+    return Outcome(
+        tokens_s=run.grain * (drawn - wasted) / took,
+        wasted=wasted / drawn,
+        useful=(last.busy_s - first.busy_s) / (took * run.nodes),
+        useful_told=(last.told_s[0] - first.told_s[0]) / (last.told_s[1] - first.told_s[1]),
+        step_s=took / steps,
+        transfer_s=fmean(late) if late else math.inf,
+        longest_s=max(late, default=math.inf),
+        sent_copies=(training.broadcast.sent_bytes - before) / (len(training.marks) - 1) / training.payload,
+        worst_lag=max(mark.lag for mark in training.marks[warm:]),
+        worst_lag_trained=max(mark.lag_trained for mark in training.marks[warm:]),
+        steps=steps,
+    )

@@ -1,0 +1,254 @@
+"""Who comes in and who goes: joins, greetings, goodbyes; and the trainer's word that somebody must go."""
+
+from collections.abc import Callable
+
+from codec.errors import PeerError
+from swarm.protocol.core.documents import AuthorityTime, Grant, Report, open_capability, open_grant
+from swarm.protocol.core.events import Persist, Persisted, VersionId
+from swarm.protocol.core.wire import Hello, Join, Neighbour, Refused, Succession, Welcome
+from swarm.protocol.membership.enrolment import Enrolment, Enrolments, open_record, record_of
+from swarm.protocol.membership.greeting import share_news
+from swarm.protocol.membership.lease import Lease, LeaseBook
+from swarm.protocol.membership.quota import Fetched
+from swarm.protocol.membership.roster import AUTHORITY
+from swarm.protocol.membership.session import BAN_S, Session
+from swarm.protocol.membership.tickets import BARRED, LATER, REVOKED
+from swarm.protocol.state import State
+from swarm.protocol.topology.replanning import Scheme
+
+__all__ = ["Admission"]
+
+ROSTER_IN_WELCOME = 64 << 10
+"""A roster of up to 400 members is given at the door; of a larger one the trainer would send a megabyte to each."""
+NEIGHBOURS = 8
+
+
+class Admission:
+    """The door."""
+
+    def __init__(
+        self,
+        state: State,
+        book: LeaseBook,
+        enrolled: Enrolments,
+        scheme: Scheme,
+        time: Callable[[float], AuthorityTime],
+        beat: Callable[[float], None],
+    ) -> None:
+        self._state = state
+        self._book = book
+        self._enrolled = enrolled
+        self._scheme = scheme
+        self._time = time
+        self._beat = beat
+        self._awaiting: dict[str, bytes] = {}
+        """Grants on their way to the disk: token -> peer."""
+        self._welcoming: list[bytes] = []
+        """Peers whose grant is durable: they are welcomed with the next plan."""
+        self._fetched = Fetched()
+
+    def restore(self, grants: list[bytes], tickets: list[bytes], bars: list[bytes], now: float) -> None:
+        """Take up the leases of an earlier boot."""
+        self._book.tickets.restore(tickets, bars)
+        opened = [open_record(record) for record in grants]
+        self._book.restore([sealed for sealed, _ in opened], self._time(now))
+        for sealed, enrolment in opened:
+            grant = open_grant(sealed, self._state.swarm)
+            if self._current(grant):
+                self._enrolled[grant.peer] = enrolment
+                self._fetched.resume(grant.peer)
+
+    def _current(self, grant: Grant) -> bool:
+        lease = self._book.leases.get(grant.slot)
+        return lease is not None and lease.grant == grant
+
+    # ------------------------------------------------------------ coming
+
+    def join(self, session: Session, message: Join, now: float) -> None:
+        """Admit, make the grant durable, and only then say welcome. Who asks again sooner than a heartbeat is not
+        heard; who asks again with a lease that is good (our welcome was lost) is welcomed to it."""
+        peer = session.peer
+        if now - session.asked_at < self._state.tuning.heartbeat_s or peer in self._awaiting.values():
+            return
+        session.asked_at = now
+        if session.ready and self._book.slot_of.get(peer) == session.slot:
+            self._welcome(session)
+            return
+        lease = self._admit(message, peer, now)
+        if isinstance(lease, Refused):
+            self._state.send(peer, lease)
+            return
+        enrolment = self._enrolled[peer] = Enrolment(message, session.address)
+        token = f"grant/{lease.grant.slot}/{lease.grant.serial}"
+        self._awaiting[token] = peer
+        self._enrolled.probe(peer, now)
+        # In this order, so that who has a grant on disk is bound to its ticket there too.
+        self._persist_ticket(lease.grant.capability)
+        self._state.emit(Persist(token, f"grant/{lease.grant.slot}", record_of(lease.sealed, enrolment)))
+
+    def _admit(self, message: Join, peer: bytes, now: float) -> Lease | Refused:
+        try:
+            capability = open_capability(message.capability, self._state.swarm)
+        except PeerError:
+            return Refused("capability", "This ticket is not one of this swarm: ask its trainer for one.")
+        if self._state.succession:  # whoever was a member follows; others cannot
+            self._state.send(peer, Succession(self._state.succession))
+            return Refused(LATER, "This swarm has a new key: ask for a new ticket (swarm-node invite).")
+        lease = self._book.admit(capability, peer, self._time(now))
+        return lease if isinstance(lease, Lease) else Refused(lease.code, lease.why)
+
+    def _persist_ticket(self, id_: bytes) -> None:
+        self._state.emit(Persist(f"ticket/{id_.hex()}", f"ticket/{id_.hex()}", self._book.tickets.record(id_)))
+
+    def persisted(self, event: Persisted) -> bool:
+        """A grant is on disk: True when somebody is to be welcomed with the next plan."""
+        peer = self._awaiting.pop(event.token, None)
+        if peer is not None:
+            self._welcoming.append(peer)
+            self._scheme.stale = True
+        return peer is not None
+
+    def welcome_all(self, now: float) -> None:
+        """After a plan: those who stand in it for the first time are told."""
+        welcoming, self._welcoming = self._welcoming, []
+        if welcoming:
+            self._beat(now)
+        for peer in welcoming:
+            slot, session = self._book.slot_of.get(peer), self._state.sessions.get(peer)
+            if slot is not None and session is not None:
+                session.ready, session.slot = True, slot
+                self._welcome(session)
+                self._state.notify("member_joined", peer=peer, slot=slot, name=self._enrolled[peer].join.name)
+
+    def _welcome(self, session: Session) -> None:
+        assert session.slot is not None
+        state, sealed = self._state, self._book.leases[session.slot].sealed
+        whole, neighbours = state.rosters.whole(), ()
+        if len(whole) > ROSTER_IN_WELCOME:
+            whole, neighbours = b"", self._neighbours(session.slot)
+        state.send(session.peer, Welcome(sealed, whole, state.leases.sealed, state.sealed_manifest, neighbours))
+
+    def _neighbours(self, slot: int) -> tuple[Neighbour, ...]:
+        """Those it will hang on, and some backups: they hold the roster, and it is to know them anyway."""
+        roster = self._state.roster
+        if roster is None:
+            return ()
+        near: dict[int, None] = {}
+        for stripe in range(roster.stripes):
+            parent = roster.parent(stripe, slot)
+            if parent is not None and parent != AUTHORITY:
+                near[parent] = None
+        members = [roster.member(s) for s in near]
+        return tuple(Neighbour(m.peer, m.addrs) for m in members if m is not None and m.addrs)[:NEIGHBOURS]
+
+    def hello(self, session: Session, message: Hello, now: float) -> None:
+        """A member comes back, with a grant of this or an earlier boot."""
+        state = self._state
+        grant = open_grant(message.grant, state.swarm) if message.grant else None
+        if grant is not None and grant.peer != session.peer:
+            raise PeerError("grant: of another peer")
+        if grant is None or not self._current(grant):
+            state.send(session.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
+            return
+        session.ready, session.slot = True, grant.slot
+        enrolment = self._enrolled[session.peer]
+        if session.address not in (None, enrolment.seen_at):
+            enrolment.seen_at = session.address
+            self._enrolled.probe(session.peer, now)
+        head = state.held or VersionId(0, 0)
+        beat = state.leases.heartbeat.stamp if state.leases.heartbeat is not None else 0
+        state.send(session.peer, Hello(b"", state.rosters.stamp, beat, head.epoch, head.version))
+        share_news(state, session.peer, message)
+        if state.succession:
+            state.send(session.peer, Succession(state.succession))
+
+    # ------------------------------------------------------------ going
+
+    def freed(self, slot: int, peer: bytes) -> None:
+        """A lease has ended: nothing is kept of its holder, in memory or on disk, but whose ticket it used."""
+        self._scheme.forget(slot)
+        self._enrolled.pop(peer, None)
+        self._fetched.forget(peer)
+        self._state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
+
+    def kick(self, peer: bytes, now: float) -> bool:
+        """End its lease now: it gets nothing more, and may not come in again for a while, which is durable. False when
+        it has none."""
+        slot = self._book.slot_of.get(peer)
+        if slot is None:
+            return False
+        tickets, time = self._book.tickets, self._time(now)
+        tickets.kick(peer, AuthorityTime(time + BAN_S))
+        for other in (*tickets.forgive(time), peer):
+            name = f"kick/{other.hex()}"
+            self._state.emit(Persist(name, name, tickets.kick_record(other)))
+        self._put_out(slot, peer, BARRED, now)
+        return True
+
+    def _put_out(self, slot: int, peer: bytes, why: str, now: float) -> None:
+        self._book.release(slot)
+        self.freed(slot, peer)
+        self._state.send(peer, Refused("ticket", why))
+        self._state.close(peer, "put out")
+        self._state.notify("member_left", peer=peer, slot=slot, why=why)
+        self._beat(now)
+
+    def revoke(self, ticket: bytes, now: float, *, undo: bool = False) -> list[bytes]:
+        """End a ticket, durably, and the leases that it led to; whose those were. `undo`: it is good again."""
+        self._book.tickets.revoke(ticket, undo=undo)
+        self._persist_ticket(ticket)
+        leases = [] if undo else [x for x in self._book.leases.values() if x.grant.capability == ticket]
+        for lease in sorted(leases, key=lambda lease: lease.grant.slot):
+            self._put_out(lease.grant.slot, lease.grant.peer, REVOKED, now)
+        return [lease.grant.peer for lease in leases]
+
+    def bar(self, peer: bytes, now: float, *, undo: bool = False) -> bool:
+        """This peer comes in by no ticket any more, durably; its lease ends. `undo`: it may come in again. True when
+        it was not so before."""
+        changed = self._book.tickets.bar(peer, undo=undo)
+        name = f"bar/{peer.hex()}"
+        self._state.emit(Persist(name, name, self._book.tickets.bar_record(peer)))
+        slot = self._book.slot_of.get(peer)
+        if undo:
+            name = f"kick/{peer.hex()}"
+            self._state.emit(Persist(name, name, b""))
+        elif slot is not None:
+            self._put_out(slot, peer, BARRED, now)
+        return changed
+
+    # ------------------------------------------------------------ quotas
+
+    def said(self, report: Report, now: float) -> None:
+        """What a report says of blocks that were fetched and given."""
+        self._charge(report.peer, self._fetched.own(report.peer, report.fetched_bytes), now)
+        giver = self._book.leases.get(report.slot)
+        for slot, total in report.gave if giver is not None else ():
+            lease = self._book.leases.get(slot)
+            if lease is not None and giver is not None:
+                same = giver.grant.capability == lease.grant.capability
+                side = b"" if same else giver.grant.capability
+                self._charge(
+                    lease.grant.peer, self._fetched.said(report.peer, lease.grant.peer, total, side), now, hearsay=True
+                )
+
+    def gave(self, peer: bytes, size: int, now: float) -> None:
+        """We gave it a block, a list or a file."""
+        if peer in self._book.slot_of:
+            self._charge(peer, self._fetched.gave(peer, size), now)
+
+    def _charge(self, peer: bytes, more: int, now: float, *, hearsay: bool = False) -> None:
+        """On its ticket. Who fetches beyond the quota is put out, and nobody comes in by that ticket any more.
+        `hearsay`: others say so; who is whole by then fetches nothing, whatever they say, and stays."""
+        slot = self._book.slot_of.get(peer)
+        if slot is None or more == 0:
+            return
+        ticket = self._book.leases[slot].grant.capability
+        tickets = self._book.tickets
+        if tickets.fetched(ticket, more):
+            self._persist_ticket(ticket)
+        used = tickets.get(ticket)
+        if used is not None and 0 < used.quota_bytes < used.fetched_bytes:
+            self._persist_ticket(ticket)
+            report = self._book.leases[slot].report
+            if not hearsay or report is None or report.catching_up < 1:
+                self._put_out(slot, peer, used.no_more, now)

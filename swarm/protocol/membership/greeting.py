@@ -1,0 +1,88 @@
+"""What neighbours say to one another without being asked, and of the roster when they are: greetings, news, changes."""
+
+from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.reach import Located, direct
+from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, ManifestNews, RosterNews, RosterStep, WantRoster
+from swarm.protocol.membership.roster import Roster
+from swarm.protocol.membership.session import Session
+from swarm.protocol.state import State
+
+__all__ = ["give_roster", "greet", "let_go", "pass_on", "reach_out", "share_news"]
+
+STEPS_AT_ONCE = 16
+"""Changes of the roster that a greeting is answered with; who lacks more asks for them."""
+
+
+def greet(state: State, peer: bytes) -> None:
+    """Say hello: who we are and how much we have heard."""
+    heartbeat, roster = state.leases.heartbeat, state.roster
+    held = state.held or VersionId(0, 0)
+    state.send(
+        peer,
+        Hello(
+            state.sealed_grant,
+            roster.stamp if roster is not None else 0,
+            heartbeat.stamp if heartbeat is not None else 0,
+            held.epoch,
+            held.version,
+        ),
+    )
+
+
+def share_news(state: State, peer: bytes, hello: Hello) -> None:
+    """Send whoever greeted us what is newer here than there."""
+    if state.rosters.stamp > hello.roster:
+        steps = state.rosters.since(hello.roster)
+        for step in steps if steps is not None and len(steps) <= STEPS_AT_ONCE else [state.rosters.proof]:
+            state.send(peer, RosterStep(step))  # who lacks what it changes will ask
+    if state.leases.heartbeat is not None and state.leases.heartbeat.stamp > hello.heartbeat:
+        state.send(peer, HeartbeatNews(state.leases.sealed))
+    if state.held is not None and state.held > (hello.epoch, hello.version):
+        state.send(peer, ManifestNews(state.sealed_manifest))
+
+
+def reach_out(state: State, slot: int, place: Located, now: float) -> None:
+    """Dial those children of `slot` (ours; we stand at `place`) that cannot dial us: an edge needs one dialable end."""
+    roster = state.roster
+    if roster is None:
+        return
+    for child in sorted({child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}):
+        member = roster.member(child)
+        if member is not None and not direct(member, place):
+            state.sessions.reach(member.peer, direct(place, member), now, state.effects)
+
+
+def pass_on(state: State, roster: Roster) -> None:
+    """A newer roster: the change that led to it goes down two trees, others for each; gaps are asked for."""
+    stripes = {roster.serial % max(1, roster.stripes), (roster.serial + 1) % max(1, roster.stripes)}
+    for child in sorted({peer for k in stripes for peer in state.exchange.children.get(k, {})}):
+        state.send(child, RosterStep(state.rosters.proof))
+
+
+def give_roster(state: State, session: Session, message: WantRoster, now: float) -> None:
+    """Answer with the changes that it lacks, or with all of it: that at most once a heartbeat."""
+    if not session.questions.take(1, now):
+        return
+    steps = state.rosters.since(message.have)
+    if steps is not None:
+        for step in steps:
+            state.send(session.peer, RosterStep(step))
+    elif state.roster is not None and now - session.gave_roster_at >= state.tuning.heartbeat_s:
+        session.gave_roster_at = now
+        state.send(session.peer, RosterNews(state.rosters.whole()))
+
+
+def let_go(state: State, now: float) -> None:
+    """The authority keeps few sessions at any size of swarm: its children, and the last that said something."""
+    surplus = sum(1 for _ in state.sessions) - state.tuning.sessions_kept
+    if surplus <= 0:
+        return
+    children = set(state.children())
+    quiet = [
+        s for s in state.sessions
+        if s.ready and not s.closing and s.peer not in children
+        and now - max(s.heard_at, s.since) > 2 * state.tuning.heartbeat_s
+    ]  # fmt: skip
+    for session in sorted(quiet, key=lambda s: (s.heard_at, s.peer))[:surplus]:
+        state.send(session.peer, Bye(b""))
+        state.close(session.peer, "let go: little to say")

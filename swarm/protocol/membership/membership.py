@@ -1,0 +1,471 @@
+"""A member among members: joining, saying hello, hanging on the right parents, renewing the lease.
+
+Everything here follows from three signed documents: our grant, the newest roster, the newest heartbeat. A parent that
+dies or falls silent is replaced at once by a backup that the roster implies; the authority hears of it in our next
+report and plans anew at leisure.
+"""
+
+from collections.abc import Mapping
+from itertools import chain, islice
+
+from msgspec.structs import replace
+
+from codec.errors import PeerError
+from swarm.protocol.core.documents import Link, open_grant, open_heartbeat
+from swarm.protocol.core.reach import is_circuit, joins, to_dial
+from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, Join, Neighbour, Reports, WantRoster, Welcome
+from swarm.protocol.membership.greeting import greet, pass_on, reach_out, share_news
+from swarm.protocol.membership.lease import Standing
+from swarm.protocol.membership.renewals import Renewals
+from swarm.protocol.membership.roster import AUTHORITY, Member, Roster, open_change
+from swarm.protocol.membership.session import Session
+from swarm.protocol.state import State
+
+__all__ = ["Membership", "reach_out"]
+
+DOUBT_S = 0.5
+"""Of whom nothing came for so long, while a version is on its way, is asked whether it is there: a parent, or whoever
+was asked for a chunk. It has as long again to answer, or four round trips. A loop that is busy, or a full uplink,
+takes less."""
+BACKUPS_TRIED = 64
+"""Of a large roster: where so many cannot be had it is we who are cut off."""
+
+
+class Membership:
+    """Our place in the swarm."""
+
+    def __init__(self, state: State, join: Join, authority: tuple[str, ...]) -> None:
+        self._state = state
+        self._join = join
+        self._authority = authority
+        self.renewals = Renewals(state)
+        state.exchange.gives = join.up_mbit > 0
+        self._backup: dict[int, bytes] = {}
+        """Whom we hang on in place of the planned parent, by stripe."""
+        self._lost: dict[int, float] = {}
+        """Slots of parents that we lost, and when. Of no concern once they greet us again, or are another's."""
+        self._admitted_at = 0.0
+        self._neighbours: tuple[Neighbour, ...] = ()
+        """Who has the roster, as long as we have none."""
+        self._next_appeal = 0.0
+        """Not before then do we turn to the authority again by ourselves."""
+        self._rest_until = 0.0
+        """Let go by the authority: not before then do we come back for work."""
+        self._turn_at: float | None = None
+        """When we turn to the authority, of whom we hear nothing, or who does not hear of us."""
+        self._distrusts = False
+        """A heartbeat was passed over, of a boot that lies too far ahead."""
+        self.leaving = False
+
+    # ------------------------------------------------------------ sessions
+
+    def listening(self, addrs: tuple[str, ...]) -> None:
+        """Where we can be dialed, as far as our own machine knows; what was announced on purpose stands."""
+        if all(is_circuit(address) for address in self._join.addrs):
+            self._join = replace(self._join, addrs=(addrs + self._join.addrs)[:16])
+
+    def up(self, session: Session, now: float) -> None:
+        """A session is open: ask to join, or say hello."""
+        if self._state.grant is not None:
+            greet(self._state, session.peer)
+        elif session.peer == self._state.swarm:
+            self._ask_to_join(now)
+
+    def _ask_to_join(self, now: float) -> None:
+        self._next_appeal = now + self._state.tuning.hello_deadline_s
+        self._state.send(self._state.swarm, self._join)
+
+    def hello(self, session: Session, message: Hello, now: float) -> None:
+        """`PeerError` when its grant is not one. One that is over is no crime: its holder was asleep."""
+        state = self._state
+        if session.peer != state.swarm:
+            grant = open_grant(message.grant, state.swarm)
+            if grant.peer != session.peer:
+                raise PeerError("grant: of another peer")
+            session.slot, session.issued = grant.slot, grant.issued
+            if self._is_over(session, now):
+                state.close(session.peer, "its lease is over")
+                return
+            self._lost.pop(grant.slot, None)
+        session.ready = True
+        state.sessions.ping(session, now, state.effects)
+        session.roster = max(session.roster, message.roster)
+        if (
+            heartbeat := state.leases.heartbeat
+        ) is not None:  # what a greeting names is a claim: never beyond the signed
+            state.rosters.hear_of(min(message.roster, heartbeat.boot << 32 | heartbeat.roster), now)
+        share_news(state, session.peer, message)
+        self.rewire(now)
+
+    def welcome(self, session: Session, message: Welcome, now: float) -> None:
+        """We are in."""
+        state = self._state
+        if session.peer != state.swarm:
+            raise PeerError("welcome: not from the authority")
+        grant = open_grant(message.grant, state.swarm)
+        if grant.peer != state.key.public:
+            raise PeerError("welcome: a grant for somebody else")
+        state.grant, state.sealed_grant = grant, message.grant
+        self.renewals.begin()
+        session.ready = True
+        state.sessions.ping(session, now, state.effects)
+        self._admitted_at = now
+        self._neighbours = message.neighbours
+        for other in state.sessions:  # those who came before we had anything to show
+            if other.peer != state.swarm:
+                greet(state, other.peer)
+        self.heartbeat(message.heartbeat, now)
+        if message.roster:
+            self.roster(message.roster, now)
+        state.notify("joined", slot=grant.slot, serial=grant.serial)
+
+    def refused(self, code: str, why: str, now: float) -> None:
+        """The authority says no: tell the face, and do not ask again at once. A grant that it does not know is void."""
+        if code == "unknown":
+            self._state.grant, self._state.sealed_grant = None, b""
+            self._next_appeal = now
+        else:
+            self._next_appeal = now + 16 * self._state.tuning.dial_retry_s
+        self._state.notify("refused", code=code, why=why)
+
+    def lost(self, peer: bytes, session: Session | None, now: float) -> None:
+        """A session ended: its stripes need another parent."""
+        state = self._state
+        stripes = state.exchange.lost_parent(peer)
+        state.exchange.detached(peer, None, state.effects)
+        if session is not None and session.slot is not None and stripes:
+            self._lost[session.slot] = now
+        for stripe in [s for s, backup in self._backup.items() if backup == peer]:
+            del self._backup[stripe]
+        if not self.leaving:
+            self.rewire(now)
+
+    # ------------------------------------------------------------ documents
+
+    def heartbeat(self, sealed: bytes, now: float) -> bool:
+        """Take a heartbeat in, pass it on, answer it with a report. True when it was news."""
+        state, before = self._state, self._state.leases.heartbeat
+        if not state.leases.hear(sealed, state.swarm, now, state.latest_boot(now)):
+            self._mind_boot(sealed, now)
+            return False
+        for child in state.children():
+            state.send(child, HeartbeatNews(sealed))
+        heartbeat = state.leases.heartbeat
+        if heartbeat is not None:
+            state.rosters.hear_of(heartbeat.boot << 32 | heartbeat.roster, now)
+        restarted = before is not None and heartbeat is not None and heartbeat.boot > before.boot
+        if restarted and state.sessions.ready(state.swarm):
+            # The authority that we have a session with may be the one that was replaced: this is how it hears of it.
+            state.send(state.swarm, HeartbeatNews(sealed))
+        if heartbeat is not None and state.grant is not None:
+            self.report(now, turn=heartbeat.serial)
+            self._drop_the_dead(now)
+        return True
+
+    def _mind_boot(self, sealed: bytes, now: float) -> None:
+        """Tell the face, once, where the authority's clock and ours are so far apart that its word is passed over."""
+        if (
+            not self._distrusts
+            and sealed
+            and open_heartbeat(sealed, self._state.swarm).boot > self._state.latest_boot(now)
+        ):
+            self._distrusts = True
+            self._state.notify("clocks_apart")
+
+    def roster(self, data: bytes, now: float) -> None:
+        """Take a whole roster in."""
+        before = self._state.roster
+        if self._state.rosters.take_whole(data, self._state.latest_boot(now)):
+            self._new_roster(before, now)
+
+    def roster_step(self, session: Session, change: bytes, now: float) -> None:
+        """Take a change in; where it is of a roster that we lack, that one is asked for."""
+        before = self._state.roster
+        session.roster = max(session.roster, open_change(change, self._state.swarm).stamp)
+        if self._state.rosters.take_step(change, now, self._state.latest_boot(now)):
+            self._new_roster(before, now)
+        else:
+            self._mind_roster(now)
+
+    def _new_roster(self, before: Roster | None, now: float) -> None:
+        """Pass the change on, move to the parents that it gives us."""
+        state, roster = self._state, self._state.roster
+        assert roster is not None
+        self._neighbours = ()
+        for slot in list(self._lost):
+            was = before.member(slot) if before is not None else None
+            if was is None or (holder := roster.member(slot)) is None or holder.peer != was.peer:
+                del self._lost[slot]
+        self.renewals.new_roster(roster)
+        state.sessions.keep({state.swarm, *(m.peer for m in roster.members)})
+        pass_on(state, roster)
+        self._backup.clear()
+        self.rewire(now)
+
+    def _mind_roster(self, now: float) -> None:
+        """Ask for the roster that we lack; without any, reach for those who are said to have it."""
+        state = self._state
+        for neighbour in self._neighbours[:3] if state.roster is None else ():
+            state.sessions.reach(neighbour.peer, neighbour.addrs, now, state.effects)
+        head = any(edge.peer == state.swarm for edge in state.exchange.parents.values())
+        peer = state.rosters.whom_to_ask(state.sessions, state.swarm, now, admitted_at=self._admitted_at, head=head)
+        if peer is not None and (session := state.sessions.get(peer)) is not None:
+            session.wanted_roster_at = now
+            state.send(peer, WantRoster(state.rosters.stamp))
+
+    def _drop_the_dead(self, now: float) -> None:
+        """Past hard expiry a peer gets no content."""
+        state = self._state
+        for session in state.sessions:
+            if session.slot is not None and session.ready and self._is_over(session, now):
+                state.close(session.peer, "its lease is over")
+
+    def _is_over(self, session: Session, now: float) -> bool:
+        """The lease that this member showed has expired, or its slot is another's by now.
+
+        Of a grant younger than the newest heartbeat we cannot know better: it has no bit in it yet.
+        """
+        state = self._state
+        heartbeat, roster = state.leases.heartbeat, state.roster
+        if session.slot is None or heartbeat is None or session.issued >= heartbeat.time:
+            return False
+        if state.leases.standing(session.slot, now) is Standing.DEAD:
+            return True
+        holder = roster.member(session.slot) if roster is not None else None
+        current = roster is not None and (roster.boot, roster.serial) >= (heartbeat.boot, heartbeat.roster)
+        return current and (holder is None or holder.peer != session.peer)
+
+    # ------------------------------------------------------------ the trees
+
+    def rewire(self, now: float) -> None:
+        """Hang on the right parent in each stripe: the planned one, or while it cannot be had the best backup."""
+        state = self._state
+        roster, grant = state.roster, state.grant
+        if self.leaving or roster is None or grant is None or roster.index_of(grant.slot) is None:
+            return
+        for stripe in range(roster.stripes):
+            self._rewire_stripe(roster, stripe, grant.slot, now)
+        if (me := roster.member(grant.slot)) is not None:
+            reach_out(state, grant.slot, me, now)
+
+    def _rewire_stripe(self, roster: Roster, stripe: int, slot: int, now: float) -> None:
+        state = self._state
+        planned = roster.parent(stripe, slot)
+        if planned is None:
+            return
+        parent = state.peer_of(planned)
+        if planned == AUTHORITY or self._usable(roster, planned, now):
+            self._backup.pop(stripe, None)
+        else:
+            parent = self._backup.get(stripe)
+            if parent is None:
+                parent = self._backup[stripe] = self._choose_backup(roster, stripe, slot, now)
+        if parent is None:
+            return
+        edge = state.exchange.parents.get(stripe)
+        if self._reach(roster, parent, now) and state.sessions.ready(parent) and (edge is None or edge.peer != parent):
+            heir = planned != AUTHORITY and parent != state.peer_of(planned)
+            state.exchange.attach_to(stripe, parent, state.floor, now, state.effects, heir=heir)
+
+    def _usable(self, roster: Roster, slot: int, now: float) -> bool:
+        """It lives, we have not lost it, and there is a session with it or a way to have one."""
+        state = self._state
+        member, me = roster.member(slot), roster.member_of(state.key.public)
+        if member is None or slot in self._lost or state.sessions.failing(member.peer, now):
+            return False
+        # A backup does not know that we want it, so waiting to be dialed by it would be in vain.
+        if state.sessions.get(member.peer) is None and (me is None or not self._comes(roster, slot, me)):
+            return False
+        return state.leases.standing(slot, now) is not Standing.DEAD
+
+    @staticmethod
+    def _comes(roster: Roster, slot: int, me: Member) -> bool:
+        """We can dial the holder of `slot`, or it is to dial us: it finds us among its children."""
+        member = roster.member(slot)
+        if member is None:
+            return False
+        planned = any(roster.parent(k, me.slot) == slot for k in range(roster.stripes))
+        return bool(to_dial(me, member)) or (planned and joins(me, member))
+
+    def _choose_backup(self, roster: Roster, stripe: int, slot: int, now: float) -> bytes:
+        """The first backup that can be had; one that we are connected to already goes first. At last the authority."""
+        near = [s.slot for s in self._state.sessions if s.ready and s.slot is not None]
+        anyone = islice(roster.each_backup(stripe, slot), BACKUPS_TRIED)
+        for backup in chain(roster.each_backup(stripe, slot, among=near), anyone):
+            peer = self._state.peer_of(backup)
+            if peer is not None and self._usable(roster, backup, now) and self._has_uplink(roster, backup):
+                return peer
+        return self._state.swarm
+
+    @staticmethod
+    def _has_uplink(roster: Roster, slot: int) -> bool:
+        """It passes on what it gets: none of those who give nothing, or nothing more today."""
+        member = roster.member(slot)
+        return member is not None and member.up_mbit > 0
+
+    def _reach(self, roster: Roster, peer: bytes, now: float) -> bool:
+        """A session with `peer`, dialing it when the edge is ours to dial."""
+        state = self._state
+        if peer == state.swarm:
+            return state.sessions.reach(peer, roster.authority or self._authority, now, state.effects)
+        member, me = roster.member_of(peer), roster.member_of(state.key.public)
+        if member is None or me is None:
+            return state.sessions.get(peer) is not None
+        return state.sessions.reach(peer, to_dial(me, member), now, state.effects)
+
+    # ------------------------------------------------------------ reports
+
+    def report(
+        self, now: float, turn: int | None = None, *, leaving: bool = False, links: tuple[Link, ...] = ()
+    ) -> bytes:
+        """Say how we stand, and which parents we lost lately."""
+        soft_ttl_s = self._state.tuning.soft_ttl_s
+        recent = tuple(sorted(s for s, at in self._lost.items() if now - at < soft_ttl_s))
+        return self.renewals.report(now, turn=turn, leaving=leaving, lost=recent[:16], links=links)
+
+    def budget(self, saving: bool, spent: bool, now: float) -> None:
+        """What we may send today is as good as used up (or not any more): say so at once, so that the plan reckons with
+        it; when all of it is, give nobody anything."""
+        state = self._state
+        if self.renewals.saving != saving:
+            self.renewals.saving = saving
+            self.report(now)
+            state.notify("budget", saving=saving)
+        if state.exchange.gives == spent and self._join.up_mbit > 0:
+            state.exchange.give(not spent, now, state.effects)
+
+    # ------------------------------------------------------------ time
+
+    def tick(self, now: float, asked: Mapping[bytes, float] | None = None) -> list[bytes]:
+        """`asked`: of whom we want chunks beside our parents, and since when. Who of all these does not answer."""
+        state = self._state
+        if self.leaving:
+            return []
+        if state.grant is None and now >= self._next_appeal:
+            if state.sessions.reach(state.swarm, self._authority, now, state.effects):
+                self._ask_to_join(now)
+            return []
+        for slot in [s for s, at in self._lost.items() if now - at > state.tuning.soft_ttl_s]:
+            del self._lost[slot]
+        self._mind_roster(now)
+        self._find_silent(now)
+        stuck = self._find_stuck(now, asked or {})
+        self.rewire(now)
+        if self.renewals.account.engine and now >= self._rest_until:  # work comes from the authority itself
+            state.sessions.reach(state.swarm, self._authority, now, state.effects)
+        self.renewals.tick(now)
+        self._mind_own_lease(now)
+        return stuck
+
+    def is_lost(self, slot: int | None) -> bool:
+        """It was a parent or source of ours that is gone, or does not answer."""
+        return slot in self._lost
+
+    def answered(self, session: Session, now: float) -> None:
+        """It is there after all."""
+        if session.slot in self._lost:
+            del self._lost[session.slot]
+            self.rewire(now)
+
+    def _expects(self, now: float) -> bool:
+        """Something is on its way to us: we know of what we lack, or some stripe flows. (A trainer may pause.)"""
+        state = self._state
+        begun = [v for v in state.chunks.versions.values() if v.id > state.floor and not v.complete]
+        known = any(v.manifest is not None or v.whole_chunks < len(v.chunks) for v in begun)
+        newest = max(state.exchange.progress_at.values(), default=float("-inf"))
+        return known or (bool(begun) and now - newest < 2 * DOUBT_S)
+
+    def _find_stuck(self, now: float, asked: Mapping[bytes, float]) -> list[bytes]:
+        """A parent that brings nothing, and does not answer, is replaced until it does, and so is whom we asked for a
+        chunk. (A closed connection says so by itself; a frozen process, or a cut cable, does not.)"""
+        state, stuck = self._state, list[bytes]()
+        if not self._expects(now):
+            return stuck
+        came = dict(asked)
+        for stripe, edge in state.exchange.parents.items():
+            came[edge.peer] = max(came.get(edge.peer, 0.0), state.exchange.progress_at.get(stripe, 0.0))
+        for peer, at in sorted(came.items()):
+            session = state.sessions.get(peer)
+            if session is None or session.slot is None or session.slot in self._lost:
+                continue
+            heard_at = max(at, session.heard_at)
+            if session.pinged_at <= heard_at:
+                if now - heard_at > DOUBT_S:
+                    state.sessions.ping(session, now, state.effects)
+            elif now - session.pinged_at > max(DOUBT_S, 4 * session.rtt_s):
+                self._lost[session.slot] = now
+                state.notify("stuck", peer=peer, slot=session.slot)
+                stuck.append(peer)
+        return stuck
+
+    def _find_silent(self, now: float) -> None:
+        """A parent that says nothing for three heartbeats while others do has stopped: the library will not tell."""
+        state = self._state
+        limit = 3 * state.tuning.heartbeat_s
+        if now - state.leases.heard_at > limit:
+            return  # the authority itself is silent: nobody has anything to say
+        hung_at: dict[bytes, float] = {}
+        for edge in state.exchange.parents.values():
+            hung_at[edge.peer] = min(edge.since, hung_at.get(edge.peer, edge.since))
+        for peer in sorted(hung_at):
+            session = state.sessions.get(peer)
+            # A backup had nothing to say until we hung on it: its silence counts from then on.
+            if session is not None and now - max(session.heard_at, hung_at[peer]) > limit:
+                if session.slot is not None:
+                    self._lost[session.slot] = now
+                state.close(peer, "silent for three heartbeats")
+
+    def let_go(self, now: float) -> None:
+        """The authority keeps few sessions: come back when there is something to say."""
+        rest_s = self._state.tuning.rest_beats * self._state.tuning.heartbeat_s
+        self._rest_until = now + rest_s * self._state.rng.uniform(0.5, 1.5)
+
+    def come_back(self) -> None:
+        """There is something to say to the authority, who let us go: no more rest."""
+        self._rest_until = 0.0
+
+    def _mind_own_lease(self, now: float) -> None:
+        """Not fresh in the newest heartbeat: the reports do not arrive, so talk to the authority directly.
+
+        When no heartbeat comes it is the authority that is gone, or restarted: those that hang on it look at once, and
+        what they hear flows down the trees. In either case the others wait their turn, so that thousands that lost one
+        head, or the trainer, do not come together.
+        """
+        state = self._state
+        grant = state.grant
+        if grant is None or state.leases.heartbeat is None:
+            return
+        late = now - state.leases.heard_at > 2 * state.tuning.heartbeat_s
+        if not late and state.leases.standing(grant.slot, now) is Standing.FRESH:
+            self._turn_at = None
+        elif self._is_turn(now, late=late):
+            state.sessions.reach(state.swarm, self._authority, now, state.effects)
+            if not late and state.sessions.ready(state.swarm) and now >= self._next_appeal:
+                self._next_appeal = now + state.tuning.heartbeat_s
+                sealed = self.report(now)
+                state.send(state.swarm, Reports(0, (sealed,)))
+
+    def _is_turn(self, now: float, *, late: bool) -> bool:
+        """Of the members that hear nothing (`late`), or of whom nothing is heard, whether it is our turn to look for
+        the authority. Who is not heard must not wait until its lease is over."""
+        state, roster, grant = self._state, self._state.roster, self._state.grant
+        assert grant is not None
+        if roster is None or any(roster.parent(k, grant.slot) == AUTHORITY for k in range(roster.stripes)):
+            return True
+        if not late and state.sessions.ready(state.swarm):
+            return True
+        if self._turn_at is None:
+            tuning = state.tuning
+            wait_s = len(roster.members) / tuning.returns_s
+            most_s = (tuning.hard_ttl_s - tuning.soft_ttl_s) / 3
+            wait_s = wait_s + 2 * tuning.heartbeat_s if late else min(wait_s, most_s)
+            self._turn_at = now + state.rng.uniform(0.0, wait_s)
+        return now >= self._turn_at
+
+    def leave(self, now: float) -> None:
+        """Release the lease: tell the authority and everybody we are connected to."""
+        self.leaving = True
+        sealed = self.report(now, leaving=True)
+        for session in self._state.sessions:
+            if session.ready and sealed:
+                self._state.send(session.peer, Bye(sealed))

@@ -1,0 +1,204 @@
+"""Trees grown from seats: a plan from nothing. See `seats` for who may feed how many, `planner` for small changes."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from swarm.protocol.core.reach import is_circuit, scope
+from swarm.protocol.membership.roster import AUTHORITY, Member
+from swarm.protocol.topology.child_slots import BORDER_SEATS, RegionSeats, Supply, region_seats
+
+__all__ = ["Spot", "grow", "parents_of", "spot_of"]
+
+KEPT_SEATS = 2
+"""Who feeds across a border keeps so many seats for its own region: it comes first there."""
+LOOK_AHEAD = 64
+"""How many givers are looked at for one that a node behind NAT can have an edge with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A member as the planner sees it."""
+
+    slot: int
+    region: str
+    uplink: float
+    """Mbit/s to give; 0: a leaf everywhere."""
+    scope: int
+    reachable: int
+    """The widest scope of its direct addresses; -1: it has none."""
+
+    def joins(self, other: "Spot") -> bool:
+        """One of the two can dial the other; as `reach.joins`."""
+        return other.reachable >= self.scope or self.reachable >= other.scope
+
+
+def spot_of(member: Member) -> Spot:
+    """What the planner needs of a member."""
+    reachable = max((int(scope(a)) for a in member.addrs if not is_circuit(a)), default=-1)
+    return Spot(member.slot, member.region, 0.0 if member.leaf else member.up_mbit, member.scope, reachable)
+
+
+def grow(who: Mapping[int, Spot], stripes: int, home: str = "") -> list[dict[int, int]]:
+    """By stripe: the parent of each slot; `who` in order of slots. `home`: the trainer's region, in which heads stand
+    where they can.
+
+    Deterministic: depends on nothing but the members. When nobody has uplink to give, all hang on the authority.
+    """
+    regions: dict[str, list[Spot]] = {}
+    for spot in who.values():
+        regions.setdefault(spot.region, []).append(spot)
+    if not any(spot.uplink > 0 for spot in who.values()):
+        return [dict.fromkeys(who, AUTHORITY) for _ in range(stripes)]
+    widest = max(spot.scope for spot in who.values())
+    closed = frozenset(slot for slot, spot in who.items() if spot.reachable < widest)
+    supplies = {
+        name: Supply(
+            len(inside),
+            {s.slot: s.uplink for s in inside if s.uplink > 0},
+            closed.intersection(s.slot for s in inside),
+        )
+        for name, inside in sorted(regions.items())
+    }
+    seats = region_seats(supplies, stripes, home)
+    return [_Tree(who, seats, closed, stripe, home).grow() for stripe in range(stripes)]
+
+
+class _Tree:
+    """One stripe while it grows: breadth first, those with most seats highest, so that it is flat."""
+
+    def __init__(
+        self,
+        who: Mapping[int, Spot],
+        seats: Mapping[str, RegionSeats],
+        closed: frozenset[int],
+        stripe: int,
+        home: str,
+    ) -> None:
+        self._who = who
+        self._closed = closed
+        self._home = home
+        self._stripe = stripe
+        self._room = {slot: n for region in seats.values() for slot, n in region.by_slot[stripe].items() if n > 0}
+        self._inside = sorted(self._room, key=lambda s: (-self._room[s], s))
+        self._cross = {name: region.cross[stripe] for name, region in seats.items()}
+        self._entries = {name: region.entries[stripe] > 0 for name, region in seats.items()}
+        self._local = {name: region.local[stripe] for name, region in seats.items()}
+        self._givers: dict[str, tuple[deque[int], deque[int]]] = {name: (deque(), deque()) for name in seats}
+        """By region, in order of placing: those that everyone can dial, and the others."""
+        self._entered: set[str] = set()
+        self._order: dict[int, int] = {}
+        self.parent: dict[int, int] = {}
+
+    def grow(self) -> dict[int, int]:
+        root = self._root()
+        self._place(root, AUTHORITY)
+        waiting = self._hang_inside([slot for slot in self._inside if slot != root])
+        leaves = [slot for slot in self._who if slot not in self._room and slot != root]
+        turn = self._stripe * len(leaves) // 8 % len(leaves) if leaves else 0
+        # Leaves behind NAT choose first: of the givers with room they need one that they can have an edge with.
+        for slot in waiting + sorted(leaves[turn:] + leaves[:turn], key=lambda s: s not in self._closed):
+            if not self._hang(slot):
+                self._place(slot, self._anyone(slot))
+        return self.parent
+
+    def _root(self) -> int:
+        """Who hangs on the trainer: it must be able to feed the other regions, and stands near if anyone there can."""
+        if not self._inside:  # a swarm of one
+            return max(self._who.values(), key=lambda s: (s.uplink, -s.slot)).slot
+
+        def rank(slot: int) -> tuple[bool, bool, int, bool, int, int]:
+            region = self._who[slot].region
+            feeds_all = len(self._givers) == 1 or self._cross[region] > 0
+            open_ = slot not in self._closed
+            return feeds_all, region == self._home, self._cross[region], open_, self._room[slot], -slot
+
+        return max(self._inside, key=rank)
+
+    def _place(self, slot: int, parent: int) -> None:
+        self.parent[slot] = parent
+        self._order[slot] = len(self._order)
+        region = self._who[slot].region
+        enters = region not in self._entered
+        self._entered.add(region)
+        if parent != AUTHORITY:
+            near = self._who[parent].region == region
+            heavy = enters and self._entries[self._who[parent].region]
+            self._room[parent] -= min(BORDER_SEATS, self._room[parent]) if heavy else 1
+            ledger = self._local if near else self._cross
+            ledger[self._who[parent].region] -= 1
+        if self._room.get(slot, 0) > 0:
+            self._givers[region][slot in self._closed].append(slot)
+
+    def _hang_inside(self, waiting: list[int]) -> list[int]:
+        """Hang the interior nodes: enter every region that can be entered, hang all that can be had inside those, and
+        again. Who could not be hung is returned."""
+        while waiting:
+            left = self._enter(waiting, BORDER_SEATS + KEPT_SEATS)
+            left = [slot for slot in left if not self._hang_near(slot)]
+            if len(left) == len(waiting):
+                left = self._enter(waiting, 1)
+            if len(left) == len(waiting):
+                break
+            waiting = left
+        return waiting
+
+    def _enter(self, waiting: list[int], seats: int) -> list[int]:
+        """Hang one of each region that is not entered yet across a border, under who has so many seats. Those that may
+        feed others first."""
+        left = list(waiting)
+        for slot in sorted(waiting, key=lambda s: self._cross[self._who[s].region] <= 0):
+            if self._who[slot].region not in self._entered and self._hang_across(slot, seats):
+                left.remove(slot)
+        return left
+
+    def _hang(self, slot: int) -> bool:
+        return self._hang_near(slot) or self._hang_across(slot, 1)
+
+    def _hang_near(self, slot: int) -> bool:
+        spot = self._who[slot]
+        if spot.region not in self._entered or self._local[spot.region] <= 0:
+            return False
+        giver = self._first(spot, spot.region, 1)
+        if giver is not None:
+            self._place(slot, giver)
+        return giver is not None
+
+    def _hang_across(self, slot: int, seats: int) -> bool:
+        """Under the highest giver of another region that may feed across; where a region was entered already, only once
+        its own seats are used up."""
+        spot = self._who[slot]
+        if spot.region in self._entered and self._local[spot.region] > 0:
+            return False
+        found = [g for name in self._givers if self._cross[name] > 0 and name != spot.region
+                 if (g := self._first(spot, name, seats)) is not None]  # fmt: skip
+        if found:
+            self._place(slot, min(found, key=lambda g: self._order[g]))
+        return bool(found)
+
+    def _first(self, spot: Spot, region: str, seats: int) -> int | None:
+        """The first giver of a region with so much room that it can have an edge with. Who can be dialed takes the
+        seats that only such may have first."""
+        open_, closed = self._givers[region]
+        for givers in (open_, closed) if spot.slot in self._closed else (closed, open_):
+            while givers and self._room[givers[0]] <= 0:
+                givers.popleft()
+            for giver in islice(givers, LOOK_AHEAD):
+                if self._room[giver] >= seats and self._who[giver].joins(spot):
+                    return giver
+        return None
+
+    def _anyone(self, slot: int) -> int:
+        """No rule can be kept: of those that are fed already and can have an edge with it, whoever has most room."""
+        spot = self._who[slot]
+        fed = [g for g in self._order if self._who[g].uplink > 0]
+        return min(
+            fed,
+            key=lambda g: (not self._who[g].joins(spot), -self._room.get(g, 0) / self._who[g].uplink, g),
+        )
+
+
+def parents_of(trees: Sequence[Mapping[int, int]], slots: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """As a roster has them: by stripe, in the order of `slots`."""
+    return tuple(tuple(tree[slot] for slot in slots) for tree in trees)

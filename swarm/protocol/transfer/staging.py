@@ -1,0 +1,241 @@
+"""A version's way from its first piece to the replica: verified early, written late.
+
+Chunks are decoded into scratch as they become whole (STAGE), provided that their parent root is the replica's. When the
+manifest and all of its chunks are there, one COMMIT compares roots, makes the seal durable and scatters the bits.
+Versions are taken strictly in the order in which their parents chain.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from codec import Manifest, open_manifest
+from swarm.protocol.core.events import (
+    Announce,
+    Commit,
+    HeaderStored,
+    Job,
+    JobDone,
+    JobKind,
+    PieceStored,
+    Run,
+    VersionId,
+)
+from swarm.protocol.core.wire import ManifestNews, WantManifest
+from swarm.protocol.state import State
+from swarm.protocol.transfer.chunks import Version
+from swarm.protocol.transfer.exchange import HEADER
+from swarm.protocol.transfer.load_shedding import Relief
+from swarm.protocol.transfer.pull import Pulls
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Takes in headers, pieces and manifests; stages and commits."""
+
+    def __init__(
+        self, state: State, pulls: Pulls, relief: Relief, *, relay_only: bool, repair: Callable[[float], None]
+    ) -> None:
+        self._state = state
+        self._pulls = pulls
+        self._relief = relief
+        state.exchange.owed = relief.owed_bytes
+        self._relay_only = relay_only
+        self._repair = repair
+        self._running: set[Job] = set()
+        self._asked: dict[VersionId, float] = {}
+        """Manifests asked for, and when each may be asked for again."""
+        self._since: dict[VersionId, float] = {}
+        """And since when we have lacked each."""
+        self.stopped = False
+        """The authority's key sealed two different roots for one version: nothing that it says is believed any more."""
+
+    # ------------------------------------------------------------ what arrives
+
+    def header(self, event: HeaderStored, now: float) -> None:
+        state = self._state
+        state.exchange.arrived(event.peer, event.stripe, event.header_bytes, now, state.effects)
+        if VersionId(event.key.epoch, event.key.version) <= state.floor:
+            return
+        if not self._believes_stripe(event):
+            event = replace(event, stripe=None)
+        known = state.chunks.find(event.key)
+        unplaced = known is not None and known.stripe is None
+        taken = state.chunks.header(event, now, state.effects)
+        if taken is None:
+            return
+        chunk, news = taken
+        if news:
+            state.exchange.moved(chunk.stripe, now)
+        if news or (unplaced and chunk.stripe is not None):
+            state.exchange.push(chunk, HEADER, event.peer, now, state.effects)
+            self._relief.owes(chunk, now, state.effects)
+        for index in chunk.held() if unplaced and chunk.stripe is not None else ():
+            state.exchange.push(chunk, index, event.peer, now, state.effects)
+
+    def _believes_stripe(self, event: HeaderStored) -> bool:
+        """Whether to believe a frame, which nobody signs, that its chunk belongs to this stripe: of our parent there,
+        of a peer that we asked for the chunk, and of our own disk."""
+        if event.stripe is None or event.peer is None:
+            return True
+        roster = self._state.roster
+        if roster is None or event.stripe >= roster.stripes:
+            return False
+        return (
+            self._state.exchange.parent(event.stripe) == event.peer
+            or self._pulls.asked_of(event.peer, event.key)
+            or self._relief.asked_of(event.peer, event.key)
+        )
+
+    def piece(self, event: PieceStored, now: float) -> None:
+        state = self._state
+        state.exchange.arrived(event.peer, event.stripe, event.size_bytes, now, state.effects)
+        taken = state.chunks.piece(event.key, event.index, now)
+        if taken is None or not taken[1]:
+            return
+        state.exchange.moved(taken[0].stripe, now)
+        state.exchange.push(taken[0], event.index, event.peer, now, state.effects)
+        self._pulls.arrived(taken[0], now)
+        self._relief.arrived(taken[0], event.peer, now)
+        if taken[0].whole:
+            self.advance(now)
+
+    def manifest(self, sealed: bytes, now: float, *, source: bytes | None) -> None:
+        """A manifest, by tree, by gossip or as an answer. Passed on to all children when it is news."""
+        state = self._state
+        if self.stopped or sealed == state.sealed_manifest:
+            return
+        if any(version.sealed_manifest == sealed for version in state.chunks.versions.values()):
+            return
+        manifest = open_manifest(sealed, state.swarm)
+        id_ = VersionId(manifest.epoch, manifest.version)
+        self._asked.pop(id_, None)
+        self._since.pop(id_, None)
+        known = self._known_root(id_)
+        if known is not None and known != manifest.root:
+            self.stopped = True
+            state.notify("equivocation", version=id_, ours=known, theirs=manifest.root)
+            return
+        if id_ <= state.floor:
+            return
+        if state.chunks.manifest(manifest, sealed, now, state.effects) is None:
+            return
+        for child in state.children():
+            if child != source:
+                state.send(child, ManifestNews(sealed))
+        if source is not None:
+            state.emit(Announce(sealed))
+        self.advance(now)
+
+    # ------------------------------------------------------------ what follows
+
+    def advance(self, now: float) -> None:
+        """Do whatever can be done next with the version whose parent we hold."""
+        state = self._state
+        if state.held is None or state.manifest is None or self.stopped:
+            return
+        version = self._next()
+        if version is None:
+            return
+        if version.complete and not version.told:
+            version.told = True
+            state.notify("complete", version=version.id)
+        if self._relay_only:
+            if version.complete:
+                self._hold(version, now)
+            return
+        for _, chunk in sorted(version.unstaged.items()):
+            self._run(Job(JobKind.STAGE, version.id, chunk.key, generation=version.generation))
+        if version.complete and not version.unstaged:
+            self._run(Job(JobKind.COMMIT, version.id, generation=version.generation))
+
+    def done(self, event: JobDone, now: float) -> None:
+        """A STAGE or COMMIT has ended."""
+        self._running.discard(event.job)
+        version = self._state.chunks.version(event.job.version)
+        if version is None or version.generation != event.job.generation:
+            return
+        if not event.ok:
+            self._state.notify("damaged", version=event.job.version, detail=str(event.result))
+            self._repair(now)
+        elif event.job.kind == JobKind.COMMIT:
+            self._hold(version, now)
+        else:
+            chunk = self._state.chunks.find(event.job.key) if event.job.key is not None else None
+            if chunk is not None:
+                version.staged(chunk)
+            self.advance(now)
+
+    def fill_gaps(self, now: float, ask: list[bytes]) -> None:
+        """When we know of a later version (the heartbeat names the newest) but not of the next one, ask for the
+        manifests up to it: one that was passed on between our hello and our attaching went past us."""
+        state = self._state
+        heartbeat = state.leases.heartbeat
+        known = [v.id for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
+        if heartbeat is not None and state.held is not None and heartbeat.head > state.floor:
+            known.append(heartbeat.head)
+        if not known or not ask or self._next_sealed():
+            return
+        self._asked = {v: at for v, at in self._asked.items() if v > state.floor}
+        self._since = {v: at for v, at in self._since.items() if v > state.floor}
+        last = max(known)
+        first = state.floor.version + 1 if last.epoch == state.floor.epoch else last.version
+        for number in range(max(first, last.version - state.tuning.retain_versions), last.version + 1):
+            id_ = VersionId(last.epoch, number)
+            version = state.chunks.version(id_)
+            if (version is None or version.manifest is None) and now >= self._asked.get(id_, 0.0):
+                tries = self._asked.get(id_)
+                self._asked[id_] = now + state.tuning.pull_deadline_s
+                self._since.setdefault(id_, now)
+                source = ask[(number + (0 if tries is None else int(now / state.tuning.pull_deadline_s))) % len(ask)]
+                state.send(source, WantManifest(id_.epoch, id_.version))
+
+    def behind(self, now: float) -> Manifest | None:
+        """The manifest to catch up with when the chain cannot be had: it is too long, or of another epoch."""
+        state = self._state
+        known = [v.manifest for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
+        if not known or self._next_sealed():
+            return None
+        last = max(known, key=lambda m: (m.epoch, m.version))
+        far = last.epoch != state.floor.epoch or last.version - state.floor.version > state.tuning.retain_versions
+        first = VersionId(state.floor.epoch, state.floor.version + 1)
+        version = state.chunks.version(first)
+        lacks_seal = version is None or version.manifest is None
+        stuck = lacks_seal and now - self._since.get(first, now) > 3 * state.tuning.pull_deadline_s
+        return last if far or stuck else None
+
+    def _known_root(self, id_: VersionId) -> bytes | None:
+        """The root that a manifest which we believed gives this version."""
+        state = self._state
+        if state.manifest is not None and (state.manifest.epoch, state.manifest.version) == id_:
+            return state.manifest.root
+        version = state.chunks.version(id_)
+        if version is not None and version.manifest is not None:
+            return version.manifest.root
+        return open_manifest(state.manifests[id_], state.swarm).root if id_ in state.manifests else None
+
+    def _next(self) -> Version | None:
+        """The version that follows the one we hold; of several (a dead epoch's), the newest."""
+        state = self._state
+        root = state.manifest.root if state.manifest is not None else b""
+        after = [v for v in state.chunks.versions.values() if v.parent_root == root and v.id > state.floor]
+        return max(after, key=lambda v: v.id) if after else None
+
+    def _next_sealed(self) -> bool:
+        """The version that follows is here with its manifest: its pieces are all that is missing. Its chunks alone,
+        left from before a restart, say nothing of when it was sealed."""
+        following = self._next()
+        return following is not None and following.manifest is not None
+
+    def _run(self, job: Job) -> None:
+        if job not in self._running:
+            self._running.add(job)
+            self._state.emit(Run(job))
+
+    def _hold(self, version: Version, now: float) -> None:
+        state = self._state
+        assert version.manifest is not None
+        state.settle(version.id, version.manifest, version.sealed_manifest)
+        self._relief.forget(state.floor)
+        state.emit(Commit(version.id, version.manifest))
+        self.advance(now)

@@ -1,0 +1,202 @@
+"""Our yamux under py-libp2p's interfaces, so that its swarm, identify, ping and GossipSub run over it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
+from libp2p.connection_types import ConnectionType
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
+from multiaddr import Multiaddr
+
+from swarm.guard import Source, guarded
+from swarm.transport.base import Lane, PeerKey, Unreachable, Way
+from swarm.transport.connection.migrating_connection import Path
+from swarm.transport.connection.tls import TlsSession
+from swarm.transport.yamux import Connection, Limits, PeerBudget, YamuxStream
+
+__all__ = ["YAMUX_ID", "MuxedConnection", "MuxedStream"]
+
+YAMUX_ID = "/yamux/1.0.0"
+
+
+class SecureLink:
+    """Any of the library's secured connections (noise, say) as a `yamux.ByteLink`."""
+
+    def __init__(self, conn: ISecureConn) -> None:
+        self._conn = conn
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._conn.read()
+        except ConnectionClosedError:
+            return b""
+        except Exception as error:  # the library's cipher raises what it likes; all of it means a broken link
+            raise trio.BrokenResourceError(f"{type(error).__name__}: {error}") from error
+
+    async def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        try:
+            await self._conn.write(b"".join(parts))
+        except Exception as error:  # likewise
+            raise trio.BrokenResourceError(f"{type(error).__name__}: {error}") from error
+
+    async def aclose(self) -> None:
+        await self._conn.close()
+
+
+class MuxedConnection(IMuxedConn):
+    """One connection to a peer. The library starts it (`start`) once it is registered."""
+
+    def __init__(
+        self,
+        conn: ISecureConn,
+        peer_id: ID,
+        peer: PeerKey,
+        dialed_for: Lane | None,
+        limits: Limits,
+        started: Callable[["MuxedConnection"], None],
+        ended: Callable[["MuxedConnection"], None],
+        budget: PeerBudget | None = None,
+    ) -> None:
+        """`dialed_for`: None if the peer dialed. `started`, `ended`: told when it goes live and when it is gone.
+        `budget`: of the peer, whichever connection it uses."""
+        self.peer_id = peer_id
+        self.peer = peer
+        self.dialed_for = dialed_for
+        self.event_started = trio.Event()
+        self.on_close: Callable[[], Awaitable[None]] | None = None  # set by the library
+        self.path: Path | None = getattr(conn, "path", None)
+        """What is under it, if that is not one socket for good: it began as a circuit."""
+        self.security = getattr(conn, "negotiated_security_protocol", "")
+        self.congestion_control: str = getattr(conn, "congestion_control", "")
+        link = conn if isinstance(conn, TlsSession) else SecureLink(conn)
+        self.yamux = Connection(link, client=conn.is_initiator, limits=limits, budget=budget, who=peer)
+        self._conn = conn
+        self._started = started
+        self._ended = ended
+
+    @property
+    def is_initiator(self) -> bool:
+        return self._conn.is_initiator
+
+    @property
+    def way(self) -> Way:
+        """How it goes to the peer."""
+        if self.path is not None:
+            return self.path.way
+        return Way.DIALED if self.is_initiator else Way.ACCEPTED
+
+    @property
+    def is_established(self) -> bool:
+        return self.event_started.is_set() and not self.yamux.closed
+
+    @property
+    def is_closed(self) -> bool:
+        return self.yamux.closed
+
+    async def start(self) -> None:
+        """Run until it ends. Whatever goes wrong ends this connection, and not the library's nursery."""
+        with guarded(Source.CONNECTION, self.peer):
+            self._started(self)
+            self.event_started.set()
+            try:
+                await self.yamux.run()
+            finally:
+                self._ended(self)
+        with guarded(Source.CONNECTION, self.peer):
+            if self.on_close is not None:
+                await self.on_close()
+
+    async def close(self) -> None:
+        await self.yamux.aclose()
+
+    async def open_stream(self) -> IMuxedStream:
+        try:
+            return MuxedStream(await self.yamux.open(), self)
+        except Unreachable as error:
+            raise MuxedStreamError(str(error)) from error
+
+    async def accept_stream(self) -> IMuxedStream:
+        try:
+            return MuxedStream(await self.yamux.accept(), self)
+        except Unreachable as error:
+            raise MuxedConnUnavailable(str(error)) from error
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._conn.get_remote_address()
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return self._conn.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        return self._conn.get_connection_type()
+
+
+class MuxedStream(IMuxedStream):
+    """One of our streams with the library's methods and errors. `stream` is the stream itself.
+
+    Only protocols of the library read by it. Each read is paid out of the peer's budget before, since what the library
+    does with 32 bytes (a ping) costs more than they do. The library writes from several tasks at once and expects each
+    write to go out whole; ours allow one at a time.
+    """
+
+    def __init__(self, stream: YamuxStream, connection: MuxedConnection) -> None:
+        self.stream = stream
+        self.muxed_conn = connection
+        self._budget = connection.yamux.budget
+        self._remote = connection.get_remote_address()
+        self._writing = trio.Lock()
+        self._reading = trio.Lock()
+
+    async def read(self, n: int | None = None) -> bytes:
+        if n == 0:
+            return b""
+        try:
+            async with self._reading:
+                await trio.sleep(self._budget.library_read(trio.current_time()))
+                data = await self.stream.receive_some(None if n is None or n < 0 else n)
+        except trio.BrokenResourceError as error:
+            raise MuxedStreamReset(str(error)) from error
+        except trio.ClosedResourceError as error:
+            raise MuxedStreamClosed(str(error)) from error
+        if not data:
+            raise MuxedStreamEOF("the peer sends no more")
+        return data
+
+    async def write(self, data: bytes) -> None:
+        try:
+            async with self._writing:
+                await self.stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            raise MuxedStreamReset(str(error)) from error
+        except trio.ClosedResourceError as error:
+            raise MuxedStreamClosed(str(error)) from error
+
+    async def close(self) -> None:
+        await self.stream.aclose()
+
+    async def reset(self) -> None:
+        self.stream.reset()
+        await self.stream.aclose()
+
+    def set_deadline(self, ttl: int) -> None:
+        """Deadlines here are trio's cancel scopes; the library sets none on streams either."""
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._remote
+
+    async def __aenter__(self) -> "MuxedStream":
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,249 @@
+"""A relay's own side of circuit relay v2: places for peers that cannot be dialed, and circuits to them.
+
+What it copies is TLS between the two ends; it reads nothing of it and can only delay or end it. Everything is bounded:
+places, circuits in all, from one peer and to one, each circuit's time and bytes. A circuit holds two streams' windows.
+Peers that are no members have rules of their own (`relay_strangers`), and never take a member's circuit.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import trio
+
+from codec.errors import PeerError
+from swarm.guard import Source, guarded
+from swarm.transport.base import PeerKey, Unreachable
+from swarm.transport.connection.admission import origin
+from swarm.transport.connection.tcp import host_and_port_of
+from swarm.transport.nat.circuit import (
+    STOP_ID,
+    HopMessage,
+    Limit,
+    Reservation,
+    Status,
+    StopMessage,
+    key_in,
+    peer_in,
+    read_message,
+    write_message,
+)
+from swarm.transport.nat.relay_strangers import StrangerCircuit, StrangerCircuits, StrangerRules
+
+__all__ = ["Relay", "RelayRules"]
+
+_READ_BYTES: Final = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRules:
+    """What a relay gives."""
+
+    places: int = 256
+    place_s: float = 3600.0
+    """A place is kept this long unless it is renewed, which its owner does in time."""
+    circuits: int = 512
+    circuits_to_one: int = 96
+    """A peer takes 128 streams from a relay of its own (`places.RELAY_STREAMS`)."""
+    circuits_from_one: int = 16
+    circuit_s: float = 3600.0
+    circuit_bytes: int = 4 << 30
+    """Either way. Ends that care go on with another circuit before; a forgotten one ends."""
+    stranger_s: float = 60.0
+    """A circuit of one that may keep no place: long enough to join. The one that follows it is a member's."""
+    stranger_bytes: int = 16 << 20
+    """The same in bytes either way. A join takes some 20 KiB; the next circuit is asked for at half of it."""
+    strangers: StrangerRules = field(default_factory=StrangerRules)
+    setup_s: float = 10.0
+    """For a request to be read, and for its target to answer."""
+
+
+class _Ends(NamedTuple):
+    """Of a circuit. `stranger`: None if who asked for it may keep places here."""
+
+    peer: PeerKey
+    target: PeerKey
+    stranger: StrangerCircuit | None
+
+    @property
+    def known(self) -> bool:
+        return self.stranger is None
+
+
+class Relay:
+    """One for a transport. `open_stream`: on the connection that the peer made. `seen_at`: where a peer is seen."""
+
+    def __init__(
+        self,
+        rules: RelayRules,
+        may_reserve: Callable[[PeerKey], bool],
+        open_stream: Callable[[PeerKey, str], Awaitable[trio.abc.HalfCloseableStream]],
+        seen_at: Callable[[PeerKey], str | None],
+    ) -> None:
+        self._rules = rules
+        self._may_reserve = may_reserve
+        self._open_stream = open_stream
+        self._seen_at = seen_at
+        self._places: dict[PeerKey, float] = {}
+        self._from: Counter[PeerKey] = Counter()
+        self._to: Counter[PeerKey] = Counter()
+        self.strangers = StrangerCircuits(may_reserve, self._rules.strangers)
+        self.relayed_bytes = 0
+
+    @property
+    def circuits(self) -> int:
+        """Those that are open."""
+        return self._from.total()
+
+    @property
+    def places(self) -> list[PeerKey]:
+        """Who keeps a place."""
+        now = trio.current_time()
+        return [peer for peer, until_s in self._places.items() if until_s > now]
+
+    def carries(self, peer: PeerKey) -> bool:
+        """Whether it keeps a place or has a circuit here."""
+        return self._places.get(peer, 0.0) > trio.current_time() or self._from[peer] > 0
+
+    async def serve(
+        self, peer: PeerKey, stream: trio.abc.HalfCloseableStream, begins: Callable[[], None] = lambda: None
+    ) -> None:
+        """Answer one `hop` stream, and carry its circuit if it gets one. Raises `PeerError`. `begins`: then called."""
+        with trio.move_on_after(self._rules.setup_s) as scope:
+            request = await read_message(stream, HopMessage)
+            if request.type == HopMessage.RESERVE:
+                await write_message(stream, self._reserve(peer))
+            elif request.type == HopMessage.CONNECT:
+                ends = self._ends(peer, key_in(request.peer), scope)
+                far = await self._connect(ends)
+                if isinstance(far, int):
+                    await write_message(stream, HopMessage(type=HopMessage.STATUS, status=far))
+                else:
+                    scope.deadline = float("inf")
+                    begins()
+                    await self._carry(ends, stream, far)
+            else:
+                raise PeerError(f"relay: a request of type {request.type}")
+
+    def _ends(self, peer: PeerKey, target: PeerKey, scope: trio.CancelScope) -> _Ends:
+        """`scope`: what ends when the circuit has to."""
+        if self._may_reserve(peer):
+            return _Ends(peer, target, None)
+        seen_at = self._seen_at(peer) or ""
+        host_and_port = host_and_port_of(seen_at)
+        address = origin(host_and_port[0]) if host_and_port else seen_at
+        return _Ends(peer, target, StrangerCircuit(peer, address, target, scope.cancel))
+
+    def _reserve(self, peer: PeerKey) -> HopMessage:
+        now = trio.current_time()
+        self._places = {other: until_s for other, until_s in self._places.items() if until_s > now}
+        if not self._may_reserve(peer):
+            return HopMessage(type=HopMessage.STATUS, status=Status.PERMISSION_DENIED)
+        if peer not in self._places and len(self._places) >= self._rules.places:
+            return HopMessage(type=HopMessage.STATUS, status=Status.RESERVATION_REFUSED)
+        self._places[peer] = now + self._rules.place_s
+        return HopMessage(
+            type=HopMessage.STATUS,
+            status=Status.OK,
+            reservation=Reservation(expire=int(time.time() + self._rules.place_s)),
+            limit=self._limit(known=True),
+            peer=peer_in(peer, self._seen_at(peer)),
+        )
+
+    def _limit(self, *, known: bool) -> Limit:
+        seconds = self._rules.circuit_s if known else min(self._rules.stranger_s, self._rules.circuit_s)
+        return Limit(duration=max(1, int(seconds)), data=self._bytes(known=known))
+
+    def _bytes(self, *, known: bool) -> int:
+        return self._rules.circuit_bytes if known else min(self._rules.stranger_bytes, self._rules.circuit_bytes)
+
+    async def _connect(self, ends: _Ends) -> "trio.abc.HalfCloseableStream | Status.ValueType":
+        """The target's end of a new circuit, or the status that says why there is none."""
+        if self._places.get(ends.target, 0.0) <= trio.current_time():
+            return Status.NO_RESERVATION
+        if self._is_full(ends):
+            return Status.RESOURCE_LIMIT_EXCEEDED
+        if ends.stranger is not None and not self.strangers.begin(ends.stranger, trio.current_time()):
+            return Status.RESOURCE_LIMIT_EXCEEDED
+        self._count(ends, 1)
+        far = None
+        try:
+            far = await self._open_stream(ends.target, STOP_ID)
+            caller = peer_in(ends.peer, self._seen_at(ends.peer))
+            hello = StopMessage(type=StopMessage.CONNECT, peer=caller, limit=self._limit(known=ends.known))
+            await write_message(far, hello)
+            answer = await read_message(far, StopMessage)
+            if answer.status == Status.OK:
+                return far
+        except (Unreachable, PeerError, trio.BrokenResourceError):
+            pass
+        except BaseException:
+            self._count(ends, -1)
+            if far is not None:
+                await trio.aclose_forcefully(far)
+            raise
+        self._count(ends, -1)
+        if far is not None:
+            await trio.aclose_forcefully(far)
+        return Status.CONNECTION_FAILED
+
+    def _is_full(self, ends: _Ends) -> bool:
+        rules = self._rules
+        return (
+            self.circuits >= rules.circuits
+            or self._from[ends.peer] >= rules.circuits_from_one
+            or self._to[ends.target] >= rules.circuits_to_one
+        )
+
+    def _count(self, ends: _Ends, change: int) -> None:
+        self._from[ends.peer] += change
+        self._to[ends.target] += change
+        if change < 0:
+            self._from, self._to = +self._from, +self._to
+            if ends.stranger is not None:
+                self.strangers.over(ends.stranger)
+
+    async def _carry(self, ends: _Ends, near: trio.abc.HalfCloseableStream, far: trio.abc.HalfCloseableStream) -> None:
+        """Copy both ways until both have ended, or a limit is reached; then the circuit breaks."""
+        limit = self._limit(known=ends.known)
+        try:
+            async with far:
+                seen = peer_in(ends.peer, self._seen_at(ends.peer))
+                yes = HopMessage(type=HopMessage.STATUS, status=Status.OK, limit=limit, peer=seen)
+                await write_message(near, yes)
+                with trio.move_on_after(limit.duration):
+                    async with trio.open_nursery() as nursery:
+                        for source, sink in ((near, far), (far, near)):
+                            nursery.start_soon(self._copy_guarded, ends, source, sink, nursery.cancel_scope)
+        finally:
+            self._count(ends, -1)
+
+    async def _copy_guarded(
+        self,
+        ends: _Ends,
+        source: trio.abc.ReceiveStream,
+        sink: trio.abc.HalfCloseableStream,
+        scope: trio.CancelScope,
+    ) -> None:
+        with guarded(Source.CIRCUIT, ends.peer) as outcome:
+            await self._copy(source, sink, scope, self._bytes(known=ends.known))
+        if outcome.error is not None:
+            scope.cancel()
+
+    async def _copy(
+        self, source: trio.abc.ReceiveStream, sink: trio.abc.HalfCloseableStream, scope: trio.CancelScope, left: int
+    ) -> None:
+        """`left`: how many bytes go this way before the circuit ends."""
+        try:
+            while data := await source.receive_some(_READ_BYTES):
+                left -= len(data)
+                if left < 0:
+                    scope.cancel()
+                    return
+                self.relayed_bytes += len(data)
+                await sink.send_all(data)
+            await sink.send_eof()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            scope.cancel()

@@ -1,0 +1,89 @@
+"""A signal unwinds the work; a second one does not wait. Real signals to real processes."""
+
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import trio
+
+from node.cli.lifetime import Interrupted, until_signalled
+
+STUBBORN = """
+import sys, trio
+from node.cli.app import explain
+from node.cli.lifetime import until_signalled
+
+async def work():
+    print("working", flush=True)
+    try:
+        await trio.sleep(60)
+    finally:
+        with trio.move_on_after(float(sys.argv[1]), shield=True):
+            print("unwinding", flush=True)
+            await trio.sleep(float(sys.argv[1]))
+        print("unwound", flush=True)
+
+try:
+    trio.run(until_signalled, work)
+except BaseException as error:
+    sys.exit(explain(error)[1])
+"""
+
+
+def started(unwind_s: float) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN, str(unwind_s)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "working\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_unwinds_the_work(number: signal.Signals) -> None:
+    process = started(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert out.endswith("unwound\n")
+    assert "Traceback" not in err
+    assert "Stopping" in err
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    process = started(30.0)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "unwinding\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "unwound" not in out
+
+
+async def test_the_result_comes_through() -> None:
+    async def work(value: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return value
+
+    assert await until_signalled(partial(work, 7)) == 7
+
+
+async def test_an_error_comes_through() -> None:
+    async def work() -> None:
+        raise KeyError("ours")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await until_signalled(work)
+    assert caught.group_contains(KeyError)
+
+
+async def test_interrupted_says_by_what() -> None:
+    async def work() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await trio.sleep_forever()
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        await until_signalled(work)

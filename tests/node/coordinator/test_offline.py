@@ -1,0 +1,118 @@
+"""kick and revoke where no seed runs: on its home, by the same words, never beside a seed."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from codec.sign import Key
+from node.cli.app import run
+from node.host.endpoint import open_store, store_folder
+from node.settings import keyfile
+from node.settings.contact import Contact
+from node.settings.ticket import Ticket
+from swarm.protocol.core.documents import AuthorityTime, Capability, seal
+from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.wire import Join
+from swarm.protocol.membership.enrolment import Enrolment, record_of
+from swarm.protocol.membership.lease import LeaseBook
+from swarm.protocol.membership.tickets import Tickets
+from swarm.store import records_of
+from swarm.transport.identity import peer_id
+
+SEED, BOX, SPOT = (Key(bytes([n]) * 32) for n in (1, 2, 3))
+CAPABILITY = Capability(SEED.public, b"t" * 16, time.time() + 3600, 5, 0)
+TICKET = str(Ticket(SEED.public, ("/ip4/127.0.0.1/tcp/9",), seal(CAPABILITY, SEED), "wan"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a seed left with two members that came in by one ticket."""
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path))
+    keyfile.write(tmp_path / keyfile.AUTHORITY_KEY, SEED)
+    Contact(SEED.public, ("/ip4/127.0.0.1/tcp/9",), "wan").write(tmp_path)
+    book = LeaseBook(SEED.public, SEED, Tuning.named("wan"))
+    with open_store(tmp_path, SEED.public) as store:
+        for key, name in ((BOX, "box"), (SPOT, "spot")):
+            lease = book.admit(CAPABILITY, key.public, AuthorityTime(time.time()))
+            assert not isinstance(lease, tuple)
+            join = Join(seal(CAPABILITY, SEED), (), name, "", 100.0, 100.0, False)
+            store.records.put([(f"grant/{lease.grant.slot}", record_of(lease.sealed, Enrolment(join, None)))])
+        store.records.put([(f"ticket/{CAPABILITY.id.hex()}", book.tickets.record(CAPABILITY.id))])
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert run(words) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.out if code == 0 else captured.err
+
+
+def slots(home: Path) -> list[int]:
+    with records_of(store_folder(home, SEED.public)) as records:
+        return [int(name.split("/")[1]) for name, record in records.all("grant/").items() if record]
+
+
+def restarted(home: Path) -> Tickets:
+    """Tickets as the next seed would have them."""
+    tickets = Tickets()
+    with records_of(store_folder(home, SEED.public)) as records:
+        bars = [r for kind in ("bar/", "kick/") for r in records.all(kind).values() if r]
+        tickets.restore(records.all("ticket/").values(), bars)
+    return tickets
+
+
+def refused(home: Path, key: Key, in_s: float = 0.0) -> bool:
+    return restarted(home).refusal(CAPABILITY, key.public, AuthorityTime(time.time() + in_s)) is not None
+
+
+def test_revoke_alone_lists(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (ticket,) = json.loads(said(capsys, "revoke", "--json"))["tickets"]
+    assert (ticket["here"], ticket["ever"], ticket["nodes"]) == (2, 2, 5)
+    assert set(ticket["peers"]) == {peer_id(BOX.public), peer_id(SPOT.public)}
+    assert "2 of 5 now, 2 ever" in said(capsys, "revoke")
+
+
+def test_a_kick_ends_a_lease_and_lasts_ten_minutes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(said(capsys, "kick", "box", "--json")) == {"changed": True, "put_out": [peer_id(BOX.public)]}
+    assert slots(home) == [1]
+    assert refused(home, BOX)
+    assert not refused(home, BOX, in_s=601)
+    assert not refused(home, SPOT)
+    assert "No node 'box'" in said(capsys, "kick", "box", code=2)
+
+
+def test_a_machine_is_revoked_by_name_and_taken_back(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "kick", "box")
+    assert "spot is revoked" in said(capsys, "revoke", "spot")
+    assert slots(home) == []
+    assert refused(home, SPOT, in_s=3000)
+    for key in (SPOT, BOX):  # undo takes a kick back, too
+        said(capsys, "revoke", peer_id(key.public), "--undo")
+        assert not refused(home, key)
+
+
+def test_a_ticket_is_revoked_with_the_leases_it_led_to(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    went = json.loads(said(capsys, "revoke", TICKET, "--json"))
+    assert went["changed"]
+    assert len(went["put_out"]) == 2
+    assert slots(home) == []
+    assert refused(home, BOX)
+    assert json.loads(said(capsys, "revoke", TICKET, "--json")) == {"changed": False, "put_out": []}
+    said(capsys, "revoke", CAPABILITY.id.hex(), "--undo")
+    assert not refused(home, BOX)
+
+
+def test_never_beside_a_process_that_uses_the_home(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(home, SEED.public):
+        for words in (("revoke",), ("kick", "box"), ("revoke", "box")):
+            assert "Another process uses" in said(capsys, *words, code=2)
+    assert slots(home) == [0, 1]
+
+
+def test_a_home_without_a_seed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No seed serves" in said(capsys, "revoke", "--home", str(tmp_path), code=3)
+    Contact(SEED.public, ("/ip4/127.0.0.1/tcp/9",), "wan").write(tmp_path)
+    assert "holds nothing of this seed's swarm" in said(capsys, "revoke", "--home", str(tmp_path), code=2)

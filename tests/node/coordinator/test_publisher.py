@@ -1,0 +1,88 @@
+"""The publisher alone: any order of blocks, chunks handed on as they fill, and what must be refused."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from seed_kit import FakeSeed, random_replica
+
+from codec import BlockDelta, Layout, Replica, TensorSpec, state_root
+from codec.errors import PeerError
+from node.coordinator.publisher import Busy, Publisher
+
+WIDE = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (1 << 18,)) for i in range(24)))
+
+
+def changes(replica: Replica, every: int) -> tuple[list[BlockDelta], int, bytes]:
+    """(deltas of a version that changes one element in `every`, elements changed, its root)."""
+    deltas, hashes, changed = [], replica.hashes.copy(), 0
+    for block in range(replica.layout.n_blocks):
+        new = replica.block(block).copy()
+        new[::every] ^= np.ones((), new.dtype)
+        delta = replica.encode_block(block, new)
+        assert delta is not None
+        hashes[block] = np.frombuffer(delta.new_hash, np.uint8)
+        changed += len(new[::every])
+        deltas.append(delta)
+    return deltas, changed, state_root(replica.layout.hash, hashes)
+
+
+@pytest.fixture
+def seed() -> Iterator[FakeSeed]:
+    return FakeSeed(random_replica(WIDE))
+
+
+@pytest.mark.parametrize("every", [20, 1])
+async def test_blocks_in_any_order_become_one_version(seed, every):
+    publisher = Publisher(seed)
+    deltas, changed, root = changes(seed.replica, every)
+    await publisher.begin()
+    seen = []
+    for i in np.random.default_rng(1).permutation(len(deltas)):
+        await publisher.add([deltas[i]])
+        seen.append(len(seed.chunks))
+    assert seen[len(seen) // 2] > 0, "chunks leave while later blocks are still being encoded"
+    assert sorted(seen) == seen
+    sealed = await publisher.end(changed, root)
+    assert not publisher.busy
+    assert sealed.root == root == seed.receiver.root == seed.replica.root
+    assert seed.receiver.rehash() == []
+    manifest = seed.manifests[-1]
+    assert (manifest.changed, manifest.payload_bytes) == (changed, sealed.payload_bytes)
+    assert len(manifest.chunk_ids) == sealed.chunks
+    assert seed.chunks == []
+
+
+async def test_a_version_without_changes_is_a_version(seed):
+    publisher = Publisher(seed)
+    before = seed.replica.root
+    await publisher.begin()
+    sealed = await publisher.end(0, before)
+    assert sealed == (before, 0, 0)
+    assert seed.head == (0, 1)
+
+
+async def test_what_cannot_be_is_refused(seed):
+    publisher = Publisher(seed)
+    deltas, changed, root = changes(seed.replica, 100)
+    with pytest.raises(PeerError, match="no version is open"):
+        await publisher.add(deltas)
+    with pytest.raises(PeerError, match="no version is open"):
+        await publisher.end(changed, root)
+    await publisher.begin()
+    with pytest.raises(Busy):
+        await publisher.begin()
+    await publisher.add(deltas[:1])
+    with pytest.raises(PeerError, match="came twice"):
+        await publisher.add(deltas[:1])
+    with pytest.raises(PeerError, match="99 of 24"):
+        await publisher.add([BlockDelta(99, 0, bytes(32), b"x")])
+    with pytest.raises(PeerError, match="do not add up"):
+        await publisher.end(changed, root)
+    await publisher.abandon()
+    await publisher.abandon()
+    assert seed.abandoned == 1
+    attempt = await publisher.begin()
+    assert (attempt.version, attempt.attempt) == (1, 1)
+    await publisher.add(deltas)
+    assert (await publisher.end(changed, root)).root == seed.receiver.root

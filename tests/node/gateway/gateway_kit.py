@@ -1,0 +1,189 @@
+"""A gateway over a real ledger and real node workers, with engines that only take a moment; HTTP over loopback."""
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+from openai import AsyncOpenAI
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from codec.sign import Key
+from node.engines.base import ABILITIES, Completion, Span
+from node.engines.host import Commitment, EngineFailed
+from node.engines.texts import StopText
+from node.gateway import Gateway
+from node.ledger.book import Book
+from node.ledger.service import LedgerService
+from node.ledger.settings import Settings
+from node.ledger.state import Head
+from node.member.worker import NodeWorker, Pace
+from node.settings.config import GatewayConfig
+
+ROOT = b"\7" * 32
+LETTERS = "abcdefghijklmnopqrstuvwxyz :\n"
+END = len(LETTERS)
+UNKNOWN = END + 1
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def base_files() -> dict[str, bytes]:
+    """What a base checkpoint has beside its weights: one token a letter."""
+    vocabulary = {letter: i for i, letter in enumerate(LETTERS)} | {"<end>": END, "<unk>": UNKNOWN}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<end>", "<unk>"])
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps({"eos_token": "<end>", "chat_template": TEMPLATE}).encode(),
+        "config.json": json.dumps({"max_position_embeddings": 128}).encode(),
+    }
+
+
+class EchoEngine:
+    """Says the prompt backwards and stops, after `seconds`. Knows what it drew, so that nobody can say it was lost. Of
+    `SamplingOptions` it heeds stop texts."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.version, self.root = (0, 0), ROOT
+        self.ready, self.carries, self.joins, self.scores = True, True, False, False
+        self.abilities, self.kind = ABILITIES, "echo"
+        self.drawn: list[tuple[int, ...]] = []
+        self.tokens = 0
+        self._tokenizer = Tokenizer.from_str(base_files()["tokenizer.json"].decode())
+
+    async def wait_ready(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def generate(self, prompts, sampling, counts=None):
+        if any(token > UNKNOWN for prompt in prompts for token in prompt.token_ids):
+            raise EngineFailed(f"prompt: a token id outside 0 to {UNKNOWN}", poisoned=False)
+        await trio.sleep(self.seconds)
+        made = []
+        for prompt in prompts:
+            ids = (*reversed(prompt.token_ids), END)
+            reason = "stop" if len(ids) <= sampling.max_tokens and END in sampling.stop_tokens else "length"
+            if reason == "length":
+                ids = (ids[:-1] * sampling.max_tokens)[: sampling.max_tokens]
+            stop = StopText(self._tokenizer, prompt.token_ids, sampling.extra.stop_texts)
+            for count, token in enumerate(ids, 1):
+                if stop.add(token):
+                    ids, reason = ids[:count], "stop"
+                    break
+            self.tokens += len(ids)
+            made.append(Completion(ids, (-0.25,) * len(ids), reason, (Span(self.version, 0, len(ids)),)))
+            self.drawn.append(prompt.token_ids)
+        return made, self.seconds
+
+    async def score(self, prompt, token_ids, sampling):
+        raise AssertionError
+
+    async def stage(self, patch_fd, version):
+        return 0.0
+
+    async def commit(self, version, root):
+        self.version, self.root = version, root
+        return Commitment(0.0)
+
+
+class Swarm:
+    """One ledger, one gateway, nodes that come and go."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery, **settings: Any) -> None:
+        self.nursery = nursery
+        self.book = Book(folder / "ledger.sqlite")
+        ledger = self.book.restore(Settings(**settings), Head(0, 0, ROOT), trio.current_time())
+        self.service = LedgerService(ledger, self.book, self._to_node)
+        self.workers: dict[bytes, NodeWorker] = {}
+        self.engines: dict[bytes, Any] = {}
+        self.lives: dict[bytes, trio.CancelScope] = {}
+        self.leased: Counter[bytes] = Counter()
+
+    async def _to_node(self, node: bytes, body: bytes) -> None:
+        if node in self.workers:
+            self.workers[node].hear(body)
+
+    async def add(self, i: int, seconds: float = 0.01, engine: Any = None, **pace: Any) -> Any:
+        """A node with this engine (None: an `EchoEngine`), which is given back."""
+        key = Key(bytes([i]) * 32)
+
+        async def send(body: bytes) -> None:
+            if key.public in self.workers:  # a killed node says nothing more
+                self.service.hear(key.public, body)
+
+        engine = self.engines[key.public] = EchoEngine(seconds) if engine is None else engine
+        worker = NodeWorker(key, engine, send, Pace(**({"self_test_tokens": 0} | pace)))
+        self.workers[key.public] = worker
+        scope = self.lives[key.public] = trio.CancelScope()
+
+        async def live(task_status: trio.TaskStatus[None]) -> None:
+            with scope:
+                await worker.run(task_status=task_status)
+
+        await self.nursery.start(live)
+        await until(lambda: self.service.state()["nodes"].get(key.public.hex(), {}).get("capacity"))
+        return engine
+
+    def kill(self, i: int, *, known: bool = True) -> None:
+        """`known`: its membership lease is seen to die; otherwise only its work leases run out."""
+        node = Key(bytes([i]) * 32).public
+        del self.workers[node]
+        self.lives[node].cancel()
+        if known:
+            self.service.member_lost(node)
+
+
+async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
+    with trio.fail_after(within_s):
+        while not condition():  # noqa: ASYNC110 - what is looked at tells nobody
+            await trio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def gateway(folder: Path, files: dict[str, bytes] | None = None, settings: Any = None, **config: Any):
+    """(swarm, URL) while the block runs."""
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(folder, nursery, **(settings or {}))
+        await nursery.start(swarm.service.run)
+        found = base_files() if files is None else files
+        made = Gateway(swarm.service, lambda: found, lambda: (0, 0), GatewayConfig(at="127.0.0.1:0", **config))
+        url = await nursery.start(made.run)
+        yield swarm, url
+        nursery.cancel_scope.cancel()
+    swarm.book.close()
+
+
+async def with_client(url: str, use: Callable[[AsyncOpenAI], Awaitable[Any]], **options: Any) -> Any:
+    """Run `use` with the unmodified OpenAI client, in a thread with a loop of its own."""
+
+    async def main() -> Any:
+        async with AsyncOpenAI(base_url=url, **({"api_key": "none", "max_retries": 0, "timeout": 30.0} | options)) as c:
+            return await use(c)
+
+    return await trio.to_thread.run_sync(lambda: asyncio.run(main()), abandon_on_cancel=True)
+
+
+async def raw(url: str, data: bytes, *, close: bool = False, within_s: float = 5.0) -> bytes:
+    """What the gateway answers to these very bytes, until it closes, or nothing more comes for a moment."""
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    said = b""
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.send_all(data)
+            if close:
+                await stream.send_eof()
+            with trio.move_on_after(within_s):
+                async for part in stream:
+                    said += part
+                    if b"\r\n\r\n" in said and said.endswith(b"}"):
+                        break
+    return said

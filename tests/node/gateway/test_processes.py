@@ -1,0 +1,132 @@
+"""The whole of it as people run it: a seed, its gateway, nodes with real transformers engines, one of them killed."""
+
+import asyncio
+import json
+import signal
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from gateway_kit import LETTERS, UNKNOWN, base_files
+from openai import AsyncOpenAI
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "processes"))
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")]
+
+READY_S = 180.0
+"""Several engines import torch on two busy cores."""
+
+
+def base_folder(folder: Path) -> Path:
+    """A random Qwen3 of some 100,000 parameters that reads and writes letters."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=UNKNOWN + 1,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for name, data in base_files().items():
+        if name != "config.json":
+            (folder / name).write_bytes(data)
+    return folder
+
+
+def prompt(i: int) -> str:
+    return "".join(LETTERS[(i * k) % 26] for k in (1, 3, 5, 7, 11))
+
+
+def expected(base: Path, requests: int) -> dict[int, tuple[int, ...]]:
+    """What one engine in this process answers, greedily."""
+    import torch
+
+    from node.engines.base import Prompt, SamplingParams
+    from node.engines.transformers import TransformersEngine
+
+    torch.set_num_threads(1)
+    engine = TransformersEngine(threads=1, device="cpu")
+    engine.load(base)
+    prompts = [Prompt(tuple(LETTERS.index(letter) for letter in prompt(i))) for i in range(requests)]
+    made = engine.generate(prompts, SamplingParams(32, temperature=0.0))
+    return {i: completion.token_ids for i, completion in enumerate(made)}
+
+
+@pytest.mark.parametrize(
+    ("requests", "names", "doomed"),
+    [
+        (96, ("one", "two", "three"), ("two",)),
+        pytest.param(256, ("one", "two", "three", "four"), ("two", "four"), marks=pytest.mark.long),
+    ],
+)
+def test_requests_in_flight_outlive_killed_nodes(
+    tmp_path: Path, requests: int, names: tuple[str, ...], doomed: tuple[str, ...]
+):
+    """None is lost, none answered twice, and each gets its own answer."""
+    from kit import LOOPBACK, swarm_in
+
+    base = base_folder(tmp_path / "base")
+    wanted = expected(base, requests)
+    with swarm_in(tmp_path / "swarm") as swarm:
+        swarm.start("seed", "seed", "--base", str(base), *LOOPBACK, "--preset", "loopback")
+        swarm.until("seed", lambda state: state["head"] == [0, 0])
+        ticket = swarm.json("seed", "invite", "--nodes", str(len(names)))["ticket"]
+        for name in names:
+            swarm.start(name, "join", ticket, "--model", str(base), "--threads", "1", *LOOPBACK)
+        home = {"SWARM_HOME": str(swarm.home("seed"))}
+        swarm.start("gateway", "gateway", "--at", "127.0.0.1:0", "--json", **home)
+        swarm.until(
+            "seed",
+            lambda state: sum(node["capacity"] > 0 for node in state["work"]["nodes"].values()) == len(names),
+            within_s=READY_S,
+        )
+        url = json.loads((swarm.folder / "gateway.log").read_text())["url"]
+
+        async def ask_all() -> dict[int, tuple[int, ...]]:
+            answers: dict[int, tuple[int, ...]] = {}
+            async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=180.0) as client:
+
+                async def ask(i: int) -> None:
+                    answer = await client.completions.create(
+                        model="policy",
+                        prompt=prompt(i),
+                        max_tokens=32,
+                        temperature=0.0,
+                        extra_body={"ignore_eos": True},
+                    )
+                    (choice,) = answer.choices
+                    assert i not in answers
+                    answers[i] = tuple(choice.model_extra["token_ids"])
+                    assert choice.model_extra["versions"] == [[0, 0]] * 32
+                    if len(answers) % 8 == 0 and len(answers) // 8 <= len(doomed):  # in the midst of it
+                        await asyncio.to_thread(swarm.signal, doomed[len(answers) // 8 - 1], signal.SIGKILL)
+
+                await asyncio.gather(*(ask(i) for i in range(requests)))
+            return answers
+
+        answers = asyncio.run(ask_all())
+        assert answers == wanted, "each its own answer, the very tokens that the model says"
+        work = swarm.state("seed")["work"]
+        assert work["accepted"] == requests
+        assert (work["groups_open"], work["groups_ready"], work["samples_leased"]) == (0, 0, 0)
+        assert all(node["seconds"] is not None for node in work["nodes"].values() if node["member"])
+
+        one = swarm.state("seed")["nodes"][0]["peer"]
+        assert swarm.json("seed", "quarantine", one, "--why", "a test")["changed"]
+        assert "a test" in swarm.command("seed", "quarantine").out
+        assert swarm.json("seed", "quarantine", one, "--release")["changed"]
+        assert "no node" in swarm.command("seed", "quarantine").out.lower()
+        assert swarm.command("seed", "quarantine", "nobody").code == 2
+        assert swarm.signal("gateway", signal.SIGINT) == 130

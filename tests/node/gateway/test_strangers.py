@@ -1,0 +1,223 @@
+"""Clients without the key, and those that hold what others need: what each may cost the gateway."""
+
+import json
+from pathlib import Path
+
+import pytest
+import trio
+from gateway_kit import gateway, raw
+
+from node.gateway import bodies, strangers
+from node.gateway.bodies import Bodies, Full
+from node.gateway.http import Limits, Request, Response, json_response, serve
+from node.gateway.strangers import MOST, MOST_OF_ONE, YOUNG_S, Strangers, address_of
+
+BODY = json.dumps({"prompt": "abc", "max_tokens": 4}).encode()
+
+
+def head(length: int, *headers: str, path: str = "/v1/completions") -> bytes:
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: x",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+        *headers,
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+def place_of(url: str) -> tuple[str, int]:
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    return host, int(port)
+
+
+async def test_without_the_key_nothing_of_a_body_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reserved: list[int] = []
+
+    async def reserve(self: Bodies, count: int) -> None:
+        reserved.append(count)
+
+    monkeypatch.setattr(bodies.Bodies, "reserve", reserve)
+    monkeypatch.setattr(bodies.Bodies, "give_back", lambda self, count: None)
+    async with gateway(tmp_path, api_key="sesame") as (swarm, url):
+        await swarm.add(1)
+        for wrong in ((), ("Authorization: Bearer open",), ("Authorization: Bearer s\xe9same",)):
+            said = await raw(url, head(8 << 20, *wrong))  # and never a byte of the body
+            assert said.startswith(b"HTTP/1.1 401 ")
+            assert b"connection: close" in said.lower()
+        said = await raw(url, head(8 << 20, "Expect: 100-continue"))
+        assert said.startswith(b"HTTP/1.1 401 "), "and nobody is asked to go on"
+        assert reserved == []
+        said = await raw(url, head(len(BODY), "Authorization: Bearer sesame") + BODY)
+        assert b'"text":"cba"' in said
+        assert reserved[0] == len(BODY)  # what follows is for the answer
+
+
+async def test_who_has_the_key_is_told_to_go_on(tmp_path: Path):
+    async with gateway(tmp_path, api_key="sesame") as (swarm, url):
+        await swarm.add(1)
+        async with await trio.open_tcp_stream(*place_of(url)) as stream:
+            await stream.send_all(head(len(BODY), "Authorization: Bearer sesame", "Expect: 100-continue"))
+            with trio.fail_after(5):
+                assert (await stream.receive_some(4096)).startswith(b"HTTP/1.1 100 ")
+                await stream.send_all(BODY)
+                assert b'"text":"cba"' in await stream.receive_some(65536)
+
+
+async def count(request: Request) -> Response:
+    return json_response({"bytes": len(request.body)})
+
+
+async def test_a_body_that_hardly_comes_is_let_go(autojump_clock):
+    """Its room is for others. One that comes at a quarter of a megabit is waited for."""
+    limits = Limits(grace_s=5.0, body_s=60.0)
+    length = 600_000  # 18 s at the slowest rate
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(lambda task_status: serve(count, "127.0.0.1", 0, limits, task_status=task_status))
+        autojump_clock.autojump_threshold = 0.05
+        for part, wanted in ((1000, b" 408 "), (40_000, b" 200 ")):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                began = trio.current_time()
+                await stream.send_all(head(length))
+
+                async def trickle(stream=stream, part=part) -> None:
+                    for at in range(0, length, part):
+                        await trio.sleep(1.0)
+                        await stream.send_all(b"x" * min(part, length - at))
+
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(trickle)
+                    said = await stream.receive_some(65536)
+                    inner.cancel_scope.cancel()
+                assert wanted in said, said
+                if wanted == b" 408 ":
+                    assert trio.current_time() - began < 7.0
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
+    """Three announce what there is room for twice: the third is told to come back, and has room when one is done."""
+    limits = Limits(body_bytes=bodies.MOST_BYTES // 2)
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(lambda task_status: serve(count, "127.0.0.1", 0, limits, task_status=task_status))
+        autojump_clock.autojump_threshold = 0.05
+        streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
+        for stream in streams[:2]:
+            await stream.send_all(head(limits.body_bytes))
+        await trio.sleep(0.2)
+        await streams[2].send_all(head(limits.body_bytes))
+        said = await streams[2].receive_some(65536)
+        assert b" 429 " in said
+        assert b"retry-after" in said.lower()
+        await streams[0].aclose()
+        async with await trio.open_tcp_stream("127.0.0.1", port) as again:
+            await again.send_all(head(4) + b"{..}")
+            assert b'{"bytes":4}' in await again.receive_some(65536)
+        for stream in streams[1:]:
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_room_is_waited_for_a_moment(autojump_clock):
+    room = Bodies(100)
+    await room.reserve(80)
+    with pytest.raises(Full):
+        await room.reserve(30)
+    assert trio.current_time() == pytest.approx(bodies.WAIT_S, abs=0.1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(room.reserve, 30)
+        await trio.sleep(0.5)
+        room.give_back(80)
+    assert room.held == 30
+
+
+async def test_a_flood_of_one_address_keeps_no_other_out(autojump_clock):
+    places = Strangers()
+    flood = [await places.enter("10.0.0.1") for _ in range(MOST_OF_ONE)]
+    other = await places.enter("10.0.0.2")
+    assert other is not None
+    assert not any(place.scope.cancel_called for place in flood)
+    began = trio.current_time()
+    late = await places.enter("10.0.0.1")  # waits until one of its own has had its time
+    assert trio.current_time() - began == pytest.approx(YOUNG_S, abs=0.5)
+    assert late is not None
+    assert flood[0].scope.cancel_called
+    assert not other.scope.cancel_called
+    for place in flood:
+        places.leave(place)
+    assert len(places) == 2
+
+
+async def test_a_flood_of_many_addresses_makes_room_for_a_newcomer(autojump_clock):
+    places = Strangers()
+    honest = await places.enter("10.9.9.9")
+    for i in range(2 * MOST):
+        assert await places.enter(f"10.0.{i % 16}.1") is not None
+        assert len(places) <= MOST
+    assert not honest.scope.cancel_called
+    newcomer = await places.enter("10.9.9.8")
+    assert newcomer is not None
+    assert not honest.scope.cancel_called
+
+
+async def test_knocking_without_end_is_not_answered_any_more(autojump_clock):
+    places = Strangers()
+
+    async def knock(address: str, valid: bool) -> bool:
+        place = await places.enter(address)
+        if place is not None:
+            (places.known if valid else places.leave)(place)
+        return place is not None
+
+    burst = int(strangers.RATE.burst)
+    assert all([await knock("10.0.0.1", False) for _ in range(burst)])
+    assert not await knock("10.0.0.1", False)
+    assert all([await knock("10.0.0.2", True) for _ in range(2 * burst)]), "a client that says something valid may"
+    await trio.sleep(1.0)
+    assert await knock("10.0.0.1", False)
+
+
+def test_one_site_is_one_client():
+    assert address_of("::ffff:10.1.2.3") == address_of("10.1.2.3") == "10.1.2.3"
+    assert address_of("2001:db8:1:2::1") == address_of("2001:db8:1:2:ffff::1") != address_of("2001:db8:1:3::1")
+    assert address_of("fe80::1%eth0") == "fe80::/64"
+    assert address_of("") == ""
+
+
+async def test_who_hangs_up_leaves_the_queue_of_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two are read at a time; of those who wait, the ones that hung up are never read."""
+    import threading
+
+    started, go_on, seen = threading.Semaphore(0), threading.Event(), []
+
+    def slow(body, text, session, **how):
+        seen.append(body.prompt)
+        started.release()
+        go_on.wait(20)
+        from node.gateway.parsed_request import want_completion
+
+        return want_completion(body, text, session, **how)
+
+    monkeypatch.setattr("node.gateway.app.want_completion", slow)
+    async with gateway(tmp_path) as (swarm, url):
+        await swarm.add(1)
+        streams = []
+        for letter in "abcdef":
+            stream = await trio.open_tcp_stream(*place_of(url))
+            body = json.dumps({"prompt": letter, "max_tokens": 2}).encode()
+            await stream.send_all(head(len(body)) + body)
+            streams.append(stream)
+            if len(streams) == 2:
+                for _ in range(2):
+                    assert await trio.to_thread.run_sync(started.acquire, True, 10)
+        await trio.sleep(0.2)
+        assert sorted(seen) == ["a", "b"]
+        for stream in streams[2:5]:
+            await stream.aclose()
+        await trio.sleep(0.2)
+        go_on.set()
+        with trio.fail_after(10):
+            assert b" 200 " in await streams[5].receive_some(65536)
+        assert sorted(seen) == ["a", "b", "f"]
+        for stream in (*streams[:2], streams[5]):
+            await stream.aclose()

@@ -1,0 +1,61 @@
+"""A file as a model: in, out, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+from seed_kit import LAYOUT
+
+from codec import Checkpoint, Layout, Replica
+from codec.errors import UsageError
+from node.host.raw import check_raw, raw_content, raw_tensors, write_raw, write_raw_base
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Checkpoint.open(write_raw_base(tmp_path / "raw", 3_000_000)).layout
+
+
+def test_the_base_is_an_empty_file_and_stays_what_it_was(tmp_path: Path, layout: Layout) -> None:
+    folder = tmp_path / "raw"
+    assert write_raw_base(folder, 3_000_000) == folder
+    replica = Replica.from_checkpoint(Checkpoint.open(folder), layout)
+    assert len(raw_content(replica)) == 0
+    with pytest.raises(UsageError, match="--raw-mb"):
+        write_raw_base(folder, 2_000_000)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, 3_000_000])
+def test_a_file_comes_out_as_it_went_in(tmp_path: Path, layout: Layout, size: int) -> None:
+    file, out = tmp_path / "in", tmp_path / "out"
+    file.write_bytes(bytes(range(256)) * (size // 256) + bytes(size % 256))
+    out.write_bytes(b"an older one, longer" * 10**6)
+    replica = Replica.create(layout)
+    for name, bits in raw_tensors(file, layout):
+        for i, block in enumerate(layout.blocks_of(name)):
+            spec = layout.block(block)
+            replica._writable(block)[:] = bits.reshape(-1)[i << 20 : (i << 20) + spec.count]
+    write_raw(raw_content(replica), out)
+    assert out.read_bytes() == file.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "raw"]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "parts"),
+    [(1, 1), ((64 << 10) + 1, 2), (1 << 20, 16), (100 << 20, 256), (512 << 20, 512), (8 << 30, 4096)],
+)
+def test_a_small_file_is_many_blocks_and_a_large_one_no_endless_layout(
+    tmp_path: Path, capacity: int, parts: int
+) -> None:
+    layout = Checkpoint.open(write_raw_base(tmp_path / "other", capacity)).layout
+    assert check_raw(layout) == capacity
+    assert len(layout.tensors) == parts + 1
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path, layout: Layout) -> None:
+    (tmp_path / "large").write_bytes(bytes(3_000_001))
+    with pytest.raises(UsageError, match="3,000,001"):
+        list(raw_tensors(tmp_path / "large", layout))
+    with pytest.raises(UsageError, match="Cannot read"):
+        list(raw_tensors(tmp_path / "not there", layout))
+    with pytest.raises(UsageError, match="carries a policy"):
+        list(raw_tensors(tmp_path / "large", LAYOUT))

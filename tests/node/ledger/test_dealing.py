@@ -1,0 +1,368 @@
+"""Who gets what: lag by group, versions that are due, sessions that stay with their node."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
+
+from node.ledger.assignment.fair_share import duration_s, finishable, poured, together
+from node.ledger.assignment.rate import Rate
+from node.ledger.assignment.version_timing import Timetable
+from node.ledger.messages import Reason
+from node.ledger.settings import Settings
+from node.ledger.state import Node
+
+
+def samples(leases) -> int:
+    return sum(len(lease.samples) for lease in leases) if isinstance(leases, list) else 0
+
+
+def test_lag_is_each_groups_own():
+    ledger = ledger_at(groups=0)
+    for i, lag in enumerate((0, 1, 3)):
+        ledger.offer(group_id(i), "s", PROMPT, 2, SAMPLING, max_lag=lag)
+    leases = ledger.request_work(ALICE, ask(64, version=0), 0.0)
+    assert [lease.group for lease in leases] == [group_id(2)]
+    assert leases[0].minimum == (0, 0)
+    assert [lease.group for lease in ledger.request_work(BOB, ask(2, version=2), 0.0)] == [group_id(1)]
+    assert ledger.request_work(BOB, ask(64, version=2), 1.0) is Reason.TOO_OLD, "only synchronous work is left"
+    (sync,) = ledger.request_work(BOB, ask(64, version=3), 2.0)
+    assert (sync.group, sync.minimum, sync.samples) == (group_id(0), (0, 3), (0, 1))
+    for sample, version, verdict in ((0, 3, None), (1, 2, Reason.TOO_OLD)):
+        assert submit(ledger, sync, draw(sync, sample, version), 3.0) is verdict
+    for sample in leases[0].samples:
+        assert submit(ledger, leases[0], draw(leases[0], sample, 0), 3.0) is None
+    ledger.advance(head(4))
+    assert ledger.groups[group_id(0)].free == {0, 1}
+    assert ledger.hand_over("s") is None
+    places(ledger)
+    assert ledger.groups[group_id(2)].free == {0, 1}, "version 0 is four behind now"
+
+
+def seals(ledger, count, every_s):
+    for i in range(count):
+        ledger.advance(head(ledger.head.version + 1), every_s * (i + 1))
+
+
+def test_who_is_late_for_a_version_gets_what_it_can_finish_before_the_next():
+    ledger = ledger_at(groups=40, n=2, version=1)
+    seals(ledger, 3, 100.0)  # at 100, 200, 300; the head is 4 and the next is due at 400
+    node = ledger.nodes[ALICE]
+    node.rate.observe(4000, 1000.0)  # 4 tokens a second: a sample of 4 tokens in a second
+    ledger.nodes[BOB].rate.observe(4000, 1000.0)
+    ledger.request_work(BOB, ask(0, version=4), 389.0)
+    leases = ledger.request_work(ALICE, ask(64, version=3), 390.0)
+    assert samples(leases) == 10, "10 s are left of version 3"
+    ledger.give_back(ALICE, [lease.id for lease in leases], 390.0)
+    assert samples(ledger.request_work(ALICE, ask(64, version=4), 390.0)) == 40, "its share of the head's work"
+
+
+def test_who_could_finish_nothing_waits_for_the_version():
+    ledger = ledger_at(groups=20, n=4, version=1)
+    seals(ledger, 3, 100.0)
+    ledger.nodes[ALICE].rate.observe(4, 100.0)
+    assert ledger.request_work(ALICE, ask(64, version=3), 399.0) is Reason.LATE
+    assert samples(ledger.request_work(ALICE, ask(64, version=4), 399.5)) > 0
+
+
+def test_a_trainer_that_waits_for_rollouts_is_not_waited_for():
+    """A seal that is overdue is expected in as long again, so that late nodes do work while none comes."""
+    ledger = ledger_at(groups=20, n=4, version=1)
+    seals(ledger, 3, 100.0)
+    ledger.nodes[ALICE].rate.observe(4000, 1000.0)
+    assert samples(ledger.request_work(ALICE, ask(64, version=3), 460.0)) == 60
+
+
+def test_more_lag_is_more_time():
+    ledger = ledger_at(groups=0, version=1)
+    for i in range(20):
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, max_lag=2)
+    seals(ledger, 3, 100.0)
+    ledger.nodes[ALICE].rate.observe(400, 1000.0)  # ten seconds a sample
+    assert samples(ledger.request_work(ALICE, ask(64, version=3), 390.0)) == 11, "110 s are left"
+
+
+def test_the_timetable_learns_intervals_and_delays():
+    table = Timetable()
+    assert table.due_s(5.0) == float("inf")
+    assert table.usable_s((0, 1), (0, 1), 1, 5.0) == float("inf")
+    for i in range(5):
+        table.sealed((0, i), 50.0 * i)
+        table.arrived(ALICE, (0, i), 50.0 * i + 8.0)
+    assert table.interval.mean == pytest.approx(50.0)
+    assert table.due_s(210.0) == pytest.approx(40.0)
+    assert table.due_s(280.0) == pytest.approx(30.0), "overdue by 30: expected in 30"
+    assert table.usable_s((0, 4), (0, 4), 0, 210.0) == pytest.approx(40.0)
+    assert table.usable_s((0, 4), (0, 4), 2, 210.0) == pytest.approx(140.0)
+    assert table.usable_s((0, 3), (0, 4), 1, 210.0) == pytest.approx(40.0)
+    assert table.usable_s((0, 2), (0, 4), 1, 210.0) == 0.0
+    assert table.usable_s((0, 9), (1, 4), 9, 210.0) == 0.0, "another epoch"
+    assert table.arrival_s(ALICE, (0, 4), 210.0) == 0.0
+    table.sealed((0, 5), 250.0)
+    assert table.arrival_s(ALICE, (0, 5), 252.0) == pytest.approx(6.0)
+    assert table.arrival_s(BOB, (0, 5), 252.0) is None
+    table.forget(ALICE)
+    assert table.arrival_s(ALICE, (0, 5), 252.0) is None
+    table.sealed((1, 5), 300.0)
+    assert table.interval.mean == pytest.approx(50.0), "a rollback is no step"
+
+
+def test_deadlines_follow_a_nodes_rate_and_spread():
+    settings = Settings(min_deadline_s=1.0, max_deadline_s=1000.0, deadline_slack=3.0)
+    steady, shaky = Node(ALICE, outstanding=8), Node(BOB, outstanding=8)
+    for i in range(40):
+        steady.rate.observe(1000, 10.0)
+        shaky.rate.observe(1000 + (400 if i % 2 else -400), 10.0)
+    assert duration_s(steady, 100, settings) == pytest.approx(3 * 8 * 100 / 100.0, rel=0.01)
+    assert duration_s(shaky, 100, settings) > 2 * duration_s(steady, 100, settings)
+    assert duration_s(Node(ALICE, outstanding=8), 100, settings) == 1000.0
+    claims = Node(ALICE, rate=Rate(claimed=400.0), outstanding=8)
+    assert duration_s(claims, 100, settings) == pytest.approx(3 * 8 * 100 / 400.0), "a self-test is a start"
+    assert finishable(Node(ALICE), 10.0, 5.0) == 1
+    assert finishable(Node(ALICE, outstanding=3), 10.0, 5.0) == 0
+    assert finishable(steady, 10.0, 50.0) == 20 - 8
+    steady.token_s.observe(0.3)
+    assert finishable(steady, 14.0, 50.0) == 0, "one takes 15 s, however many run beside it"
+    assert finishable(steady, 16.0, 50.0) == 32 - 8
+
+
+def test_a_session_stays_with_its_node_while_that_has_room():
+    ledger = ledger_at(groups=0, sticky_wait_s=1.0)
+    for i, now in enumerate((0.0, 10.0, 20.0)):
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, affinity=b"left", now=now)
+        if i == 0:
+            (first,) = ledger.request_work(ALICE, ask(4), now)
+            submit(ledger, first, draw(first, 0), now + 1)
+        if i == 1:
+            ledger.request_work(ALICE, ask(4, holding=()), 9.0)  # it has room; nothing is there yet
+            ledger.give_back(ALICE, list(ledger.nodes[ALICE].leases), 9.5)
+            assert ledger.request_work(BOB, ask(4), now + 0.5) is Reason.NO_WORK, "kept for Alice"
+            assert samples(ledger.request_work(BOB, ask(4), now + 1.1)) == 1, "not for ever"
+        if i == 2:
+            assert samples(ledger.request_work(BOB, ask(4), now)) == 1, "Bob has the prefix now"
+    places(ledger)
+
+
+def test_a_session_does_not_wait_for_a_node_that_is_gone_or_full():
+    ledger = ledger_at(groups=0)
+    ledger.offer(group_id(0), "s", PROMPT, 1, SAMPLING, affinity=b"left", now=0.0)
+    (lease,) = ledger.request_work(ALICE, ask(1), 0.0)
+    ledger.offer(group_id(1), "s", PROMPT, 1, SAMPLING, affinity=b"left", now=1.0)
+    assert samples(ledger.request_work(BOB, ask(1), 1.0)) == 1, "Alice is full"
+    ledger.offer(group_id(2), "s", PROMPT, 1, SAMPLING, affinity=b"left", now=2.0)
+    ledger.member_lost(BOB, 2.0)
+    assert samples(ledger.request_work(ALICE, ask(4, holding=(lease.id,)), 2.0)) == 2
+
+
+def learn_arrivals(ledger, delays_s: dict[bytes, float], every_s: float = 100.0, until: int = 6) -> float:
+    """Seals, each of which every node's engine has so much later; when the last was sealed. Equal speeds: a sample of
+    4 tokens a second."""
+    ledger.dealer.length.observe(4)
+    now = 0.0
+    for node in delays_s:
+        ledger.nodes[node].rate.observe(4000, 1000.0)
+    for version in range(ledger.head.version + 1, until + 1):
+        now += every_s
+        ledger.advance(head(version), now)
+        for node, delay_s in delays_s.items() if version < until else ():
+            ledger.request_work(node, ask(0, version=version), now + delay_s)
+    return now
+
+
+def test_who_waits_for_a_version_gets_what_it_can_do_from_then_on():
+    """Two equal nodes, and work for 40 s of both: whoever begins 10 s later gets 10 s less of it."""
+    ledger = ledger_at(groups=0, version=1, max_lag=0)
+    for i in range(80):
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING)
+    now = learn_arrivals(ledger, {ALICE: 0.0, BOB: 10.0})
+    assert ledger.request_work(BOB, ask(64, version=5), now) is Reason.TOO_OLD
+    assert samples(ledger.request_work(ALICE, ask(64, version=6), now)) == 45, "all is done 45 s after the seal"
+    assert samples(ledger.request_work(BOB, ask(64, version=6), now + 10.0)) == 35, "and so has the other"
+
+
+def test_who_may_work_on_at_its_version_waits_for_nothing():
+    ledger = ledger_at(groups=0, version=1)
+    for i in range(80):
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, max_lag=1)
+    now = learn_arrivals(ledger, {ALICE: 0.0, BOB: 10.0})
+    assert samples(ledger.request_work(BOB, ask(0, version=5), now)) == 0
+    assert samples(ledger.request_work(ALICE, ask(64, version=6), now)) == 40, "a half, for Bob works meanwhile"
+
+
+def test_who_will_have_the_next_version_too_late_gets_no_more_than_this_one_allows():
+    """Versions are 100 s apart, and come to Alice 150 s after their seal: then the next one is out."""
+    ledger = ledger_at(groups=0, version=1)
+    for i in range(400):
+        ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, max_lag=1)
+    now = learn_arrivals(ledger, {ALICE: 0.0, BOB: 0.0})
+    ledger.dealer.timetable.delays[ALICE].mean = 150.0
+    assert samples(ledger.request_work(ALICE, ask(400, version=6), now + 90.0)) == 110, "10 s, and an interval"
+    assert samples(ledger.request_work(BOB, ask(400, version=6), now + 90.0)) > 110
+    ledger.nodes[ALICE].rate.observe(1, 1e9)
+    ledger.give_back(ALICE, list(ledger.nodes[ALICE].leases), now + 90.0)
+    assert samples(ledger.request_work(ALICE, ask(400, version=6), now + 90.0)) == 1, "too slow for any: it is tried"
+
+
+@pytest.mark.parametrize(
+    ("waits", "work", "expected"),
+    [
+        ((0.0, 0.0), 30.0, [20.0, 10.0]),
+        ((0.0, 10.0), 60.0, [140 / 3, 40 / 3]),
+        ((0.0, 10.0), 10.0, [10.0, 0.0]),
+        ((20.0, 10.0), 10.0, [0.0, 10.0]),
+        ((5.0, 5.0), 0.0, [0.0, 0.0]),
+    ],
+)
+def test_all_end_at_one_time(waits, work, expected):
+    """Speeds 2 and 1."""
+    assert together((2.0, 1.0), waits, work) == pytest.approx(expected)
+
+
+@given(
+    nodes=st.lists(st.tuples(st.floats(0.01, 100.0), st.floats(0.0, 1000.0)), min_size=1, max_size=20),
+    work=st.floats(0.1, 1e5),
+)
+def test_all_the_work_is_dealt_and_nobody_could_end_sooner(nodes, work):
+    speeds, waits = zip(*nodes, strict=True)
+    amounts = together(speeds, waits, work)
+    assert sum(amounts) == pytest.approx(work, rel=1e-6)
+    ends = [wait + amount / speed for speed, wait, amount in zip(speeds, waits, amounts, strict=True) if amount > 0]
+    assert max(ends) == pytest.approx(min(ends), rel=1e-3)
+    assert all(wait >= min(ends) * (1 - 1e-6) for wait, amount in zip(waits, amounts, strict=True) if amount == 0)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "rooms", "expected"),
+    [
+        ((8.0, 1.0), (64, 64), [8.0, 1.0]),
+        ((240.0, 30.0), (64, 64), [64.0, 64.0]),
+        ((90.0, 20.0, 10.0), (60, 64, 64), [60.0, 40.0, 20.0]),
+        ((90.0, 50.0, 10.0), (60, 60, 80), [60.0, 60.0, 30.0]),
+        ((0.0, 10.0), (5, 4), [0.0, 4.0]),
+    ],
+)
+def test_what_some_have_no_room_for_the_others_get(amounts, rooms, expected):
+    assert poured(amounts, rooms) == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1e4), st.integers(0, 1000)), min_size=1, max_size=20))
+def test_nothing_is_left_while_anybody_has_room(nodes):
+    amounts, rooms = zip(*nodes, strict=True)
+    got = poured(amounts, rooms)
+    assert sum(got) == pytest.approx(min(sum(amounts), sum(rooms)), rel=1e-6)
+    assert all(amount <= room * (1 + 1e-9) for amount, room in zip(got, rooms, strict=True))
+    kept = [amount >= min(own, room) * (1 - 1e-9) for amount, own, room in zip(got, amounts, rooms, strict=True)]
+    assert all(kept), "nobody gets less than by its rate"
+
+
+@pytest.mark.parametrize(("max_lag", "slow"), [(1, 64), (0, 24)])
+def test_slow_nodes_are_filled_while_the_trainer_has_more_than_the_fast_can_hold(max_lag, slow):
+    """Ten to one, and open is what back-pressure allows. A synchronous step would wait for them."""
+    ledger = ledger_at(groups=0)
+    for node, tokens in ((ALICE, 10_000), (BOB, 1000)):
+        ledger.nodes[node].rate.observe(tokens, 100.0)
+        ledger.request_work(node, ask(64), 0.0)
+    for number in range(ledger.room("s", 8)):
+        ledger.offer(group_id(number), "s", PROMPT, 8, SAMPLING, max_lag=max_lag)
+    assert ledger.pool.samples() == 256
+    assert samples(ledger.request_work(ALICE, ask(64), 1.0)) == 64
+    assert samples(ledger.request_work(BOB, ask(64), 1.0)) == slow, "all it can hold, or about a tenth of what is open"
+    places(ledger)
+
+
+def test_the_last_of_the_work_goes_by_rates_alone():
+    """The trainer has no more: all should end together."""
+    ledger = ledger_at(groups=0)
+    for node, tokens in ((ALICE, 10_000), (BOB, 1000)):
+        ledger.nodes[node].rate.observe(tokens, 100.0)
+        ledger.request_work(node, ask(64), 0.0)
+    for number in range(ledger.room("s", 8) - 1):
+        ledger.offer(group_id(number), "s", PROMPT, 8, SAMPLING)
+    assert samples(ledger.request_work(ALICE, ask(64), 1.0)) == 64
+    assert samples(ledger.request_work(BOB, ask(64), 1.0)) == 24, "an eleventh of 248, in whole groups"
+
+
+def test_what_is_known_to_come_is_part_of_the_work():
+    """As many as are open, and the trainer has said that as many again come, and then none."""
+    ledger = ledger_at(groups=0)
+    for node, tokens in ((ALICE, 10_000), (BOB, 1000)):
+        ledger.nodes[node].rate.observe(tokens, 100.0)
+        ledger.request_work(node, ask(64), 0.0)
+    for number in range(ledger.room("s", 8)):
+        ledger.offer(group_id(number), "s", PROMPT, 8, SAMPLING)
+    ledger.expect("s", 256)
+    leases = ledger.request_work(BOB, ask(64), 1.0)
+    assert samples(leases) == 48, "an eleventh of 512, in whole groups"
+    ledger.give_back(BOB, [lease.id for lease in leases], 2.0)
+    ledger.expect("s", None)
+    assert samples(ledger.request_work(BOB, ask(64), 3.0)) == 64, "whoever says nothing may have more for ever"
+
+
+def test_a_whole_group_goes_to_one_node_or_waits():
+    ledger = ledger_at(groups=0)
+    for i in range(3):
+        ledger.offer(group_id(i), "s", PROMPT, 8, SAMPLING, whole=True)
+    ledger.offer(group_id(3), "s", PROMPT, 2, SAMPLING)
+    leases = ledger.request_work(ALICE, ask(12), 0.0)
+    assert [(lease.group, len(lease.samples)) for lease in leases] == [(group_id(0), 8), (group_id(3), 2)]
+    assert [len(lease.samples) for lease in ledger.request_work(BOB, ask(4), 0.0)] == [8], "more than it can: alone"
+    for sample in range(7):
+        assert submit(ledger, leases[0], draw(leases[0], sample, token_ids=(10 + sample, 2)), 1.0) is None
+    ledger.give_back(ALICE, [leases[0].id], 2.0)
+    (again,) = ledger.request_work(ALICE, ask(1, holding=(leases[1].id,)), 2.0)
+    assert (again.group, again.samples) == (group_id(0), (7,))
+    places(ledger)
+
+
+def test_groups_stay_with_one_node_where_that_can_be_helped():
+    ledger = ledger_at(groups=12, n=8)
+    first = ledger.request_work(ALICE, ask(20), 0.0)
+    assert [len(lease.samples) for lease in first] == [8, 8], "four more would be half a group"
+    held = tuple(lease.id for lease in first)
+    assert ledger.request_work(ALICE, ask(4, holding=held), 1.0) is Reason.NO_WORK
+    for sample in range(4):
+        assert submit(ledger, first[0], draw(first[0], sample, token_ids=(9 + sample, 2)), 2.0) is None
+    assert [len(lease.samples) for lease in ledger.request_work(ALICE, ask(8, holding=held), 2.0)] == [8]
+    assert [len(lease.samples) for lease in ledger.request_work(BOB, ask(3), 2.0)] == [3], "or it could never work"
+    places(ledger)
+
+
+def test_what_is_left_of_a_group_goes_wherever_there_is_a_place_and_first():
+    """Three of eight were done when their node died; nobody else has room for the other five at once."""
+    ledger = ledger_at(groups=12, n=8)
+    (lease,) = ledger.request_work(ALICE, ask(8), 0.0)
+    for sample in range(3):
+        assert submit(ledger, lease, draw(lease, sample, token_ids=(9 + sample, 2)), 1.0) is None
+    held = tuple(lease.id for lease in ledger.request_work(BOB, ask(16), 1.0))
+    ledger.member_lost(ALICE, 2.0)
+    (rest,) = ledger.request_work(BOB, ask(2, holding=held), 3.0)
+    assert (rest.group, rest.samples) == (group_id(0), (3, 4))
+    (rest,) = ledger.request_work(CAROL, ask(3), 3.0)
+    assert (rest.group, rest.samples) == (group_id(0), (5, 6, 7))
+    places(ledger)
+
+
+@pytest.mark.parametrize(("sample_s", "got"), [(9.0, 1), (11.0, Reason.LATE)])
+def test_what_is_left_of_a_group_waits_for_no_version_that_it_need_not(sample_s, got):
+    """Ten seconds are left of version 3, and Alice has work for more than that."""
+    ledger = ledger_at(groups=0, version=1)
+    for i in range(20):
+        ledger.offer(group_id(i), "s", PROMPT, 2, SAMPLING)
+    seals(ledger, 3, 100.0)
+    ledger.nodes[ALICE].rate.observe(4, 1.0)
+    (lease,) = ledger.request_work(BOB, ask(2, version=4), 380.0)
+    held = tuple(lease.id for lease in ledger.request_work(ALICE, ask(20, version=3), 380.0))
+    assert submit(ledger, lease, draw(lease, 0, 4), 389.0) is None
+    ledger.member_lost(BOB, 390.0)
+    ledger.nodes[ALICE].token_s.mean = sample_s / ledger.dealer.length.mean
+    found = ledger.request_work(ALICE, ask(4, version=3, holding=held), 390.0)
+    assert (found if isinstance(found, Reason) else samples(found)) == got
+
+
+def test_few_large_groups_are_shared_all_the_same():
+    ledger = ledger_at(groups=1, n=64)
+    for node in (ALICE, BOB, CAROL, DAVE):
+        ledger.nodes[node].rate.observe(1000, 10.0)
+        ledger.request_work(node, ask(0), 0.0)
+    parts = [samples(ledger.request_work(node, ask(64), 1.0)) for node in (ALICE, BOB, CAROL, DAVE)]
+    assert parts == [16, 16, 16, 16]

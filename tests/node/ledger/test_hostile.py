@@ -1,0 +1,433 @@
+"""Nodes that send the ledger what no honest node sends: it goes on, they get little of it, and what is wrong costs them
+their session."""
+
+import contextlib
+import dataclasses
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ledger_kit import ALICE, BOB, KEY_OF, KEYS, PROMPT, SAMPLING, group_id, head, root
+
+from codec.errors import PeerError
+from codec.sign import Key
+from node.engines.base import SamplingParams
+from node.ledger import callers, messages
+from node.ledger.assignment.fair_share import poured
+from node.ledger.callers import Callers
+from node.ledger.messages import (
+    MAX_CAPACITY,
+    ROLLOUT_DOMAIN,
+    Answer,
+    Cannot,
+    Commits,
+    GiveBack,
+    Reason,
+    Renew,
+    Rollout,
+    SignedRollout,
+    Timesheet,
+    Verdict,
+    VersionSpan,
+    WorkLease,
+    WorkRequest,
+    decode,
+    encode,
+    open_rollout,
+    pack_floats,
+    pack_tokens,
+    seal_rollout,
+    work_hash,
+)
+from node.ledger.rules import STRANGERS, Ledger
+from node.ledger.service import LedgerService
+from node.ledger.settings import Settings
+from swarm import guard
+
+U63 = (1 << 63) - 1
+
+
+class Desk:
+    """A ledger service without its task: what it would send is looked at, and time is a number."""
+
+    def __init__(self, groups: int = 8, n: int = 2, sampling: SamplingParams = SAMPLING, **chosen: Any) -> None:
+        self.now = 100.0
+        self.ledger = Ledger(Settings(**chosen), head(0), random.Random(1))
+        for version in range(1, 4):
+            self.ledger.advance(head(version), 10.0 * version)
+        for i in range(groups):
+            self.ledger.offer(group_id(i), "s", PROMPT, n, sampling)
+        self.expelled: list[tuple[bytes, str]] = []
+        self.service = LedgerService(
+            self.ledger, None, None, clock=lambda: self.now,  # pyright: ignore - neither is written nor sent to here
+            is_member=lambda node: node in KEY_OF, expel=lambda node, why: self.expelled.append((node, why)),
+        )  # fmt: skip
+        for key in KEYS:
+            self.service.member_up(key.public)
+
+    def hear(self, node: bytes, message: messages.WorkMessage | bytes) -> list[Any]:
+        """What is sent to `node` for it."""
+        self.service._out.clear()
+        self.service.hear(node, message if isinstance(message, bytes) else encode(message))
+        self.service._turn()
+        assert self.service._sleep_s() >= 0.0
+        self.ledger.take_facts()
+        return [said for to, said in self.service._out if to == node]
+
+
+def rollout(lease: WorkLease, **other: Any) -> Rollout:
+    tokens = tuple(range(10, 10 + lease.sampling.max_tokens))
+    made = Rollout(
+        lease=lease.lease,
+        token=lease.token,
+        sample=lease.samples[0],
+        work=work_hash(lease.group, lease.samples[0], lease.prompt, lease.sampling),
+        token_ids=pack_tokens(tokens),
+        logprobs=pack_floats([-1.0] * len(tokens)),
+        finish_reason="length",
+        spans=(VersionSpan(0, 3, root(0, 3), len(tokens)),),
+    )
+    return msgspec.structs.replace(made, **other)
+
+
+def request(serial: int = 1, capacity: int = 4, **other: Any) -> WorkRequest:
+    return msgspec.structs.replace(WorkRequest(serial, capacity, 0, 3, root(0, 3), 10.0, ()), **other)
+
+
+# ---------------------------------------------------------------- what cannot be read
+
+
+def bad_utf8(rolled: Rollout) -> bytes:
+    body = msgspec.msgpack.encode(rolled).replace(b"\xa6length", b"\xa6l\xff\xfegth")
+    assert b"\xff\xfe" in body
+    return body
+
+
+def test_a_rollout_that_its_node_signed_and_nobody_can_read():
+    """Row 2 of the audit: text that is no UTF-8, under a good signature."""
+    desk = Desk()
+    (lease, *_) = desk.hear(ALICE, request())
+    sealed = KEY_OF[ALICE].seal(ROLLOUT_DOMAIN, bad_utf8(rollout(lease)))
+    with pytest.raises(PeerError, match="rollout"):
+        open_rollout(ALICE, sealed)
+    with pytest.raises(PeerError, match="signature"):
+        open_rollout(BOB, sealed)
+    assert desk.hear(ALICE, SignedRollout(sealed)) == []
+    nested = KEY_OF[ALICE].seal(ROLLOUT_DOMAIN, b"\x91" * 100_000)
+    assert desk.hear(ALICE, SignedRollout(nested)) == []
+    assert desk.ledger.nodes[ALICE].refused[Reason.BAD_SIGNATURE] == 2
+    (verdict,) = desk.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], rollout(lease))))
+    assert verdict == Verdict(lease.lease, lease.samples[0], None), "the next good one counts"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x01",
+        b"\x02\x91\x01",
+        b"\x01" + b"\x91" * 5000,
+        b"\x01\x94\x0a\x01\x02\xa2\xff\xfe",
+        b"\x01\xc1",
+        b"\x01\x90",
+    ],
+)
+def test_a_body_that_nobody_can_read_is_dropped_and_then_its_node(body: bytes):
+    desk = Desk()
+    for _ in range(int(callers.MALFORMED_AT_ONCE)):
+        assert desk.hear(ALICE, body) == []
+    assert desk.expelled == []
+    desk.hear(ALICE, body)
+    ((node, why),) = desk.expelled
+    assert node == ALICE
+    assert why.startswith("work message")
+    assert desk.hear(BOB, request()) != [], "nobody else notices"
+
+
+def test_a_bug_that_a_node_finds_costs_it_its_session_and_nothing_more(monkeypatch: pytest.MonkeyPatch):
+    desk = Desk()
+    monkeypatch.setattr(desk.ledger, "renew", lambda *_: 1 / 0)
+    before = guard.bugs[guard.Source.WORK]
+    with pytest.raises(ZeroDivisionError):
+        desk.hear(ALICE, Renew(1, 1, 1))
+    monkeypatch.delenv("SWARM_STRICT")
+    assert desk.hear(ALICE, Renew(1, 1, 1)) == []
+    assert [node for node, _ in desk.expelled] == [ALICE]
+    assert guard.bugs[guard.Source.WORK] == before + 2
+    assert desk.hear(BOB, request()) != []
+
+
+def test_lines_of_a_log_are_few(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """Row 16: 33,569 of them in ten seconds."""
+    monkeypatch.setattr(guard, "_seldom", guard.Seldom())
+    desk = Desk()
+    for _ in range(3000):
+        desk.now += 0.01
+        desk.service.hear(ALICE, b"\x01\xc1")
+    assert 1 <= len(caplog.records) <= 10
+
+
+# ---------------------------------------------------------------- too much
+
+
+def test_a_flood_is_dropped_unread(monkeypatch: pytest.MonkeyPatch):
+    desk, read = Desk(), 0
+
+    def count(body: bytes) -> messages.WorkMessage:
+        nonlocal read
+        read += 1
+        return decode(body)
+
+    monkeypatch.setattr("node.ledger.service.decode", count)
+    body = encode(Renew(1, 1, 1))
+    for _ in range(20_000):
+        desk.now += 1e-4
+        desk.service.hear(ALICE, body)
+    assert read <= callers.BURST + 2 * callers.RATE + 2
+    assert desk.service._callers.left_out == 20_000 - read
+    large = encode(SignedRollout(bytes(messages.MAX_BODY_BYTES - 100)))
+    desk.now += 60.0
+    read = 0
+    for _ in range(200):
+        desk.service.hear(BOB, large)
+    assert read <= 16, "large bodies count as many"
+
+
+def test_the_budget_is_what_the_fastest_honest_node_needs():
+    """4,096 leases, all renewed every three seconds, and a hundred results a second, with a request and a timesheet
+    each: nothing of it is dropped."""
+    held = Callers(lambda node: MAX_CAPACITY)
+    now = 0.0
+    for _ in range(600):
+        now += 0.1
+        for _ in range(round(MAX_CAPACITY / 30)):
+            assert held.may_say(ALICE, 32, now)
+        for length in (2500, 60, 80) * 10:
+            assert held.may_say(ALICE, length, now)
+    few = Callers(lambda node: 64)
+    for _ in range(64):  # a batch of long samples that end together
+        assert few.may_say(BOB, 8 * 32_768 + 300, now)
+
+
+def test_who_takes_work_and_returns_it_without_end_gets_none_for_a_while():
+    desk = Desk(groups=256, n=1)
+    taken = 0
+    for serial in range(1, 400):
+        desk.now += 0.05
+        said = desk.hear(ALICE, request(serial, capacity=64))
+        leases = [lease for lease in said if isinstance(lease, WorkLease)]
+        taken += len(leases)
+        desk.hear(ALICE, GiveBack(tuple(lease.lease for lease in leases)))
+    assert taken <= callers.RETURNS_AT_ONCE + 20 * callers.RETURNS + 256
+    assert any(isinstance(said, WorkLease) for said in desk.hear(BOB, request(capacity=64)))
+
+
+def test_requests_beyond_their_budget_wait_and_the_newest_is_served():
+    desk = Desk(groups=0)
+    for serial in range(1, 700):
+        desk.hear(ALICE, request(serial))
+    desk.ledger.offer(group_id(1), "s", PROMPT, 2, SAMPLING)
+    for _ in range(50):
+        desk.now += desk.service._sleep_s() or 0.01
+        desk.service._turn()
+        if any(isinstance(said, WorkLease) for _, said in desk.service._out):
+            break
+    else:
+        raise AssertionError("it was forgotten")
+
+
+def test_tables_that_a_node_can_grow_are_bounded():
+    desk = Desk()
+    for i in range(3 * STRANGERS):
+        desk.ledger.member_up(node := i.to_bytes(32, "little"))
+        desk.ledger.member_lost(node, desk.now)
+    desk.service._turn()
+    assert len(desk.ledger.nodes) <= STRANGERS + 2 * len(KEYS)
+    assert set(KEY_OF) <= set(desk.ledger.nodes)
+    for i in range(200):
+        desk.hear(
+            ALICE, Timesheet(1.0, 1.0, 1.0, 1.0, tuple(Commits(0, 16 * i + k, 1.0, 1.0, 1.0, 1.0) for k in range(16)))
+        )
+    assert set(desk.service.takings._versions) <= set(desk.ledger.roots)
+    stranger = Key(b"\x77" * 32).public
+    assert desk.hear(stranger, request()) == []
+    assert stranger not in desk.ledger.nodes
+
+
+def test_a_check_is_sent_once_to_a_node_that_has_moved_on():
+    """A request of a hundred bytes must not make half a megabyte leave each time."""
+    desk = Desk(check_share=1.0)
+    (lease, *_) = desk.hear(ALICE, request())
+    assert desk.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], rollout(lease))))[0].refused is None
+    asks = 0
+    for serial in range(1, 6):
+        for said in desk.hear(BOB, request(serial)):
+            if isinstance(said, messages.Ask):
+                asks += 1
+                desk.hear(BOB, Answer(said.check, 0, 2, pack_floats([-1.0])))
+    assert asks == 1
+
+
+def test_a_request_gets_what_a_turn_can_send_and_the_rest_in_the_next():
+    desk = Desk(groups=1000, n=1)
+    first = [said for said in desk.hear(ALICE, request(capacity=MAX_CAPACITY)) if isinstance(said, WorkLease)]
+    assert len(first) >= 256
+    for _ in range(8):
+        desk.service._turn()
+    assert desk.ledger.nodes[ALICE].outstanding == 1000
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_no_float_of_a_message_is_unbounded():
+    """Every float that a node can send is a field with both bounds, which no NaN keeps."""
+    found = 0
+    for kind in (WorkRequest, Timesheet, Commits, messages.Renewed, messages.WorkLease, SamplingParams):
+        for field in msgspec.inspect.type_info(kind).fields:
+            if isinstance(field.type, msgspec.inspect.FloatType) and kind is not SamplingParams:
+                found += 1
+                assert field.type.ge is not None
+                assert field.type.le is not None
+    assert found == 11
+    for field in ("temperature", "top_p"):
+        for value in (float("nan"), float("inf"), -1.0, 1e300):
+            body = msgspec.msgpack.encode({"max_tokens": 1, field: value})
+            with pytest.raises(msgspec.ValidationError):
+                msgspec.msgpack.decode(body, type=SamplingParams)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.1e4, -3e38, 1.0])
+def test_a_log_probability_that_is_none(value: float):
+    desk = Desk()
+    (lease, *_) = desk.hear(ALICE, request())
+    wrong = rollout(lease, logprobs=pack_floats([-1.0, value, -1.0, -1.0]))
+    (verdict,) = desk.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], wrong)))
+    assert verdict.refused is Reason.MALFORMED
+
+
+@given(
+    st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=12),
+    st.lists(st.integers(0, 4096), min_size=12, max_size=12),
+)
+def test_pouring_fills_every_room_that_there_is(amounts: list[float], rooms: list[int]):
+    rooms = rooms[: len(amounts)]
+    got = poured(amounts, rooms)
+    assert all(
+        0.0 <= share <= room * (1 + 1e-9) or share <= amount
+        for share, room, amount in zip(got, rooms, amounts, strict=True)
+    )
+    wanted = [room for room, amount in zip(rooms, amounts, strict=True) if amount > 0]
+    if any(amount > room for amount, room in zip(amounts, rooms, strict=True)):
+        assert sum(got) == pytest.approx(min(sum(amounts), sum(wanted)), rel=1e-6, abs=1e-6)
+
+
+# ---------------------------------------------------------------- anything
+
+EDGES = [0, 1, 2, 3, 7, 64, 4095, 4096, 65_535, 65_536, (1 << 32) - 1, U63 - 1, U63]
+NUMBERS = st.sampled_from(EDGES) | st.integers(0, 40)
+SMALL = st.sampled_from([0, 1, 2, 3, 4, (1 << 32) - 1])
+FLOATS = st.sampled_from([0.0, 5e-324, 1e-300, 1e-3, 0.1, 1.0, 9.9e6])
+PACKED = st.sampled_from([
+    b"", b"\0", struct.pack("<4f", -1, -1, -1, -1), struct.pack("<4f", *[float("nan")] * 4), b"\xff" * 16,
+    struct.pack("<I", 2), struct.pack("<4I", 7, 8, 9, 2), bytes(4 * 65_536),
+])  # fmt: skip
+LEASES = st.lists(NUMBERS, max_size=6).map(tuple) | st.just(tuple(range(MAX_CAPACITY)))
+ROOTS = st.sampled_from([root(0, v) for v in range(5)])
+SPANS = st.lists(st.builds(VersionSpan, SMALL, NUMBERS, ROOTS, SMALL), min_size=1, max_size=4).map(tuple)
+ROOM = st.sampled_from([0, 1, 4, 64, 4096])
+VERSIONS = st.sampled_from([1, 2, 3, 4, U63])
+COMMITS = st.lists(st.builds(Commits, SMALL, NUMBERS, FLOATS, FLOATS, FLOATS, FLOATS), max_size=3).map(tuple)
+FINISH = st.sampled_from(["stop", "length"])
+MESSAGES = st.one_of(
+    st.builds(WorkRequest, NUMBERS, ROOM, st.just(0), VERSIONS, ROOTS, FLOATS, LEASES),
+    st.builds(WorkRequest, st.just(U63), ROOM, st.just(0), st.just(3), st.just(root(0, 3)), FLOATS, LEASES),
+    st.builds(Renew, NUMBERS, NUMBERS, NUMBERS),
+    st.builds(GiveBack, LEASES),
+    st.builds(Cannot, NUMBERS, NUMBERS, st.text(max_size=20)),
+    st.builds(Answer, NUMBERS, SMALL, NUMBERS, PACKED),
+    st.builds(Timesheet, FLOATS, FLOATS, FLOATS, FLOATS, COMMITS),
+    st.builds(Rollout, NUMBERS, NUMBERS, SMALL, st.just(bytes(32)), PACKED, PACKED, FINISH, SPANS),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """A rollout for a lease that it really has, with one field replaced."""
+
+    index: int
+    other: dict[str, Any]
+
+
+REPLIES = st.builds(
+    Reply,
+    st.integers(0, 8),
+    st.fixed_dictionaries({}, optional={
+        "token": NUMBERS, "sample": SMALL, "token_ids": PACKED, "logprobs": PACKED, "finish_reason": FINISH,
+        "spans": SPANS, "work": st.just(bytes(32)),
+    }),
+)  # fmt: skip
+NODES = st.sampled_from([key.public for key in KEYS])
+STEPS = st.lists(st.tuples(NODES, MESSAGES | REPLIES, st.sampled_from([0.0, 0.001, 0.5, 9.0, 700.0])), max_size=30)
+
+
+@given(STEPS, st.booleans())
+def test_whatever_nodes_send_the_ledger_goes_on(steps: list[tuple[bytes, Any, float]], advance: bool):
+    """Well-formed and adversarial: extreme, repeated, reordered, stale, of others' leases. The guard is strict here, so
+    an exception that is no `PeerError` fails; and every sample stays in exactly one place."""
+    desk = Desk(check_share=0.5, judged_window=1 << 16, bad_least=1 << 16, lapsed_least=1 << 16)
+    known: list[WorkLease] = []
+    for i, (node, step, seconds) in enumerate(steps):
+        desk.now += seconds
+        message = step
+        if isinstance(step, Reply):
+            if not known:
+                continue
+            message = rollout(known[step.index % len(known)], **step.other)
+        if isinstance(message, Rollout):
+            message = SignedRollout(seal_rollout(KEY_OF[node], message))
+        said = desk.hear(node, message)
+        known += [lease for lease in said if isinstance(lease, WorkLease)]
+        if advance and i % 10 == 9:
+            desk.service.sealed(head(4 + i // 10))
+        msgspec.json.encode(desk.service.state())
+    pool = desk.ledger.pool
+    groups = list(pool.groups.values())
+    for group in groups:
+        places = [*group.free, *group.leased, *group.done]
+        assert sorted(places) == list(range(group.n))
+    assert pool.wanted == sum(len(group.free) + len(group.leased) for group in groups)
+    assert pool.samples() == sum(group.n for group in groups if not group.complete)
+    assert pool.samples("s") == sum(group.n for group in groups)
+    assert +pool.lags == pool.lags
+
+
+@given(st.binary(max_size=64) | st.binary(max_size=40).map(lambda data: b"\x01" + data))
+def test_no_bytes_do_more_than_be_refused(data: bytes):
+    for read in (decode, lambda body: open_rollout(ALICE, KEY_OF[ALICE].seal(ROLLOUT_DOMAIN, body))):
+        with contextlib.suppress(PeerError):
+            read(data)
+
+
+def test_the_worst_message_costs_little(tmp_path: Path):
+    """By count, not by the clock of a busy machine: what one request looks at, of 20,000 groups that do not fit."""
+    desk = Desk(groups=20_000, n=1)
+    looked = 0
+    fits = desk.ledger.dealer._fits
+
+    def count(*asked: Any) -> bool:
+        nonlocal looked
+        looked += 1
+        return fits(*asked)
+
+    desk.ledger.dealer._fits = count  # pyright: ignore
+    for group in desk.ledger.groups.values():
+        group.refusers.add(ALICE)
+    desk.hear(ALICE, request(capacity=MAX_CAPACITY))
+    assert 0 < looked <= 2 * 256
+    assert [said for said in desk.hear(BOB, request()) if isinstance(said, WorkLease)]

@@ -1,0 +1,120 @@
+"""Sampling options in the ledger: what older nodes see, who gets such work, what counts, what is no copy."""
+
+import msgspec
+import pytest
+from ledger_kit import ALICE, BOB, KEY_OF, PROMPT, SAMPLING, ask, group_id, ledger_at, root
+
+from node.engines.base import EXACT_SEED, OPTIONS, SCORE_OPTIONS, SamplingOptions, SamplingParams
+from node.ledger.messages import (
+    Abilities,
+    AskAbilities,
+    Reason,
+    Rollout,
+    VersionSpan,
+    decode,
+    encode,
+    pack_floats,
+    pack_tokens,
+    seal_rollout,
+    stream_of,
+    work_hash,
+)
+from node.ledger.settings import Settings
+from node.ledger.state import Group
+from node.ledger.trust.judge import fingerprint, judge
+
+
+class OldParams(msgspec.Struct, frozen=True):
+    """`SamplingParams` as releases before options have them."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_tokens: tuple[int, ...] = ()
+
+
+def with_options(**options: object) -> SamplingParams:
+    return msgspec.structs.replace(SAMPLING, options=SamplingOptions(**options))  # type: ignore[arg-type]
+
+
+def test_without_options_nothing_is_encoded_that_older_nodes_do_not_know():
+    old = OldParams(SAMPLING.max_tokens, seed=SAMPLING.seed, stop_tokens=SAMPLING.stop_tokens)
+    assert msgspec.msgpack.encode(SAMPLING) == msgspec.msgpack.encode(old)
+    shaped = with_options(top_k=3, logit_bias=((1, 2.0),), banned=((1, 2),))
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(shaped), type=SamplingParams)
+    assert again == shaped
+    assert work_hash(group_id(1), 0, PROMPT, again) == work_hash(group_id(1), 0, PROMPT, shaped)
+    assert work_hash(group_id(1), 0, PROMPT, shaped) != work_hash(group_id(1), 0, PROMPT, SAMPLING)
+
+
+def test_abilities_travel():
+    for message in (AskAbilities(), Abilities((EXACT_SEED, OPTIONS), "vllm/0.32.0/gpu")):
+        assert decode(encode(message)) == message
+
+
+def test_work_with_options_goes_only_to_nodes_that_know_them():
+    ledger = ledger_at(groups=0)
+    ledger.offer(group_id(0), "s", PROMPT, 2, with_options(top_k=3, seeded=True, exact=True))
+    for abilities in (None, frozenset(), frozenset({OPTIONS}), frozenset({EXACT_SEED})):
+        ledger.nodes[ALICE].abilities = abilities
+        assert ledger.request_work(ALICE, ask(4), 0.0) is Reason.NO_WORK
+    ledger.nodes[BOB].abilities = frozenset({OPTIONS, EXACT_SEED})
+    leases = ledger.request_work(BOB, ask(4), 0.0)
+    assert isinstance(leases, list)
+    assert [lease.samples for lease in leases] == [(0, 1)]
+    ledger.member_lost(BOB, 1.0)
+    ledger.member_up(BOB)
+    assert ledger.nodes[BOB].abilities is None, "it may come back as another release"
+
+
+def rollout(sampling: SamplingParams, tokens: tuple[int, ...], finish: str, lease: int = 1) -> Rollout:
+    work = work_hash(group_id(0), 0, PROMPT, sampling)
+    spans = (VersionSpan(0, 3, root(0, 3), len(tokens)),)
+    return Rollout(lease, lease, 0, work, pack_tokens(tokens), pack_floats((-20.0,) * len(tokens)), finish, spans)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "finish", "counts"),
+    [
+        ({"stop_texts": ("x",)}, (5, 6), "stop", True),
+        ({}, (5, 6), "stop", False),
+        ({"stop_texts": ("x",)}, (5, 6), "length", False),
+        ({"stop_texts": ("x",), "min_tokens": 2}, (5, 6), "stop", False),
+        ({"min_tokens": 2}, (5, 2), "stop", False),
+        ({"min_tokens": 2}, (5, 6, 2), "stop", True),
+        ({"allowed": (5, 6)}, (5, 6, 5, 6), "length", True),
+        ({"allowed": (5, 6)}, (5, 6, 5, 7), "length", False),
+    ],
+)
+def test_what_can_be_seen_of_options_is_looked_at(options, tokens, finish, counts):
+    sampling = with_options(**options)
+    ledger = ledger_at()
+    group = Group(group_id(0), "s", 0, PROMPT, 1, sampling)
+    wanted = None if counts else Reason.MALFORMED
+    assert judge(rollout(sampling, tokens, finish), group, ledger.head, ledger.roots) is wanted
+
+
+def test_the_same_sample_of_the_same_seed_is_no_copy():
+    for options, known in (({"top_k": 5}, True), ({"seeded": True}, False)):
+        sampling = with_options(**options)
+        group = Group(group_id(0), "s", 0, PROMPT, 1, sampling)
+        assert (fingerprint(rollout(sampling, (5, 6), "stop"), group, Settings()) is not None) is known
+        streams = {stream_of(group_id(i), 1, sampling) for i in range(3)}
+        assert (len(streams) == 1) is not known
+
+
+def test_checks_of_what_options_shaped_are_asked_only_of_nodes_that_can_score_it():
+    ledger = ledger_at(groups=0, check_share=1.0)
+    sampling = with_options(top_k=3)
+    ledger.offer(group_id(0), "s", PROMPT, 1, sampling)
+    ledger.nodes[ALICE].abilities = frozenset({OPTIONS})
+    (lease,) = ledger.request_work(ALICE, ask(1), 0.0)  # type: ignore[misc]
+    made = rollout(sampling, (5, 6, 7, 8), "length", lease.id)
+    assert ledger.submit(ALICE, made, seal_rollout(KEY_OF[ALICE], made), 1.0) is None
+    ledger.request_work(BOB, ask(1), 1.0)
+    for abilities in (None, frozenset({OPTIONS})):
+        ledger.nodes[BOB].abilities = abilities
+        assert ledger.court.next_check(BOB, 2.0) is None, "it would score by less than was asked for"
+    ledger.nodes[BOB].abilities = frozenset({SCORE_OPTIONS})
+    assert ledger.court.next_check(BOB, 2.0) is not None

@@ -1,0 +1,346 @@
+"""Bad workers: what is counted, what is enough, who is put aside, for how long, and how they come back."""
+
+from pathlib import Path
+
+import pytest
+from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, ask, draw, group_id, head, ledger_at, places, sealed, submit
+from msgspec.structs import replace
+
+from node.engines.base import SamplingParams
+from node.ledger.book import Book
+from node.ledger.facts import Quarantined, Released
+from node.ledger.messages import Reason, pack_floats, pack_tokens, work_hash
+from node.ledger.trust.checks import tolerated
+from node.ledger.trust.reputation import BLAMED
+
+LONG = SamplingParams(max_tokens=512, stop_tokens=(2,), seed=9)
+
+
+def work(ledger, node, count=64, now=0.0):
+    leases = ledger.request_work(node, ask(count), now)
+    assert isinstance(leases, list), leases
+    return [(lease, sample) for lease in leases for sample in lease.samples]
+
+
+def long_ledger(n=64, **settings):
+    ledger = ledger_at(groups=0, **settings)
+    ledger.offer(group_id(0), "s", PROMPT, n, LONG)
+    return ledger
+
+
+def draw_long(lease, sample, tokens, logprob=-1.0):
+    return draw(
+        lease,
+        sample,
+        token_ids=tokens,
+        logprobs=pack_floats((logprob,) * len(tokens)),
+        work=work_hash(lease.group, sample, PROMPT, LONG),
+    )
+
+
+def test_faster_than_any_engine_is_refused():
+    ledger = long_ledger(fastest_sequence=1000.0)
+    jobs = work(ledger, ALICE)
+    tokens = [(*range(10, 210), 3 + i, 2) for i in range(3)]
+    assert submit(ledger, jobs[0][0], draw_long(*jobs[0], tokens[0]), 0.1) is Reason.TOO_FAST
+    assert submit(ledger, jobs[1][0], draw_long(*jobs[1], tokens[1]), 0.3) is None
+    assert submit(ledger, jobs[2][0], draw_long(*jobs[2], (10, 2)), 0.3) is None, "a short one proves nothing"
+    places(ledger)
+
+
+def test_after_a_restart_nobody_is_too_fast(tmp_path: Path):
+    book = Book(tmp_path / "ledger.sqlite")
+    ledger = long_ledger()
+    (lease, sample), *_ = work(ledger, ALICE)
+    book.write(ledger.take_facts())
+    again = book.restore(ledger.settings, ledger.head, now=500.0)
+    again.member_up(ALICE)
+    assert submit(again, lease, draw_long(lease, sample, (*range(10, 300), 2)), 500.001) is None
+
+
+def test_a_copy_is_refused_and_coincidences_are_not():
+    ledger = long_ledger()
+    jobs = work(ledger, ALICE)
+    story = (*range(10, 110), 2)
+    assert submit(ledger, jobs[0][0], draw_long(*jobs[0], story), 9.0) is None
+    assert submit(ledger, jobs[1][0], draw_long(*jobs[1], story), 9.0) is Reason.COPIED
+    sure = draw_long(*jobs[2], story, logprob=-0.01)
+    assert submit(ledger, jobs[2][0], sure, 9.0) is None, "it was nearly certain to come out so"
+    short = [draw_long(*jobs[i], (10, 2)) for i in (3, 4)]
+    assert [submit(ledger, jobs[3][0], rollout, 9.0) for rollout in short] == [None, None]
+    other = work(ledger, BOB)
+    assert submit(ledger, other[0][0], draw_long(*other[0], story), 18.0) is Reason.COPIED, "nor another's"
+
+
+def test_what_became_too_old_may_be_drawn_again_alike():
+    from ledger_kit import head
+
+    ledger = long_ledger(n=1)
+    ((lease, sample),) = work(ledger, ALICE)
+    story = (*range(10, 110), 2)
+    assert submit(ledger, lease, draw_long(lease, sample, story), 9.0) is None
+    ledger.advance(head(5))
+    (again,) = ledger.request_work(BOB, ask(1, version=5), 20.0)
+    rollout = draw(
+        again, 0, 5, token_ids=story, logprobs=pack_floats((-1.0,) * 101), work=work_hash(group_id(0), 0, PROMPT, LONG)
+    )
+    assert submit(ledger, again, rollout, 40.0) is None
+
+
+@pytest.mark.parametrize("reason", sorted(BLAMED))
+def test_enough_of_what_no_honest_node_sends_is_enough(reason):
+    ledger = ledger_at(n=64, bad_least=8)
+    job = work(ledger, ALICE)
+    for _ in range(7):
+        ledger.court.refuse(ALICE, reason, 1.0)
+    assert ledger.nodes[ALICE].conduct.sentence is None
+    ledger.court.refuse(ALICE, reason, 1.0)
+    assert str(reason) in ledger.nodes[ALICE].conduct.sentence.why
+    assert ledger.request_work(ALICE, ask(4), 1.0) is Reason.QUARANTINED
+    assert submit(ledger, job[0][0], draw(*job[0]), 1.0) is Reason.QUARANTINED
+    assert len(ledger.groups[group_id(0)].free) == 64, "its work goes to others"
+    assert ledger.renew(ALICE, job[0][0].id, job[0][0].token, 3, 1.0) is None
+    places(ledger)
+
+
+@pytest.mark.parametrize("reason", sorted(set(Reason) - BLAMED))
+def test_what_networks_and_restarts_do_is_held_against_nobody(reason):
+    ledger = ledger_at()
+    for _ in range(200):
+        ledger.court.refuse(ALICE, reason, 1.0)
+    assert ledger.nodes[ALICE].conduct.sentence is None
+    assert ledger.nodes[ALICE].refused == {reason: 200}
+
+
+def test_a_few_bad_results_among_many_good_ones_are_forgiven():
+    ledger = ledger_at(groups=30, n=8)
+    now = 0.0
+    for i in range(30):
+        for lease, sample in work(ledger, ALICE, 8, now):
+            rollout = draw(lease, sample, work=bytes(32)) if sample == 0 and i % 2 else draw(lease, sample)
+            ledger.submit(ALICE, rollout, sealed(lease, rollout), now)
+        now += 10.0
+    assert ledger.nodes[ALICE].refused[Reason.WRONG_WORK] > 8
+    assert ledger.nodes[ALICE].conduct.sentence is None
+
+
+def test_hoarding_leases_leads_there_too_and_ends_by_itself_twice_as_late_each_time():
+    ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4, quarantine_s=100.0)
+    now = 0.0
+    for times in (1, 2):
+        for _ in range(4):
+            assert len(work(ledger, ALICE, 1, now)) == 1
+            now += 20.0
+            ledger.tick(now)
+        sentence = ledger.nodes[ALICE].conduct.sentence
+        assert "ran out" in sentence.why
+        assert sentence.until == now + 100.0 * times
+        assert ledger.next_deadline() == sentence.until
+        ledger.tick(sentence.until - 0.1)
+        assert ledger.request_work(ALICE, ask(4), now) is Reason.QUARANTINED
+        now = sentence.until
+        ledger.tick(now)
+        assert ledger.nodes[ALICE].conduct.sentence is None
+    assert [type(f) for f in ledger.take_facts() if isinstance(f, Quarantined | Released)] == [
+        Quarantined,
+        Released,
+    ] * 2
+
+
+def test_a_death_is_no_hoard_however_many_leases_run_out_with_it():
+    ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4)
+    assert len(work(ledger, ALICE, 10, 0.0)) == 10
+    ledger.tick(20.0)
+    assert not ledger.nodes[ALICE].leases
+    assert ledger.nodes[ALICE].conduct.sentence is None
+    now = 30.0
+    for _ in range(3):  # who comes back for more and vanishes again is none too often
+        assert ledger.nodes[ALICE].conduct.sentence is None
+        assert len(work(ledger, ALICE, 10, now)) == 10
+        now += 20.0
+        ledger.tick(now)
+    assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].conduct.sentence.why
+
+
+def test_who_speaks_and_lets_its_leases_run_out_hoards_them():
+    ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4)
+    held = tuple(lease.id for lease, _ in work(ledger, ALICE, 4, 0.0))
+    ledger.request_work(ALICE, ask(0, holding=held), 19.0)
+    ledger.tick(20.0)
+    assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].conduct.sentence.why
+
+
+def test_a_lease_that_makes_progress_and_is_late_is_no_hoard():
+    ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4)
+    now = 0.0
+    for _ in range(12):
+        ((lease, _),) = work(ledger, ALICE, 1, now)
+        assert ledger.renew(ALICE, lease.id, lease.token, 2, now) == 20.0
+        now += 20.0
+        ledger.tick(now)
+    assert ledger.nodes[ALICE].conduct.sentence is None
+
+
+def test_quarantine_outlives_a_restart_and_so_does_release(tmp_path: Path):
+    book = Book(tmp_path / "ledger.sqlite")
+    ledger = ledger_at()
+    ledger.court.quarantine(ALICE, "it lied", None, 0.0)
+    ledger.court.quarantine(BOB, "it was slow", 50.0, 0.0)
+    ledger.court.quarantine(CAROL, "by hand", None, 0.0)
+    assert ledger.court.release(CAROL, "a mistake")
+    assert not ledger.court.release(DAVE, "never there")
+    book.write(ledger.take_facts())
+    again = book.restore(ledger.settings, ledger.head, now=1000.0)
+    assert again.nodes[ALICE].conduct.sentence.until is None
+    assert again.nodes[BOB].conduct.sentence.until == 1050.0
+    assert again.nodes[CAROL].conduct.sentence is None
+    assert again.nodes[CAROL].conduct.times == 1
+    assert [(e["what"], e["why"]) for e in book.conduct()] == [
+        ("quarantined", "it lied"),
+        ("quarantined", "it was slow"),
+        ("quarantined", "by hand"),
+        ("released", "a mistake"),
+    ]
+    assert [e["what"] for e in book.conduct(CAROL)] == ["quarantined", "released"]
+
+
+# ------------------------------------------------------------ spot checks
+
+
+def checked_ledger(**settings):
+    """Alice has delivered one sample; every sample is checked."""
+    ledger = ledger_at(n=2, check_share=1.0, **settings)
+    (lease,) = ledger.request_work(ALICE, ask(1), 0.0)
+    assert submit(ledger, lease, draw(lease, 0), 1.0) is None
+    return ledger
+
+
+def check_of(ledger, node, now=1.0, version=3):
+    ledger.request_work(node, ask(0, version=version), now)
+    return ledger.court.next_check(node, now)
+
+
+HONEST, OTHER = (-0.5, -0.5, -0.5), (-0.5, -3.0, -0.5)
+
+
+@pytest.mark.parametrize(("temperature", "bound"), [(0.0, 0.1), (0.5, 0.2), (1.0, 0.1), (2.0, 0.1)])
+def test_what_is_drawn_cold_may_be_further_off(temperature, bound):
+    assert tolerated(0.1, SamplingParams(max_tokens=1, temperature=temperature)) == pytest.approx(bound)
+
+
+def test_a_second_node_confirms():
+    ledger = checked_ledger()
+    assert check_of(ledger, ALICE) is None, "nobody checks itself"
+    check = check_of(ledger, BOB)
+    assert (check.author, check.version, check.start, check.end) == (ALICE, (0, 3), 0, 3)
+    assert check_of(ledger, CAROL) is None, "one at a time"
+    ledger.court.answer_check(BOB, check.id, (0, 3), HONEST, 2.0)
+    assert ledger.nodes[ALICE].conduct.checked == 1
+    assert ledger.court.checks.confirmed == 1
+    assert not ledger.court.checks.open
+
+
+def test_two_against_one_and_nothing_of_the_liar_counts():
+    ledger = checked_ledger()
+    check = check_of(ledger, BOB)
+    ledger.court.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
+    assert ledger.nodes[ALICE].conduct.sentence is None, "one word against another's"
+    assert check_of(ledger, CAROL) is check
+    ledger.court.answer_check(CAROL, check.id, (0, 3), (-0.5, float("-inf"), -0.5), 3.0)
+    sentence = ledger.nodes[ALICE].conduct.sentence
+    assert sentence.until is None
+    assert "two nodes" in sentence.why
+    assert ledger.groups[group_id(0)].free == {0, 1}, "what it had delivered is drawn anew"
+    places(ledger)
+
+
+def test_a_false_witness_is_found_out():
+    ledger = checked_ledger()
+    check = check_of(ledger, BOB)
+    ledger.court.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
+    check_of(ledger, CAROL)
+    ledger.court.answer_check(CAROL, check.id, (0, 3), HONEST, 3.0)
+    assert ledger.nodes[ALICE].conduct.sentence is None
+    assert ledger.nodes[ALICE].conduct.checked == 1
+    assert "third node confirmed" in ledger.nodes[BOB].conduct.sentence.why
+
+
+def test_what_nobody_can_judge_is_given_up():
+    ledger = checked_ledger(check_ttl_s=60.0)
+    assert check_of(ledger, BOB, version=2) is None, "it holds another version"
+    check = check_of(ledger, BOB)
+    ledger.court.answer_check(BOB, check.id, (0, 2), HONEST, 2.0)
+    assert check_of(ledger, CAROL) is check, "Bob had moved on; it is nobody's word"
+    ledger.court.answer_check(CAROL, check.id, (0, 3), OTHER, 3.0)
+    ledger.tick(61.5)
+    assert (ledger.nodes[ALICE].conduct.disputed, ledger.court.checks.given_up) == (1, 1)
+    ledger.court.answer_check(DAVE, check.id, (0, 3), OTHER, 62.0)
+    assert ledger.nodes[ALICE].conduct.sentence is None
+
+
+def test_an_engine_that_cannot_score_is_asked_once():
+    ledger = checked_ledger()
+    check = check_of(ledger, BOB)
+    ledger.court.answer_check(BOB, check.id, (0, 3), (), 2.0)
+    assert check_of(ledger, BOB) is None
+    assert check_of(ledger, CAROL) is check
+    ledger.court.answer_check(DAVE, check.id, (0, 3), OTHER, 2.0)
+    ledger.court.answer_check(CAROL, 999, (0, 3), OTHER, 2.0)
+    assert check.found == {}, "only who was asked is heard"
+    ledger.member_lost(CAROL, 3.0)
+    assert check_of(ledger, DAVE) is check
+
+
+def test_a_node_that_had_moved_on_is_asked_again_at_later_versions():
+    ledger = checked_ledger()
+    check = check_of(ledger, BOB)
+    ledger.court.answer_check(BOB, check.id, (0, 4), (), 2.0)
+    assert check_of(ledger, BOB, now=2.0) is None, "not for this check: its version has passed there"
+    assert check_of(ledger, CAROL, now=2.0) is check
+    ledger.advance(head(4))
+    (lease,) = ledger.request_work(ALICE, ask(1, version=4), 3.0)
+    assert submit(ledger, lease, draw(lease, 1, 4), 4.0) is None
+    later = check_of(ledger, BOB, now=4.0, version=4)
+    assert later is not None
+    ledger.court.answer_check(CAROL, check.id, (0, 3), HONEST, 5.0)
+    ledger.court.answer_check(CAROL, check.id, (0, 3), (), 5.0)  # of a check that is over
+    assert ledger.nodes[CAROL].scores
+    ledger.court.answer_check(BOB, later.id, (0, 4), (), 5.0)
+    assert not ledger.nodes[BOB].scores, "at the very version: its engine cannot"
+    ledger.member_lost(BOB, 6.0)
+    assert ledger.nodes[BOB].scores, "it may come back with another engine"
+
+
+def test_the_longest_span_is_checked_and_only_so_many_are_open():
+    from ledger_kit import root
+
+    from node.ledger.messages import VersionSpan
+
+    ledger = ledger_at(n=8, check_share=1.0, checks_open=2)
+    (lease,) = ledger.request_work(ALICE, ask(8), 0.0)
+    spans = (VersionSpan(0, 2, root(0, 2), 1), VersionSpan(0, 3, root(0, 3), 3))
+    for sample in range(4):
+        assert submit(ledger, lease, draw(lease, sample, spans=spans), 1.0) is None
+    assert [(c.version, c.start, c.end) for c in ledger.court.checks.open.values()] == [((0, 3), 1, 3)] * 2
+    check = check_of(ledger, BOB)
+    ledger.court.answer_check(BOB, check.id, (0, 3), (-0.5, -0.5), 2.0)
+    assert ledger.court.checks.confirmed == 1
+
+
+def test_about_the_wanted_share_is_checked():
+    ledger = ledger_at(groups=100, n=8, check_share=0.1, checks_open=1000)
+    for lease, sample in work(ledger, ALICE, 800):
+        submit(ledger, lease, draw(lease, sample), 1.0)
+    assert 40 <= ledger.court.checks.begun <= 120
+
+
+def test_prints_of_tokens_do_not_depend_on_where_prompts_end():
+    ledger = ledger_at(groups=0)
+    ledger.offer(group_id(0), "s", pack_tokens((5, 6)), 1, LONG)
+    ledger.offer(group_id(1), "s", pack_tokens((5, 6, 7)), 1, LONG)
+    (one, two) = [lease for lease, _ in work(ledger, ALICE)]
+    story = tuple(range(10, 110))
+    for lease, prompt, tokens in ((one, (5, 6), (7, *story, 2)), (two, (5, 6, 7), (*story, 2))):
+        hashed = work_hash(lease.group, 0, pack_tokens(prompt), LONG)
+        rollout = draw_long(lease, 0, tokens)
+        assert submit(ledger, lease, replace(rollout, work=hashed), 9.0) is None

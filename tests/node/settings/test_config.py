@@ -1,0 +1,169 @@
+"""Settings: what a constructor accepts, and which source wins."""
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from codec.errors import UsageError
+from node.cli.app import app
+from node.settings.config import (
+    DemoConfig,
+    InviteConfig,
+    JoinConfig,
+    PeerConfig,
+    RelayConfig,
+    SeedConfig,
+    address,
+    duration_s,
+)
+from node.settings.sources import CONFIGURABLE, explain
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4001", "/ip4/0.0.0.0/tcp/4001"),
+        (":0", "/ip4/0.0.0.0/tcp/0"),
+        ("203.0.113.7:4001", "/ip4/203.0.113.7/tcp/4001"),
+        ("[2001:db8::1]:4001", "/ip6/2001:db8::1/tcp/4001"),
+        ("box.example:31001", "/dns/box.example/tcp/31001"),
+        (" /ip4/203.0.113.7/tcp/04001 ", "/ip4/203.0.113.7/tcp/4001"),
+        ("/dns4/box.example/tcp/1", "/dns4/box.example/tcp/1"),
+    ],
+)
+def test_addresses_become_multiaddrs(text: str, expected: str) -> None:
+    assert address(text) == expected
+    assert address(expected) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "box.example", "1.2.3:4001", "1.2.3.4:65536", "1.2.3.4:-1", "a b:1", "box\x1b[2J:1", "-box:1"),
+        *("/ip4/1.2.3.4/udp/4001", "/ip4/1.2.3.4/tcp/1/ws", "/ip4/1.2.3.4", "/ip4/box/tcp/1", "/ip6/1.2.3.4/tcp/1"),
+        *("/unix/tmp/x", "[::1:4001", "::1"),
+    ],
+)
+def test_what_is_no_address_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(UsageError, match=r"4001"):
+        address(text)
+
+
+def test_durations() -> None:
+    assert [duration_s(text) for text in ("90s", "15m", "24h", "7d", "1.5h")] == [90, 900, 86400, 604800, 5400]
+    for text in ("24", "h", "-1h", "0s", "1w", "24 h", "1e9d"):
+        with pytest.raises(UsageError, match="write it like"):
+            duration_s(text)
+
+
+def test_settings_are_canonical_and_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = JoinConfig(home=Path("here"), listen=("4001",), announce=("box.example:31001",))
+    assert config.home == tmp_path / "here"
+    assert config.listen == ("/ip4/0.0.0.0/tcp/4001",)
+    assert config.announce == ("/dns/box.example/tcp/31001",)
+    with pytest.raises(FrozenInstanceError):
+        config.up_mbit = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make", "flag"),
+    [
+        (lambda: JoinConfig(up_mbit=-1), "--up-mbit"),
+        (lambda: RelayConfig(down_mbit=-1), "--down-mbit"),
+        (lambda: RelayConfig(up_mbit=float("nan")), "--up-mbit"),
+        (lambda: JoinConfig(threads=0), "--threads"),
+        (lambda: JoinConfig(device="gpu"), "--device"),
+        (lambda: JoinConfig(announce=("1.2.3.4:0",)), "--announce"),
+        (lambda: JoinConfig(listen=()), "--listen"),
+        (lambda: SeedConfig(base=Path(), listen=("1", "2", "3", "4", "5")), "--listen"),
+        (lambda: JoinConfig(name="x" * 65), "--name"),
+        (lambda: InviteConfig(nodes=0), "--nodes"),
+        (lambda: InviteConfig(expires="soon"), "soon"),
+        (lambda: InviteConfig(quota_gb=-1), "--quota-gb"),
+        (lambda: DemoConfig(nodes=1), "--nodes"),
+        (lambda: DemoConfig(steps=0), "--steps"),
+    ],
+)
+def test_nonsense_names_its_flag(make, flag: str) -> None:
+    with pytest.raises(UsageError, match=flag):
+        make()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_what_plans_reckon_with_where_nobody_said() -> None:
+    def links(config: PeerConfig) -> tuple[float, float]:
+        return config.planned_up_mbit, config.planned_down_mbit
+
+    assert links(RelayConfig()) == (100.0, 100.0)
+    assert links(RelayConfig(up_mbit=0)) == (0.0, 100.0)
+    assert links(RelayConfig(up_mbit=400)) == (400.0, 400.0)
+    assert links(RelayConfig(up_mbit=400, down_mbit=50)) == (400.0, 50.0)
+
+
+def test_each_source_beats_the_one_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def up_mbit(command: str = "join") -> tuple[object, str]:
+        entry = explain(app, command)["up_mbit"]
+        return entry["value"], entry["source"]
+
+    assert up_mbit() == (None, "default")
+    file = folder / "swarm.toml"
+    file.write_text("up-mbit = 150\n")
+    assert up_mbit() == ("150", "swarm.toml")
+    file.write_text("up_mbit = 150\n[join]\nup_mbit = 200\n")
+    assert up_mbit() == ("200", "swarm.toml")
+    assert up_mbit("relay") == ("150", "swarm.toml")
+    monkeypatch.setenv("SWARM_UP_MBIT", "250")
+    assert up_mbit() == ("250", "SWARM_UP_MBIT")
+
+
+def test_explain_names_every_setting(folder: Path) -> None:
+    for command, config in CONFIGURABLE.items():
+        assert set(explain(app, command)) == {field.name for field in fields(config)}
+
+
+def test_lists_come_from_every_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "swarm.toml").write_text('listen = ["4001", "4002"]\n')
+    assert explain(app, "join")["listen"] == {"value": ["4001", "4002"], "source": "swarm.toml"}
+    monkeypatch.setenv("SWARM_LISTEN", "5001 5002")
+    assert explain(app, "join")["listen"] == {"value": ["5001", "5002"], "source": "SWARM_LISTEN"}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("up_mbti = 1\n", "up_mbit"),
+        ("[jion]\nup_mbit = 1\n", "join"),
+        ("join = 3\n", "join"),
+        ("up_mbit = \n", "cannot be read"),
+        ("home = '\udcff'\n", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_told(folder: Path, content: str, told: str) -> None:
+    (folder / "swarm.toml").write_text(content, errors="surrogateescape")
+    with pytest.raises(UsageError, match=told):
+        explain(app, "join")
+
+
+def test_swarm_config_names_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = folder / "other.toml"
+    monkeypatch.setenv("SWARM_CONFIG", str(other))
+    with pytest.raises(UsageError, match="no such file"):
+        explain(app, "join")
+    other.write_text("region = 'eu'\n")
+    assert explain(app, "join")["region"] == {"value": "eu", "source": str(other)}
+
+
+def test_coder_and_replica(tmp_path: Path) -> None:
+    assert SeedConfig(base=tmp_path, coder="pco").coder == "pco"
+    with pytest.raises(UsageError, match="--node-cores"):
+        SeedConfig(base=tmp_path, node_cores=0)
+    with pytest.raises(UsageError, match="--engine none"):
+        JoinConfig(replica="none")
+    assert JoinConfig(replica="none", engine="none").replica == "none"

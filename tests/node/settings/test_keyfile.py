@@ -1,0 +1,58 @@
+"""The key file: private, whole, never overwritten."""
+
+from pathlib import Path
+
+import pytest
+
+from codec.errors import UsageError
+from codec.sign import Key
+from node.settings import keyfile
+
+
+def test_round_trip_and_mode(tmp_path: Path) -> None:
+    path, key = tmp_path / "deep" / "er" / "a.key", Key.generate()
+    keyfile.write(path, key)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert keyfile.load(path).public == key.public
+
+
+def test_never_overwritten(tmp_path: Path) -> None:
+    path, key = tmp_path / "a.key", Key.generate()
+    keyfile.write(path, key)
+    with pytest.raises(UsageError, match="never overwritten"):
+        keyfile.write(path, Key.generate())
+    assert keyfile.load(path).public == key.public
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_others_may_not_read_it(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "a.key"
+    keyfile.write(path, Key.generate())
+    path.chmod(mode)
+    with pytest.raises(UsageError, match="chmod 600"):
+        keyfile.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"swarm-key-1:abc", b"\xff" * 80, b"swarm-key-1:" + b"g" * 64, b"x" * 10_000])
+def test_what_is_no_key_is_told(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(UsageError, match="no swarm-node key file"):
+        keyfile.load(path)
+
+
+def test_a_missing_one_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="swarm-node keygen"):
+        keyfile.load(tmp_path / "a.key")
+
+
+def test_a_machine_keeps_its_identity(tmp_path: Path) -> None:
+    path = tmp_path / "home" / keyfile.NODE_KEY
+    assert keyfile.load_or_make(path).public == keyfile.load_or_make(path).public
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="Cannot write"):
+        keyfile.write(tmp_path / "file" / "a.key", Key.generate())

@@ -1,0 +1,42 @@
+"""Trainers as their makers publish them, in an environment of their own, on a swarm of one node that draws tokens."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import kit
+
+from scenarios.harness.environments import environment
+
+HERE = Path(__file__).parent
+
+
+@contextmanager
+def drawing(folder: Path, *gateway: str) -> Iterator[tuple[kit.Swarm, Path, str]]:
+    """A swarm whose node draws, its base, and its gateway's URL. `gateway`: further words for that."""
+    from node.trainers.grpo.tiny import tiny_folder
+
+    base, port = tiny_folder(lambda line: None), kit.free_port()
+    with kit.swarm_in(folder) as swarm:
+        swarm.seed(base)
+        swarm.start("node", "join", swarm.ticket(), "--engine", "transformers", "--threads", "1", *kit.LOOPBACK)
+        where = ("--home", str(swarm.home("seed")), "--at", f"127.0.0.1:{port}")
+        swarm.start("gateway", "gateway", *where, *(word.format(base=base) for word in gateway))
+        swarm.until("seed", lambda state: len(state["nodes"]) == 1 and state["nodes"][0]["engine"] is not None)
+        yield swarm, base, f"http://127.0.0.1:{port}"
+
+
+def train(swarm: kit.Swarm, script: str, *words: object) -> dict[str, Any]:
+    """Run one of our scripts around such a trainer to its end; the report that it prints last."""
+    python = environment("trainers", HERE / "trainers.txt", inherit=True)
+    environ = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # several processes import the same large packages
+    done = subprocess.run(
+        [python, HERE / script, *map(str, words)], env=environ, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:] + swarm.log("gateway")
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,0 +1,104 @@
+"""Who writes and encodes what: each element is written once, each block encoded once, by a rank that has some of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codec import Layout, TensorSpec
+from codec.errors import UsageError
+from codec.layout import BLOCK_ELEMENTS
+from node.trainers.publish.attempt import runs_of
+from node.trainers.ranks.ownership import Part, Shares
+
+COLUMNS = 1 << 16
+
+
+def cut(size: int, world: int, rank: int) -> tuple[int, int]:
+    """As `torch.chunk` does: the last ranks may hold less, or nothing."""
+    rows = -(-size // world)
+    start = min(rank * rows, size)
+    return start, min(rows, size - start)
+
+
+def held_by(layout: Layout, world: int, whole: set[str]) -> list[dict[str, Part | None]]:
+    return [
+        {
+            s.name: None if s.name in whole or not s.shape else Part(0, *cut(s.shape[0], world, rank))
+            for s in layout.tensors
+        }
+        for rank in range(world)
+    ]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=6),
+    world=st.integers(1, 9),
+    whole=st.sets(st.integers(0, 5)),
+)
+def test_every_element_is_written_once_and_every_block_encoded_once(sizes: list[int], world: int, whole: set[int]):
+    layout = Layout(tuple(TensorSpec(f"t{i}", "BF16", (rows, COLUMNS)) for i, rows in enumerate(sizes)))
+    shares = Shares(layout, held_by(layout, world, {f"t{i}" for i in whole}))
+    for spec in layout.tensors:
+        parts = [(rank, shares.writes(rank, spec.name)) for rank in range(world)]
+        written = [row for _, part in parts if part is not None for row in range(part.start, part.start + part.length)]
+        assert written == sorted(written)
+        assert sorted(written) == list(range(spec.shape[0]))
+        for block in layout.blocks_of(spec.name):
+            first = layout.block(block).start // COLUMNS
+            rows = range(first, first + layout.block(block).count // COLUMNS)
+            touching = {
+                rank for rank, part in parts if part and set(rows) & set(range(part.start, part.start + part.length))
+            }
+            assert set(shares.touching(block)) == touching
+            assert shares.owner[block] in touching
+    assert sum(len(shares.blocks_of(rank)) for rank in range(world)) == layout.n_blocks
+
+
+def test_border_blocks_go_to_whoever_has_least_to_do():
+    layout = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (64, 64)) for i in range(40)))
+    shares = Shares(layout, held_by(layout, 4, set()))
+    assert [len(shares.blocks_of(rank)) for rank in range(4)] == [10] * 4
+
+
+def test_large_tensors_stay_where_they_are():
+    layout = Layout((TensorSpec("t", "BF16", (64 * BLOCK_ELEMENTS // COLUMNS, COLUMNS)),))
+    shares = Shares(layout, held_by(layout, 4, set()))
+    assert all(len(shares.touching(block)) == 1 for block in range(64))
+    assert shares.owner.tolist() == [rank for rank in range(4) for _ in range(16)]
+
+
+def test_what_all_hold_is_written_by_one_and_shared_out():
+    layout = Layout(tuple(TensorSpec(f"t{i}", "BF16", (8, 8)) for i in range(4)))
+    shares = Shares(layout, [{spec.name: None for spec in layout.tensors}] * 2)
+    assert [len(shares.tensors_of(rank)) for rank in range(2)] == [2, 2]
+    assert [len(shares.blocks_of(rank)) for rank in range(2)] == [2, 2]
+
+
+def test_columns_of_a_tensor_are_all_border():
+    layout = Layout((TensorSpec("t", "BF16", (COLUMNS, 64)),))
+    shares = Shares(layout, [{"t": Part(1, 0, 32)}, {"t": Part(1, 32, 32)}])
+    assert shares.touching(0) == (0, 1)
+    assert sorted(shares.owner.tolist()) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        [{"t": Part(0, 0, 4)}],
+        [{"t": Part(0, 0, 4)}, {"t": Part(0, 5, 3)}],
+        [{"t": Part(0, 0, 4)}, {"t": Part(1, 4, 4)}],
+        [{}, {}],
+    ],
+)
+def test_what_is_not_whole_is_refused(held: list[dict[str, Part | None]]):
+    layout = Layout((TensorSpec("t", "BF16", (8, 8)),))
+    with pytest.raises(UsageError, match="do not hold t"):
+        Shares(layout, held)
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_runs(numbers: set[int]):
+    runs = runs_of(np.array(sorted(numbers), np.int64))
+    assert [n for first, count in runs for n in range(first, first + count)] == sorted(numbers)
+    assert len(runs) == sum(n - 1 not in numbers for n in numbers)

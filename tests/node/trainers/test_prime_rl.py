@@ -1,0 +1,165 @@
+"""prime-rl on a swarm of processes: its orchestrator's routes, and the client that its environments draw tokens with.
+
+prime-rl is on no package index. Where its repository is at hand, `PRIME_RL_SOURCE=CLONE pytest -m slow
+tests/node/trainers/test_prime_rl.py` runs its own code too, at `COMMIT`.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, Final
+
+import kit
+import pytest
+from published_kit import drawing
+
+from node.status.query import ask
+from scenarios.harness.environments import environment
+
+HERE: Final = Path(__file__).parent
+COMMIT: Final = "559b44772e471d1538537b8805cc77f3824a5e64"
+SOURCE: Final = os.environ.get("PRIME_RL_SOURCE")
+MODEL: Final = "the/policy"
+
+
+def post(port: int, route: str, value: object = None, **headers: str) -> tuple[int, dict[str, Any]]:
+    return speak(port, "POST", route, json.dumps(value), headers)
+
+
+def speak(port: int, method: str, route: str, body: str = "", headers: Any = ()) -> tuple[int, dict[str, Any]]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request(method, route, body, dict(headers))
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+class Admin:
+    """The adapter as a person starts it."""
+
+    def __init__(self, port: int, home: Path) -> None:
+        words = ["--model-name", MODEL, "--at", f"127.0.0.1:{port}", "--home", str(home), "--timeout-s", "60"]
+        self.port, self.url = port, f"http://127.0.0.1:{port}/v1"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "node.trainers.prime_rl", *words], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == self.url
+
+
+@pytest.fixture
+def admin_on() -> Iterator[Any]:
+    started: list[Admin] = []
+
+    def start(port: int, home: Path) -> Admin:
+        started.append(Admin(port, home))
+        return started[-1]
+
+    yield start
+    for admin in started:
+        admin.process.terminate()
+        admin.process.wait()
+
+
+def broadcast(folder: Path, words: Any) -> Path:
+    """As prime-rl leaves one."""
+    kit.checkpoint(folder, words)
+    (folder / "STABLE").touch()
+    return folder
+
+
+def test_its_routes(tmp_path: Path, admin_on: Any) -> None:
+    words = kit.weights(4)
+    with kit.swarm_in(tmp_path) as swarm:
+        swarm.seed(kit.checkpoint(tmp_path / "base", words))
+        swarm.start("node", "join", swarm.ticket(), "--model", str(tmp_path / "base"), *kit.NODE)
+        swarm.until("seed", lambda state: len(state["nodes"]) == 1 and state["nodes"][0]["held"] == [0, 0])
+        port = admin_on(kit.free_port(), swarm.home("seed")).port
+        assert speak(port, "GET", "/health") == (200, {"status": "ok"})
+        assert speak(port, "GET", "/v1/models")[1]["data"][0]["id"] == MODEL
+        assert post(port, "/pause?mode=keep&clear_cache=false")[0] == 200
+
+        first = broadcast(tmp_path / "broadcasts" / "step_1", kit.step(words, 1))
+        root = kit.root_of(kit.step(words, 1))
+        assert post(port, "/update_weights", {"weight_dir": str(first)})[1]["version"] == [0, 1]
+        assert swarm.state("node")["nodes"][0]["root"] == root, "it is answered when the nodes hold the version"
+        assert post(port, "/update_weights", {"weight_dir": str(first)})[1]["version"] == [0, 1], "asked again"
+        assert post(port, "/resume")[0] == 200
+        assert ask(swarm.home("seed"))["head"] == [0, 1]
+
+        other = broadcast(tmp_path / "broadcasts" / "step_2", kit.weights(3))
+        for wrong, why in (
+            ({"weight_dir": str(other)}, "another model"),
+            ({"weight_dir": str(tmp_path / "none")}, "none"),
+            ({"weight_dir": None}, "filesystem"),
+            ([], "filesystem"),
+        ):
+            status, said = post(port, "/update_weights", wrong)
+            assert (status, why in said["error"]["message"]) == (400, True), said
+        assert post(port, "/load_lora_adapter", {"lora_name": "a", "lora_path": "b"})[0] == 400
+        assert post(port, "/init_broadcaster")[0] == 404
+        assert post(port, "/update_weights", {"weight_dir": str(first)}, origin="http://evil.example")[0] == 403
+
+        swarm.signal("seed", signal.SIGKILL)
+        assert speak(port, "GET", "/health")[0] == 503
+
+
+def _run(tmp_path: Path, base: Path, url: str, *more: str) -> dict[str, Any]:
+    python = environment("prime_rl", HERE / "prime_rl.txt", inherit=True)
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(base, tokenizer, ignore=shutil.ignore_patterns("*.safetensors"))
+    (tokenizer / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    environ = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE.parents[2])}
+    done = subprocess.run(
+        [python, HERE / "prime_rl_run.py", url, tokenizer, MODEL, *more],
+        env=environ, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _check(drawn: dict[str, Any]) -> None:
+    assert len(drawn["prompt"]) == 5
+    assert 0 < len(drawn["drawn"]) == len(drawn["logprobs"]) <= 5
+    assert all(value < 0 for value in drawn["logprobs"])
+    assert drawn["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.slow
+def test_its_environments_draw_tokens(tmp_path: Path) -> None:
+    with drawing(tmp_path, "--model-name", MODEL) as (_, base, url):
+        _check(_run(tmp_path, base, f"{url}/v1"))
+
+
+if SOURCE:
+
+    @pytest.mark.slow
+    def test_its_own_client_updates_and_draws(tmp_path: Path, admin_on: Any) -> None:
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        source = tmp_path / "source"
+        source.mkdir()
+        archive = subprocess.run(
+            ["git", "archive", COMMIT, "src", "packages"], cwd=str(SOURCE), capture_output=True, check=True
+        )
+        subprocess.run(["tar", "x", "-C", source], input=archive.stdout, check=True)
+        with drawing(tmp_path, "--model-name", MODEL) as (swarm, base, url):
+            admin = admin_on(kit.free_port(), swarm.home("seed"))
+            folder = tmp_path / "run" / "broadcasts" / "step_1"
+            shutil.copytree(base, folder)
+            weights = load_file(folder / "model.safetensors")
+            for tensor in weights.values():
+                tensor.view(torch.int16).flatten()[::7] ^= 1
+            save_file(weights, folder / "model.safetensors")
+            (folder / "STABLE").touch()
+            _check(_run(tmp_path, base, f"{url}/v1", str(source), admin.url, str(folder)))
+            assert (folder / "NCCL_READY").exists(), "its own code came by"
+            assert ask(swarm.home("seed"))["head"] == [0, 1]

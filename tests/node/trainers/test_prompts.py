@@ -1,0 +1,105 @@
+"""What a trainer may give as a prompt, and what a model can read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from codec.errors import UsageError
+from node.ledger.messages import pack_tokens
+from node.ledger.model_limits import limits_of
+from node.trainers.prompts import BadPrompt, Tokens
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+LETTERS = "abcdefghijklmnopqrstuvwxyz:;"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A folder with a tokenizer of one token a letter, and a chat template."""
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("transformers")
+    model = tokenizers.models.WordLevel({letter: i for i, letter in enumerate(LETTERS)}, unk_token=":")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(map(LETTERS.index, text))
+
+
+def test_text_and_chat_messages_become_the_tokens_that_the_gateway_makes_of_them(base: Path):
+    from node.gateway.text import Text
+
+    tokens = Tokens(base)
+    assert tokens.of("abc") == ids("abc")
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
+    assert tokens.of(messages) == ids("system:x;user:hi;assistant:")
+    text = Text({name: (base / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")})
+    rendered = text.render(messages, add_generation_prompt=True)
+    assert tokens.of(messages) == text.encode(rendered, special=False)
+
+
+def test_messages_that_the_template_refuses_are_one_bad_prompt(base: Path):
+    with pytest.raises(BadPrompt, match="chat template refuses these messages: no tools"):
+        Tokens(base).of([{"role": "tool", "content": "x"}])
+
+
+def test_without_a_template_or_a_folder_no_conversation_can_be_read(base: Path):
+    (base / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    with pytest.raises(UsageError, match=r"no chat template, so .* give text or token ids"):
+        Tokens(base).of([{"role": "user", "content": "x"}])
+    with pytest.raises(UsageError, match=r"chat messages need the base's tokenizer: give Swarm.attach the base folder"):
+        Tokens(None).of([{"role": "user", "content": "x"}])
+
+
+def test_whole_numbers_of_any_kind_are_token_ids():
+    numpy = pytest.importorskip("numpy")
+    torch = pytest.importorskip("torch")
+    for given in ([1, 2], (1, 2), range(1, 3), numpy.array([1, 2]), torch.tensor([1, 2])):
+        assert Tokens(None).of(given) == (1, 2)
+    for given in (numpy.array([1.0, 2.0]), torch.tensor([1.5]), torch.tensor([[1, 2]]), {1, 2}, ["1"], 3):
+        with pytest.raises(BadPrompt, match="give token ids, a text, or chat messages"):
+            Tokens(None).of(given)
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "vocabulary"),
+    [
+        ({"max_position_embeddings": 1024, "vocab_size": 99}, 1024, 99),
+        ({"n_positions": 512}, 512, None),
+        ({"text_config": {"max_position_embeddings": 64, "vocab_size": 7}, "vocab_size": 9}, 64, 7),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384, None),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_parameters": {"factor": 8.0, "original_max_position_embeddings": 8192},
+            },
+            131072,
+            None,
+        ),
+        ({"max_position_embeddings": None, "vocab_size": True}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_what_a_model_reads_is_what_its_config_says(config: dict, context: int | None, vocabulary: int | None):
+    assert limits_of({"config.json": json.dumps(config).encode()}) == (context, vocabulary)
+
+
+def test_a_model_that_does_not_say_limits_nothing():
+    limits = limits_of({"config.json": b"not json"})
+    assert limits.why_not(pack_tokens([1 << 31] * 5000), 1 << 16) is None
+
+
+def test_the_whole_context_may_be_used_and_no_token_more():
+    limits = limits_of({"config.json": b'{"max_position_embeddings": 1024}'})
+    assert limits.why_not(pack_tokens([1] * 1000), 24) is None
+    assert "ask for at most 24" in (limits.why_not(pack_tokens([1] * 1000), 25) or "")
+    assert "5,000" in (limits.why_not(pack_tokens([1] * 5000), 1) or "")

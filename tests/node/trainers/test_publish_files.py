@@ -1,0 +1,74 @@
+"""A folder of checkpoints' way to the seed, without a network."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from seed_kit import LAYOUT, FakeSeed, random_replica, running
+
+from codec import Layout, TensorSpec, write_checkpoint
+from codec.errors import UsageError
+from node.trainers.publish_files import publish_folder, stamp
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "step_1", LAYOUT, random_replica(seed=1).bits, {})
+    return tmp_path / "step_1"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def test_the_seed_has_the_folders_bits(home: Path, folder: Path) -> None:
+    with running(home, FakeSeed(random_replica())) as seed:
+        report = publish_folder(home, folder, step=1)
+        assert (report["version"], report["root"]) == (1, random_replica(seed=1).root.hex())
+        assert seed.seed.receiver.root == random_replica(seed=1).root
+
+
+def test_a_checkpoint_that_changes_while_it_is_read_is_not_published(home: Path, folder: Path) -> None:
+    before = stamp(folder)
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    with running(home, FakeSeed(random_replica())) as seed:
+        with pytest.raises(UsageError, match="written to while it was read"):
+            publish_folder(home, folder, as_it_was=before)
+        assert seed.seed.attempts == []
+
+
+def _with(layout: Layout, kind: str) -> Layout:
+    """The same tensors, the bf16 ones as `kind`."""
+    return Layout(tuple(TensorSpec(s.name, kind if s.dtype == "BF16" else s.dtype, s.shape) for s in layout.tensors))
+
+
+def test_masters_of_the_base_are_rounded(home: Path, tmp_path: Path) -> None:
+    """float32 checkpoints of a bf16 base, as a trainer with masters writes them."""
+    new = random_replica(seed=1)
+    masters = _with(LAYOUT, "F32")
+
+    def widened(name: str) -> np.ndarray:
+        bits = np.array(new.bits(name))
+        if LAYOUT.tensor(name).dtype != "BF16":
+            return bits
+        bits[(bits & 0x7FFF) > 0x7F80] = 0x7FC0
+        return (bits.astype(np.uint32) << 16) + np.uint32(0x1000)  # a little more than bf16 can say
+
+    write_checkpoint(tmp_path / "step_2", masters, widened, {})
+    with running(home, FakeSeed(random_replica())) as seed:
+        publish_folder(home, tmp_path / "step_2")
+        for spec in LAYOUT.tensors:
+            wanted = np.array(new.bits(spec.name))
+            if spec.dtype == "BF16":
+                wanted[(wanted & 0x7FFF) > 0x7F80] = 0x7FC0
+            np.testing.assert_array_equal(seed.seed.receiver.bits(spec.name), wanted)
+
+
+def test_another_dtype_is_another_model(home: Path, tmp_path: Path) -> None:
+    other = _with(LAYOUT, "F16")
+    write_checkpoint(tmp_path / "step_3", other, random_replica(seed=1).bits, {})
+    with running(home, FakeSeed(random_replica())), pytest.raises(UsageError, match="F16"):
+        publish_folder(home, tmp_path / "step_3")

@@ -1,0 +1,76 @@
+"""What the ranks of `test_waits_ranks.py` run: one of them lags, is alone, or is killed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from fsdp2_ranks import make_net, sharded
+
+from codec.errors import SwarmError
+from node import Swarm
+from node.trainers.publish import encoding
+from node.trainers.ranks import together
+from node.trainers.tensors import fsdp2
+
+SOON_S = 0.5
+FAR_S = 120.0
+
+
+def told(call: Any) -> str:
+    try:
+        call()
+    except SwarmError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def only_one_publishes(rank: int, world: int, home: str, publisher: int) -> list[str]:
+    """Of all ranks one alone publishes; it hears which others do not."""
+    encoding.COPIED_WITHIN_S, together.RECONNECT_S = 2.0, 0.2
+    net = sharded(make_net(), mixed=False)
+    swarm = Swarm.attach(net, home=home)
+    swarm.publish(net, step=0).wait(timeout_s=FAR_S)  # the encoders are loaded from here on
+    said = []
+    if rank == publisher:
+        publications = []
+
+        def publish() -> None:
+            publications.append(swarm.publish(net, step=len(publications) + 1, timeout_s=SOON_S))
+
+        said = [told(publish) for _ in range(3)]
+        if publications:
+            said.append(told(lambda: publications[0].wait(timeout_s=SOON_S)))
+            said.append(told(lambda: publications[0].wait(timeout_s=FAR_S)))
+    dist.barrier()
+    told(lambda: swarm.close(timeout_s=0.1))
+    return said
+
+
+def only_one_attaches(rank: int, world: int, home: str) -> str:
+    """Rank 0 attaches and no other does."""
+    fsdp2.MEET_WITHIN_S = SOON_S
+    net = sharded(make_net(), mixed=False)
+    said = told(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
+    dist.barrier()
+    return said
+
+
+def one_is_killed(rank: int, world: int, home: str, victim: int, stopped: str) -> list[str]:
+    """One rank dies where the others wait for it; they hear it long before any deadline."""
+    net = sharded(make_net(), mixed=False)
+    swarm = Swarm.attach(net, home=home)
+    swarm.publish(net, step=1).wait(timeout_s=FAR_S)
+    if rank == victim:
+        Path(stopped).touch()
+        time.sleep(0.5)  # the others wait by now, most likely; if they do not, they find it dead
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not Path(stopped).exists():
+        time.sleep(0.01)
+    began = time.monotonic()
+    said = told(lambda: swarm.publish(net, step=2, timeout_s=FAR_S).wait(timeout_s=FAR_S))
+    assert time.monotonic() - began < FAR_S / 2
+    told(lambda: swarm.close(timeout_s=0.1))
+    return [said]

@@ -1,0 +1,104 @@
+"""What the table of real runs says of an outcome. The runs themselves: `tests/wan/test_real.py`."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scenarios.emulator import wan_table
+from scenarios.emulator.real import Node, Outcome, bound_s, spent_s
+from scenarios.emulator.wan_table import ROWS, draw, main, print_table, row_of
+
+MIB = 1 << 20
+
+
+def outcome(seconds: float, *, sent: float = 1.01, crossed: float = 1.0, twice: float = 0.0) -> Outcome:
+    size = 100 * MIB
+    return Outcome(
+        size, 4.2, {"node0": seconds / 2, "node1": seconds}, int(sent * size), 0, twice, {"eu": crossed}, 0.5
+    )
+
+
+def test_the_bound() -> None:
+    bits = 8e8 * (1 + 52 / 9000)
+    assert bound_s(10**8, 200, [Node(200)] * 4) == pytest.approx(bits / 200e6)
+    assert bound_s(10**8, 200, [Node(200, down_mbit=50)]) == pytest.approx(bits / 50e6)
+    assert bound_s(10**8, 1000, [Node(0)] * 4) == pytest.approx(4 * bits / 1000e6)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "more", "missed"),
+    [
+        ("4", 4.6, {}, ""),
+        ("4", 4.7, {}, "time"),
+        ("4", 4.6, {"sent": 1.04}, "bytes"),
+        ("regions", 4.9, {"crossed": 1.05}, ""),
+        ("regions", 4.95, {"crossed": 1.2}, "time, crossings"),
+        ("killed", 5.4, {"sent": 1.09, "twice": 0.0199}, ""),
+        ("killed", 5.4, {"sent": 1.09, "twice": 0.0201}, "duplicates"),
+    ],
+)
+def test_what_counts_as_reached(
+    capsys: pytest.CaptureFixture[str], name: str, seconds: float, more: dict[str, float], missed: str
+) -> None:
+    print_table([row_of(name, ROWS[name], [outcome(seconds, **more)])])
+    assert capsys.readouterr().out.rstrip().endswith(f"not {missed}" if missed else "  reached")
+
+
+def test_the_median_is_shown_and_every_run_kept() -> None:
+    row = row_of("8", ROWS["8"], [outcome(5.0), outcome(9.0), outcome(4.5)])
+    assert row["seconds"] == 5.0
+    assert row["runs"] == pytest.approx([5.0 / 4.2, 9.0 / 4.2, 4.5 / 4.2])
+
+
+def test_a_quarter_of_the_bandwidth() -> None:
+    assert {node.up_mbit for node in ROWS["8-quarter"].nodes} == {50.0}
+    assert ROWS["8-quarter"].seed.up_mbit == 50.0
+
+
+def test_a_row_that_fails_says_so_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def run(case: object, repeats: int, said: object) -> list[Outcome]:
+        if case is ROWS["8"]:
+            raise RuntimeError("no route")
+        return [outcome(4.4)] * repeats
+
+    monkeypatch.setattr(wan_table, "measure", run)
+    monkeypatch.setattr(wan_table, "check_privileges", lambda: None)
+    assert main(["--rows", "8", "4", "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["failed"] == "RuntimeError: no route"
+    assert rows[1]["reached_time"]
+    print_table(rows)
+    said = capsys.readouterr().out
+    assert "failed: RuntimeError: no route" in said
+    assert "reached" in said
+    draw(rows, tmp_path / "wan.png")
+    assert (tmp_path / "wan.png").stat().st_size > 0
+
+
+def test_who_used_the_processors(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = {"seed": 1.5, "node0": 0.75, "node1": 1.25, "wire": 1.0}
+    monkeypatch.setattr(wan_table, "check_privileges", lambda: None)
+    monkeypatch.setattr(wan_table, "measure", lambda case, repeats, said: [_said(said, spent)])
+    assert main(["--rows", "4", "--cpu"]) == 0
+    told = capsys.readouterr().err
+    assert "seed 1.50, a node 1.00 (10.0 ms for each MiB of F), emulated wire 1.00; all 4.5" in told
+    assert main(["--rows", "4"]) == 0
+    assert "processor seconds" not in capsys.readouterr().err
+
+
+def _said(said: Callable[[Outcome], None], spent: dict[str, float]) -> Outcome:
+    told = replace(outcome(4.5), spent_s=spent)
+    said(told)
+    return told
+
+
+def test_what_a_process_has_spent() -> None:
+    sum(range(3_000_000))
+    assert spent_s(os.getpid()) > 0
+    assert spent_s(2**30) == 0  # there is no such process

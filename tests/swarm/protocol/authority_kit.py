@@ -1,0 +1,87 @@
+"""An authority, and who comes to it."""
+
+import random
+
+from protocol_kit import (
+    AUTHORITY,
+    TUNING,
+    capability,
+    join_message,
+    key_of,
+    manifest,
+    only,
+    report,
+    say,
+)  # fmt: skip
+
+from swarm.protocol.authority import Authority
+from swarm.protocol.core.documents import AuthorityTime, heartbeat_hash, seal
+from swarm.protocol.core.events import (  # fmt: skip
+    Effect,
+    Notify,
+    PeerDown,
+    PeerUp,
+    Persist,
+    Persisted,
+    Probe,
+    Probed,
+    Timer,
+)
+from swarm.protocol.core.wire import Hello, Join  # fmt: skip
+
+TICKET = seal(capability(nodes=100), AUTHORITY)
+
+
+def clock(now: float) -> AuthorityTime:
+    return AuthorityTime(1000.0 + now)
+
+
+def an_authority(
+    *, boot: int = 1, grants: list[bytes] | None = None, up_mbit: float = 0.0, now: float = 0.0
+) -> Authority:
+    core = Authority(
+        AUTHORITY, ("/sim/authority",), TUNING, random.Random(1),
+        boot=boot, clock=clock, head=manifest(0, 0), grants=grants, up_mbit=up_mbit, now=now,
+    )  # fmt: skip
+    core.start(now)
+    return core
+
+
+def comes(core: Authority, slot: int | bytes, now: float = 0.0) -> None:
+    core.apply(PeerUp(slot if isinstance(slot, bytes) else key_of(slot).public, False, "/ip4/9.9.9.9/tcp/1"), now)
+
+
+def persisted(core: Authority, effects: list[Effect], now: float) -> list[Effect]:
+    return [e for wish in only(effects, Persist) for e in core.apply(Persisted(wish.token), now)]
+
+
+def join(core: Authority, slot: int, now: float = 1.0, message: Join | None = None) -> list[Effect]:
+    """It connects, asks, the disk writes, and the next tick lets it in."""
+    comes(core, slot, now)
+    effects = say(core, slot, message or join_message(TICKET), now)
+    effects += persisted(core, effects, now)
+    effects += [e for wish in only(effects, Probe) for e in core.apply(Probed(wish.peer, wish.addrs), now)]
+    return effects + core.apply(Timer("tick"), now + TUNING.tick_s + 0.01)
+
+
+def members(core: Authority, count: int) -> Authority:
+    for slot in range(count):
+        join(core, slot, 1.0 + slot)
+    return core
+
+
+def told(effects: list[Effect], what: str) -> list[dict]:
+    return [e.info for e in only(effects, Notify) if e.what == what]
+
+
+def renewal(core: Authority, slot: int, counter: int, **more) -> bytes:
+    key = more.pop("key", key_of(slot))
+    serial = more.pop("serial", core.book.leases[slot].grant.serial if slot in core.book.leases else 1)
+    beaten = heartbeat_hash(core.state.leases.sealed)
+    return seal(report(slot, beaten, counter, key=key, serial=serial, **more), key)
+
+
+def back(core: Authority, slot: int, shown: bytes, now: float = 5.0) -> list[Effect]:
+    core.apply(PeerDown(key_of(slot).public), now)
+    comes(core, slot, now)
+    return say(core, slot, Hello(shown, 0, 0, 0, 0), now)

@@ -1,0 +1,119 @@
+"""One hostile heartbeat does not use up the boot numbers: neither for members nor for the seed, by virtual clocks."""
+
+import pytest
+from authority_kit import an_authority, join, members, told
+from member_kit import a_member
+from protocol_kit import AUTHORITY, SWARM, TUNING, heartbeat, key_of, meet, only, say
+from test_rosterbook import story
+
+from swarm.protocol.core.boots import MAX_BOOT, latest_boot, next_boot
+from swarm.protocol.core.events import Close, Timer
+from swarm.protocol.core.wire import HeartbeatNews
+from swarm.protocol.membership.roster import Roster, difference, seal_change, whole
+from swarm.protocol.membership.rosterbook import RosterBook
+
+WALL = 1_800_000_000.0
+"""Unix time at the local time 0 of everybody here: 2027."""
+HONEST = next_boot(0, WALL)
+DAY = 86_400
+
+
+def believed(now: float) -> int:
+    return latest_boot(WALL + now)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_boots_are_numbered_by_the_second_and_always_rise() -> None:
+    assert next_boot(0, WALL) == int(WALL) - 1_577_836_800
+    assert next_boot(HONEST, WALL) == HONEST + 1, "two starts in one second"
+    assert next_boot(HONEST + 5 * DAY, WALL) == HONEST + 5 * DAY + 1, "above a rival that was believed"
+    assert latest_boot(WALL) == HONEST + 30 * DAY
+
+
+@pytest.mark.parametrize("last", [MAX_BOOT, HONEST + 400 * DAY, HONEST + 30 * DAY])
+def test_a_number_that_nobody_believes_is_not_gone_on_from(last: int) -> None:
+    """Our own clock was once a year ahead, say: our next heartbeats must be believed all the same."""
+    assert HONEST < next_boot(last, WALL) <= latest_boot(WALL)
+
+
+@pytest.mark.parametrize("unix_s", [0.0, 946_684_800.0, 1_767_225_599.0])
+def test_a_clock_that_is_not_set_refutes_nothing(unix_s: float) -> None:
+    assert latest_boot(unix_s) == MAX_BOOT
+    assert next_boot(HONEST, unix_s) == HONEST + 1
+
+
+# ---------------------------------------------------------------- members
+
+
+def test_a_member_passes_over_the_last_boot_that_there_is_and_goes_on_with_the_honest_one() -> None:
+    peer = a_member()
+    peer.state.latest_boot = believed
+    meet(peer, 1)
+    for boot in (MAX_BOOT, HONEST + 31 * DAY):
+        effects = say(peer, 1, HeartbeatNews(heartbeat(1, boot=boot, time=9e9)), 1.0)
+        assert only(effects, Close) == [], "its bearer may have a wrong clock"
+    beat = heartbeat(7, boot=HONEST, time=5000.0)
+    say(peer, 1, HeartbeatNews(beat), 2.0)
+    assert peer.state.leases.sealed == beat
+    later = heartbeat(1, boot=HONEST + 29 * DAY, time=5001.0)
+    say(peer, 1, HeartbeatNews(later), 3.0)
+    assert peer.state.leases.sealed == later, "what is plausible is believed: nothing tells the two holders of a key"
+    again = heartbeat(1, boot=next_boot(HONEST + 29 * DAY, WALL + 60), time=5061.0)
+    say(peer, 1, HeartbeatNews(again), 60.0)
+    assert peer.state.leases.sealed == again, "and the honest seed, started again, is followed again"
+
+
+def test_a_member_says_once_that_the_clocks_are_apart() -> None:
+    peer = a_member()
+    peer.state.latest_boot = believed
+    meet(peer, 1)
+    said = [told(say(peer, 1, HeartbeatNews(heartbeat(n, boot=MAX_BOOT)), n), "clocks_apart") for n in range(1, 50)]
+    assert sum(map(len, said)) == 1
+
+
+def test_a_roster_of_a_boot_that_nobody_believes_is_passed_over() -> None:
+    rosters, changes = story(3)
+    hostile = Roster(SWARM, MAX_BOOT, 1, rosters[0].authority, rosters[0].members, rosters[0].parents)
+    change = seal_change(difference(None, hostile), AUTHORITY)
+    book = RosterBook(SWARM, TUNING)
+    assert not book.take_whole(whole(hostile, change), believed(0.0))
+    assert not book.take_step(change, 0.0, believed(0.0))
+    assert book.take_whole(whole(rosters[0], changes[0]), believed(0.0))
+    assert book.take_step(changes[1], 1.0, believed(0.0))
+    assert book.stamp == rosters[1].stamp
+
+
+# ---------------------------------------------------------------- the seed
+
+
+def test_the_seed_does_not_stop_for_a_boot_that_nobody_believes() -> None:
+    core = members(an_authority(boot=HONEST), 1)
+    core.state.latest_boot = believed
+    for boot in (MAX_BOOT, HONEST + 31 * DAY):
+        assert told(say(core, 0, HeartbeatNews(heartbeat(1, boot=boot, time=9e9)), 5.0), "superseded") == []
+    assert not core.superseded
+    assert join(core, 1, 6.0) != []
+    core.apply(Timer("tick"), 6.0 + TUNING.heartbeat_s)
+    assert core.state.leases.heartbeat is not None
+    assert (core.state.leases.heartbeat.boot, core.state.leases.heartbeat.live) == (HONEST, b"\x03")
+
+
+def test_a_superseded_seed_started_again_numbers_its_boot_above_what_it_saw_and_is_followed() -> None:
+    core = members(an_authority(boot=HONEST), 1)
+    core.state.latest_boot = believed
+    rival = HONEST + 20 * DAY
+    (seen,) = told(say(core, 0, HeartbeatNews(heartbeat(1, boot=rival, time=9e9)), 5.0), "superseded")
+    boot = next_boot(seen["boot"], WALL + 10)
+    assert rival < boot <= believed(10.0)
+    peer = a_member()
+    peer.state.latest_boot = believed
+    meet(peer, 1)
+    say(peer, 1, HeartbeatNews(heartbeat(1, boot=rival, time=9e9)), 5.0)
+    again = members(an_authority(boot=boot), 1)
+    again.state.latest_boot = believed
+    say(peer, 1, HeartbeatNews(again.state.leases.sealed), 10.0)
+    assert peer.state.leases.sealed == again.state.leases.sealed
+    assert told(say(again, 0, HeartbeatNews(heartbeat(2, boot=rival)), 11.0), "superseded") == []
+    assert key_of(0).public in again.book.slot_of

@@ -1,0 +1,156 @@
+"""What a ticket's peers fetch: who is believed, what is charged, who is put out."""
+
+from authority_kit import an_authority, comes, join, persisted
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from protocol_kit import AUTHORITY, TUNING, capability, join_message, key_of, only, report, say, sends
+
+from swarm.protocol.authority import Authority
+from swarm.protocol.core.documents import heartbeat_hash, seal
+from swarm.protocol.core.events import Close, Gave, Persist, Timer
+from swarm.protocol.core.wire import Refused, Reports
+from swarm.protocol.membership.quota import Fetched
+
+ALICE, BOB, CAROL, DAVE = (key_of(name).public for name in ("alice", "bob", "carol", "dave"))
+
+
+# ---------------------------------------------------------------- who is believed
+
+
+def test_what_a_peer_says_of_itself_counts() -> None:
+    fetched = Fetched()
+    assert (fetched.own(ALICE, 100), fetched.own(ALICE, 100), fetched.own(ALICE, 250)) == (100, 0, 150)
+
+
+def test_a_total_that_begins_anew_is_of_another_grant() -> None:
+    fetched = Fetched()
+    assert (fetched.own(ALICE, 100), fetched.own(ALICE, 30)) == (100, 30)
+
+
+def test_one_givers_word_alone_charges_nobody_two_do() -> None:
+    fetched = Fetched()
+    assert fetched.said(BOB, ALICE, 10**12) == 0
+    assert fetched.said(CAROL, ALICE, 70) == 70
+    assert fetched.said(ALICE, ALICE, 10**9) == 0
+
+
+def test_givers_of_another_ticket_count_as_one_however_many_they_are() -> None:
+    """Ten machines that came in by one ticket cannot use up another's."""
+    fetched = Fetched()
+    ticket = bytes(16)
+    assert sum(fetched.said(key_of(n).public, ALICE, 10**12, ticket) for n in range(10)) == 0
+    assert fetched.said(BOB, ALICE, 70) == 70, "one of the peer's own ticket, beside them"
+
+
+def test_who_hides_what_it_fetched_from_several_is_found_out() -> None:
+    fetched = Fetched()
+    assert fetched.own(ALICE, 0) == 0
+    charged = sum(fetched.said(giver, ALICE, 100) for giver in (BOB, CAROL, DAVE))
+    assert charged == 200
+    assert fetched.gave(ALICE, 50) == 50, "the authority believes itself"
+
+
+def test_nobody_is_charged_twice_for_what_both_ends_say() -> None:
+    fetched = Fetched()
+    assert fetched.own(ALICE, 300) == 300
+    assert sum(fetched.said(giver, ALICE, 100) for giver in (BOB, CAROL, DAVE)) == 0
+
+
+def test_after_a_restart_counting_goes_on_from_the_first_word() -> None:
+    fetched = Fetched()
+    for peer in (ALICE, BOB, CAROL):
+        fetched.resume(peer)
+    assert (fetched.own(ALICE, 900), fetched.own(ALICE, 950)) == (0, 50)
+    assert (fetched.said(BOB, ALICE, 500), fetched.said(CAROL, ALICE, 400)) == (0, 0)
+    fetched.forget(ALICE)
+    assert fetched.own(ALICE, 20) == 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1000)), max_size=40))
+def test_no_one_giver_can_charge_more_than_others_bear_out(words: list[tuple[int, int]]) -> None:
+    """BOB says what he likes; the honest three say what they gave. The charge stays within what those bear out, and
+    within twice of what is true where he adds to it."""
+    fetched, charged, true = Fetched(), 0, [0, 0, 0, 0]
+    for who, size in words:
+        if who == 3:
+            charged += fetched.said(BOB, ALICE, 10**9 + size)
+        else:
+            true[who] += size
+            giver = (CAROL, DAVE, key_of("eve").public)[who]
+            charged += fetched.said(giver, ALICE, true[who])
+    assert charged <= sum(true)
+
+
+# ---------------------------------------------------------------- at the authority
+
+
+def says(core: Authority, slot: int, counter: int, now: float, fetched: int = 0, gave: tuple = (), part: float = 0.5):
+    """A report of this slot's holder, on its way up."""
+    grant = core.book.leases[slot].grant
+    plain = report(slot, heartbeat_hash(core.state.leases.sealed), counter, serial=grant.serial, catching_up=part)
+    sealed = seal(replace(plain, fetched_bytes=fetched, gave=gave), key_of(slot))
+    return say(core, slot, Reports(0, (sealed,)), now)
+
+
+def ticket(quota: int, name: int = 7, nodes: int = 9) -> bytes:
+    return seal(replace(capability(nodes=nodes, name=name), quota_bytes=quota), AUTHORITY)
+
+
+def test_who_fetches_beyond_the_quota_is_put_out_and_nobody_comes_by_it_any_more() -> None:
+    core = an_authority()
+    small = join_message(ticket(1000))
+    join(core, 0, 1.0, small)
+    join(core, 1, 2.0, small)
+    assert only(says(core, 0, 1, 3.0, fetched=600), Close) == []
+    assert only(says(core, 1, 1, 3.1, fetched=400), Close) == [], "all of it is not beyond it"
+    comes(core, 2, 3.5)
+    (refused,) = sends(say(core, 2, small, 3.5), Refused, to=2)
+    assert "used up" in refused.why
+    effects = says(core, 1, 2, 4.0, fetched=401)
+    assert [refused.code for refused in sends(effects, Refused, to=1)] == ["ticket"]
+    assert [close.peer for close in only(effects, Close)] == [key_of(1).public]
+    assert sorted(core.book.leases) == [0], "who fetches nothing more stays"
+    core.apply(Timer("tick"), 4.0 + 2 * TUNING.tick_s)
+    assert core.state.roster is not None
+    assert [member.slot for member in core.state.roster.members] == [0]
+
+
+def test_a_liar_is_put_out_by_what_two_others_gave_and_by_what_the_trainer_gave() -> None:
+    core = an_authority()
+    for slot, quota in ((0, 0), (1, 0), (2, 1000)):
+        join(core, slot, 1.0 + slot, join_message(ticket(quota, name=20 + slot)))
+    says(core, 2, 1, 5.0, fetched=0)
+    says(core, 0, 1, 5.1, gave=((2, 5000),))
+    assert 2 in core.book.leases, "one giver may lie as well"
+    effects = says(core, 1, 1, 5.2, gave=((2, 1001),))
+    assert [close.peer for close in only(effects, Close)] == [key_of(2).public]
+
+    join(core, 3, 6.0, join_message(ticket(1000, name=30)))
+    assert only(core.apply(Gave(key_of(3).public, 900), 7.0), Close) == []
+    assert len(only(core.apply(Gave(key_of(3).public, 101), 7.1), Close)) == 1
+    assert core.apply(Gave(key_of(99).public, 10**9), 7.2) == [], "somebody who has left meanwhile"
+
+
+def test_what_was_fetched_is_remembered_over_a_restart() -> None:
+    core = an_authority()
+    join(core, 0, 1.0, join_message(ticket(10_000)))
+    disk: dict[str, bytes] = {}
+    for counter, fetched in enumerate((50, 300, 4000, 4050), 1):
+        effects = says(core, 0, counter, 2.0 + counter, fetched=fetched)
+        disk |= {wish.name: wish.record for wish in only(effects, Persist)}
+        persisted(core, effects, 2.0 + counter)
+    (name,) = disk
+    assert name.startswith("ticket/")
+    again = an_authority()
+    again.book.tickets.restore([disk[name]])
+    (kept,) = again.book.tickets
+    assert 4050 - 100 < kept.fetched_bytes <= 4050, "a hundredth of the quota may be forgotten"
+    assert kept.quota_bytes == 10_000
+
+
+def test_a_ticket_without_a_quota_is_counted_and_never_used_up() -> None:
+    core = an_authority()
+    join(core, 0, 1.0, join_message(ticket(0)))
+    assert only(says(core, 0, 1, 3.0, fetched=10**15), Close) == []
+    assert [t.fetched_bytes for t in core.book.tickets if t.peers] == [10**15]

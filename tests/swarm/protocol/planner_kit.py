@@ -1,0 +1,57 @@
+"""Made-up swarms for the planner's tests."""
+
+from hypothesis import strategies as st
+from protocol_kit import SWARM, key_of, member, roster
+
+from swarm.protocol.membership.roster import AUTHORITY, Member, Roster, open_whole
+from swarm.protocol.topology.planner import Planner
+
+PEERS = {slot: key_of(slot).public for slot in range(200)}
+STRIPES = st.integers(1, 12)
+
+
+@st.composite
+def swarms(draw: st.DrawFn, most: int = 40) -> list[Member]:
+    """Members of every kind: leaves, behind NAT, in regions that are known or not."""
+    slots = draw(st.sets(st.integers(0, 199), min_size=1, max_size=most))
+    regions = draw(st.sampled_from([("",), ("", "eu", "us"), ("eu", "us", "jp", "au")]))
+    return [
+        member(
+            slot,
+            peer=PEERS[slot],
+            up_mbit=draw(st.sampled_from([0.0, 1.0, 25.0, 100.0, 100.0, 200.0, 1000.0])),
+            leaf=draw(st.integers(0, 4)) == 0,
+            dialable=draw(st.integers(0, 3)) > 0,
+            region=draw(st.sampled_from(regions)),
+        )
+        for slot in sorted(slots)
+    ]
+
+
+def plan(members: list[Member], stripes: int) -> tuple[tuple[int, ...], ...]:
+    """From nothing."""
+    return Planner(stripes).update(members)
+
+
+def as_roster(members: list[Member], stripes: int) -> Roster:
+    """Planned, and opened as a peer would: refused unless it is a plan."""
+    return as_given(members, plan(members, stripes))
+
+
+def as_given(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> Roster:
+    """Opened as a peer would: refused unless it is a plan."""
+    return open_whole(roster(parents, members), SWARM)[0]
+
+
+def relays(members: list[Member]) -> list[Member]:
+    return [m for m in members if not m.leaf and m.up_mbit > 0]
+
+
+def given(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> dict[int, int]:
+    """How many children each slot feeds, over all stripes."""
+    count = dict.fromkeys((m.slot for m in members), 0)
+    for row in parents:
+        for parent in row:
+            if parent != AUTHORITY:
+                count[parent] += 1
+    return count

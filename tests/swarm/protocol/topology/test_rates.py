@@ -1,0 +1,225 @@
+"""What uplinks are worth and where regions lie, as neighbours report it: and what liars can make of that."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from protocol_kit import TUNING, book_with, header, version
+
+from swarm.protocol.core.documents import UNTIMED, Link
+from swarm.protocol.topology.rates import Rates, Regions
+from swarm.protocol.transfer.links import Links
+
+
+def got(slot: int, mbit: float, short: int = 0, rtt_ms: int = 0) -> Link:
+    return Link(slot, int(mbit * 1000), short, rtt_ms)
+
+
+def told(rates: Rates, giver: int, by: dict[int, tuple[float, int]], offered: float = 200.0) -> float:
+    """A version in which these receivers got so many Mbit/s from it, so many percent less than its part."""
+    for receiver, (mbit, short) in by.items():
+        rates.hear(receiver, [got(giver, mbit, short)])
+    rates.settle({giver: offered}, lambda slot: set())
+    return rates.uplink(giver, offered, 200.0)
+
+
+def test_before_it_is_measured_an_offer_is_believed_within_limits() -> None:
+    rates = Rates()
+    assert rates.uplink(1, 300.0, typical=200.0) == 300.0
+    assert rates.uplink(1, 10_000.0, typical=200.0) == 800.0
+    assert rates.uplink(1, 10_000.0, typical=0.0) == 10_000.0
+
+
+def test_a_boast_lasts_one_version() -> None:
+    """It offers 10 Gbit/s and has 20: its receivers went short, and what they got is what it is worth."""
+    rates = Rates()
+    assert told(rates, 1, {2: (5, 60), 3: (5, 70), 4: (5, 60), 5: (5, 50)}, offered=10_000.0) == pytest.approx(20)
+
+
+def test_who_was_not_the_bottleneck_keeps_its_offer() -> None:
+    rates = Rates()
+    assert told(rates, 1, {2: (20, 0), 3: (20, 0)}) == 200.0
+
+
+def test_an_estimate_falls_as_far_as_receivers_were_short_and_recovers() -> None:
+    rates = Rates()
+    assert told(rates, 1, {2: (50, 50), 3: (50, 50)}) == pytest.approx(100)
+    assert told(rates, 1, {2: (5, 60), 3: (5, 60)}) == pytest.approx(40)
+    worth = 0.0
+    for _ in range(20):
+        worth = told(rates, 1, {2: (20, 0), 3: (20, 0)})
+    assert worth == 200.0
+
+
+def test_who_feeds_nobody_any_more_is_tried_again_and_ever_more_seldom() -> None:
+    rates = Rates()
+
+    def versions_until_tried() -> int:
+        told(rates, 1, {2: (5, 90), 3: (5, 90)})
+        return next(n for n in range(1000) if told(rates, 1, {}) == 200.0)
+
+    told(rates, 1, {2: (20, 0), 3: (20, 0)})
+    first, second, third = [versions_until_tried() for _ in range(3)]
+    assert 10 < first < 20
+    assert second == pytest.approx(2 * first, abs=2)
+    assert third == pytest.approx(4 * first, abs=4)
+    assert told(rates, 1, {2: (20, 0), 3: (20, 0)}) == 200.0  # it was not to blame, after all
+    assert versions_until_tried() == first
+
+
+def test_it_is_never_worth_more_than_it_offers() -> None:
+    rates = Rates()
+    assert told(rates, 1, {2: (500, 0), 3: (500, 0)}) == 200.0
+    assert told(rates, 1, {2: (500, 50), 3: (500, 50)}) == 200.0
+
+
+def test_one_receiver_cannot_make_it_a_giant() -> None:
+    rates = Rates()
+    worth = told(rates, 1, {2: (9_000, 60), 3: (10, 60), 4: (10, 60)}, offered=10_000.0)
+    assert worth == pytest.approx(40)
+
+
+def test_one_receiver_cannot_ruin_it() -> None:
+    rates = Rates()
+    assert told(rates, 1, {2: (1, 100), 3: (25, 0), 4: (25, 0)}) == 200.0
+
+
+def test_who_hangs_on_a_slow_node_is_not_to_blame() -> None:
+    """1 is slow; 2, which hangs on it, could not pass on what it did not get."""
+    rates = Rates()
+    for receiver in (3, 4, 5):
+        rates.hear(receiver, [got(1, 5, 80), got(2, 5, 80)])
+    rates.settle({1: 200.0, 2: 200.0}, {1: set(), 2: {1}}.__getitem__)
+    assert rates.uplink(1, 200.0, 200.0) == pytest.approx(15)
+    assert rates.uplink(2, 200.0, 200.0) == 200.0
+
+
+def measured(*came: tuple[int, float]) -> Link:
+    """What we say of a neighbour, from which so many bytes came at these times."""
+    session = SimpleNamespace(peer=b"anna", rtt_s=0.1)
+    roster = SimpleNamespace(stripes=8, member_of=lambda peer: SimpleNamespace(slot=1))
+    links = Links(cast(Any, SimpleNamespace(sessions=[session], roster=roster, exchange=SimpleNamespace(parents={}))))
+    for size, at in came:
+        links.came(b"anna", size, at)
+    (link,) = links.account()
+    return link
+
+
+def test_one_small_chunk_proves_a_newcomer_and_says_nothing_of_its_uplink() -> None:
+    assert measured().kbit_s == 0
+    link = measured((16 << 10, 5.0), (16 << 10, 5.001), (16 << 10, 5.002), (16 << 10, 5.003))
+    assert link.kbit_s == UNTIMED
+    rates = Rates()
+    assert rates.hear(2, [link]) == [1]
+    rates.settle({1: 200.0}, lambda slot: set())
+    assert rates.uplink(1, 200.0, 200.0) == 200.0
+
+
+def test_of_a_newcomer_that_was_tried_is_told_once() -> None:
+    newcomer = SimpleNamespace(slot=1, leaf=True, up_mbit=100.0)
+    book, _ = book_with([header(1, 0)])
+    asked: list[bytes] = []
+    state = SimpleNamespace(
+        sessions=[SimpleNamespace(peer=b"anna", rtt_s=0.1)],
+        roster=SimpleNamespace(stripes=1, member_of=lambda peer: newcomer),
+        exchange=SimpleNamespace(parents={}, children={0: {b"anna": None}}),
+        grant=object(), held=version(1), chunks=book, tuning=TUNING, send=lambda peer, message: asked.append(peer),
+    )  # fmt: skip
+    links = Links(cast(Any, state))
+    links.came(b"anna", 1000, 4.0)
+    assert not links.tried_one
+    links.account()
+    links.try_newcomers(5.0)
+    assert asked == [b"anna"]
+    links.came(b"anna", 1000, 5.5)
+    assert links.tried_one
+    for _ in range(2):  # it goes on bringing something, after each account
+        links.tried_one = False
+        links.account()
+        links.came(b"anna", 1000, 6.0)
+        assert not links.tried_one
+
+
+def test_much_is_timed() -> None:
+    link = measured(*[(64 << 10, 5.0 + 0.01 * i) for i in range(9)])
+    assert link.kbit_s == pytest.approx(8 * 65536 * 8 / 80, rel=0.01)  # the first piece begins the clock
+
+
+@pytest.mark.parametrize(
+    ("far_s", "lasted_s", "judged"), [(0.01, 0.4, False), (0.01, 0.6, True), (0.1, 1.9, False), (0.1, 2.1, True)]
+)
+def test_a_parent_is_judged_by_versions_that_lasted(far_s: float, lasted_s: float, judged: bool) -> None:
+    """Of two parents one brought next to nothing. Connections begin slowly, the longer the way the longer."""
+    sessions = [SimpleNamespace(peer=b"anna", rtt_s=0.01), SimpleNamespace(peer=b"ben", rtt_s=far_s)]
+    slots = {b"anna": SimpleNamespace(slot=1), b"ben": SimpleNamespace(slot=2)}
+    roster = SimpleNamespace(stripes=2, member_of=slots.__getitem__)
+    parents = {stripe: SimpleNamespace(peer=peer) for stripe, peer in enumerate(slots)}
+    exchange = SimpleNamespace(parents=parents)
+    links = Links(cast(Any, SimpleNamespace(sessions=sessions, roster=roster, exchange=exchange)))
+    for i in range(101):
+        links.came(b"ben" if i % 10 == 0 else b"anna", 64 << 10, 5.0 + lasted_s * i / 100)
+    short = {link.slot: link.short_percent for link in links.account()}
+    assert (short[2] > 50) is judged
+    assert short[1] == 0
+
+
+def test_nobody_vouches_for_itself() -> None:
+    rates = Rates()
+    assert rates.hear(1, [got(1, 500)]) == []
+    assert rates.hear(2, [got(1, 500), got(3, 0)]) == [1]
+
+
+def test_a_slot_that_is_anothers_begins_anew() -> None:
+    rates = Rates()
+    told(rates, 1, {2: (5, 50)})
+    rates.forget(1)
+    assert rates.uplink(1, 200.0, 200.0) == 200.0
+
+
+# ---------------------------------------------------------------- regions
+
+
+def mesh(regions: Regions, rtt_ms: dict[tuple[int, int], int]) -> None:
+    for _ in range(3):
+        for (a, b), rtt in rtt_ms.items():
+            regions.hear(a, [got(b, 0, 0, rtt)])
+            regions.hear(b, [got(a, 0, 0, rtt)])
+        regions.settle()
+
+
+def test_two_continents_are_told_apart() -> None:
+    regions = Regions()
+    mesh(regions, {(a, b): 20 if a % 2 == b % 2 else 150 for a in range(10) for b in range(a)})
+    assert len({regions.of(s) for s in range(0, 10, 2)}) == 1
+    assert len({regions.of(s) for s in range(1, 10, 2)}) == 1
+    assert regions.of(0) != regions.of(1)
+
+
+def test_a_region_that_was_told_spreads_to_those_near_by() -> None:
+    regions = Regions()
+    regions.tell(0, "eu")
+    mesh(regions, {(0, 1): 10, (1, 2): 10, (2, 3): 200})
+    assert [regions.of(s) for s in range(3)] == ["eu"] * 3
+    assert regions.of(3) == ""
+
+
+def test_what_was_told_stands() -> None:
+    regions = Regions()
+    regions.tell(0, "eu")
+    regions.tell(1, "us")
+    mesh(regions, {(0, 1): 1})
+    assert [regions.of(0), regions.of(1)] == ["eu", "us"]
+
+
+def test_where_all_are_as_far_apart_there_is_one_region() -> None:
+    regions = Regions()
+    mesh(regions, {(a, b): 80 + a % 3 for a in range(6) for b in range(a)})
+    assert len({regions.of(s) for s in range(6)}) == 1
+
+
+def test_one_far_from_all_is_a_region_of_its_own() -> None:
+    regions = Regions()
+    mesh(regions, {(1, 2): 5, (0, 1): 100, (0, 2): 100, (0, 3): 100})
+    assert regions.of(0) == "~0"
+    regions.forget(0)
+    assert regions.of(0) == ""

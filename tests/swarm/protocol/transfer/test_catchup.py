@@ -1,0 +1,377 @@
+"""From nothing to a version: layout, files, blocks from many, and every way in which givers fail."""
+
+from protocol_kit import (
+    LAYOUT,
+    SWARM,
+    TUNING,
+    admit,
+    header,
+    key_of,
+    manifest,
+    meet,
+    member,
+    new_peer,
+    only,
+    root_of,
+    say,
+    sends,
+    version,
+)  # fmt: skip
+
+from swarm.protocol.core.events import (  # fmt: skip
+    Commit,
+    Effect,
+    HeaderStored,
+    Job,
+    JobDone,
+    JobKind,
+    Opened,
+    PartsDone,
+    PeerDown,
+    PieceStored,
+    Run,
+    Send,
+    Timer,
+    UnknownLabel,
+    VersionId,
+)
+from swarm.protocol.core.wire import Blob, Lacks, ManifestNews, WantBlob, WantBlock, WantManifest
+from swarm.protocol.member import Peer
+from swarm.protocol.transfer.catchup import Phase
+
+HEAD = version(5)
+BLOCKS = 8
+
+
+def asked(effects: list[Effect]) -> list[tuple[bytes, WantBlob | WantBlock]]:
+    return [(e.peer, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, WantBlob | WantBlock)]
+
+
+def a_newcomer(*slots: int) -> tuple[Peer, list[Effect]]:
+    """Has nothing; connected to these members; asks for the layout of the head."""
+    peer = new_peer(0, held=None)
+    everyone = (0, *slots)
+    admit(peer, [(-1, *[0] * len(slots))], members=[member(slot) for slot in everyone], head=manifest(5, 0))
+    effects = [e for slot in slots for e in meet(peer, slot)] + peer.apply(Timer("tick"), 0.0)
+    assert peer.catchup.phase is Phase.LAYOUT
+    return peer, effects
+
+
+def open_model(peer: Peer, root: bytes = bytes(32), now: float = 0.0) -> list[Effect]:
+    """Through layout and OPEN with a replica of this root, past the look for a chain, to the list of block hashes."""
+    request = next(iter(peer.catchup._requests))
+    giver = peer.catchup._requests[request].peer
+    effects = peer.apply(PartsDone(giver, request, HEAD, (), ()), now)
+    (job,) = [e.job for e in only(effects, Run)]
+    assert job.kind == JobKind.OPEN
+    effects = peer.apply(JobDone(job, True, Opened(root, empty=False)), now)
+    if peer.catchup.phase is Phase.CHAIN:
+        effects += peer.apply(Timer("tick"), now + TUNING.pull_deadline_s)
+    return effects
+
+
+def to_blocks(peer: Peer, differs: int = BLOCKS, now: float = 10.0) -> list[Effect]:
+    open_model(peer, now=now)
+    (request,) = peer.catchup._requests
+    giver = peer.catchup._requests[request].peer
+    return peer.apply(PartsDone(giver, request, HEAD, tuple(range(differs))), now + 3)
+
+
+def bring(peer: Peer, wants: list, label: VersionId = HEAD, now: float = 13.0) -> list[Effect]:
+    """Each block asked for comes, labelled so."""
+    return [e for giver, want in wants for e in peer.apply(PartsDone(giver, want.request, label), now)]
+
+
+def run_jobs(effects: list[Effect]) -> list[Job]:
+    return [e.job for e in only(effects, Run)]
+
+
+def test_the_whole_way() -> None:
+    peer, _ = a_newcomer(1, 2)
+    assert [r.name for r in peer.catchup._requests.values()] == [LAYOUT]
+    wants = asked(to_blocks(peer))
+    assert {w.block for _, w in wants} == set(range(BLOCKS))
+    assert {giver for giver, _ in wants} == {key_of(1).public, key_of(2).public}
+    assert peer.catchup.fraction == 0
+    bring(peer, wants[:4])
+    assert peer.catchup.fraction == 0.5
+    (job,) = run_jobs(bring(peer, wants[4:]))
+    assert (job.kind, job.version) == (JobKind.REPLAY, HEAD)
+    assert [c.version for c in only(peer.apply(JobDone(job, True), 14.0), Commit)] == [HEAD]
+    assert peer.state.held == HEAD
+    assert peer.catchup.fraction == 1
+
+
+def test_files_are_fetched_before_opening() -> None:
+    peer, _ = a_newcomer(1)
+    ((number, request),) = peer.catchup._requests.items()
+    effects = peer.apply(PartsDone(request.peer, number, HEAD, (), (b"a" * 32, b"b" * 32)), 0.0)
+    wants = asked(effects)
+    assert [(w.kind, w.name) for _, w in wants] == [(Blob.FILE, b"a" * 32), (Blob.FILE, b"b" * 32)]
+    assert run_jobs(bring(peer, wants[:1])) == []
+    assert [j.kind for j in run_jobs(bring(peer, wants[1:]))] == [JobKind.OPEN]
+
+
+def test_a_folder_that_is_the_head_needs_nothing_else() -> None:
+    peer, _ = a_newcomer(1)
+    assert [c.version for c in only(open_model(peer, root_of(HEAD)), Commit)] == [HEAD]
+
+
+def test_a_folder_that_is_an_older_version_is_replayed_from() -> None:
+    peer, _ = a_newcomer(1)
+    request = next(iter(peer.catchup._requests))
+    (job,) = run_jobs(peer.apply(PartsDone(peer.catchup._requests[request].peer, request, HEAD), 0.0))
+    effects = peer.apply(JobDone(job, True, Opened(root_of(version(3)), empty=False)), 0.0)
+    assert {w.version for w in sends(effects, WantManifest)} == {0, 1, 2, 3, 4}
+    effects = say(peer, 1, ManifestNews(manifest(3, 0)))
+    assert [c.version for c in only(effects, Commit)] == [version(3)]
+    assert not peer.catchup.active
+    effects = say(peer, 1, ManifestNews(manifest(4, 0)))
+    (job,) = run_jobs(effects)
+    effects = peer.apply(JobDone(job, True), 0.1)
+    (job,) = run_jobs(effects)
+    assert (job.kind, job.version) == (JobKind.COMMIT, HEAD)
+
+
+def test_a_node_with_no_folder_looks_for_no_chain() -> None:
+    peer, _ = a_newcomer(1)
+    request = next(iter(peer.catchup._requests))
+    (job,) = run_jobs(peer.apply(PartsDone(peer.catchup._requests[request].peer, request, HEAD), 0.0))
+    effects = peer.apply(JobDone(job, True, Opened(bytes(32), empty=True)), 0.0)
+    assert sends(effects, WantManifest) == []
+    assert [(w.kind, w.name) for _, w in asked(effects)] == [(Blob.HASHES, root_of(HEAD))]
+
+
+def test_a_model_that_cannot_be_opened_is_reported() -> None:
+    peer, _ = a_newcomer(1)
+    request = next(iter(peer.catchup._requests))
+    (job,) = run_jobs(peer.apply(PartsDone(peer.catchup._requests[request].peer, request, HEAD), 0.0))
+    effects = peer.apply(JobDone(job, False, "no space"), 0.0)
+    assert [e.info["detail"] for e in effects if getattr(e, "what", "") == "failed"] == ["no space"]
+
+
+# ---------------------------------------------------------------- givers
+
+
+def test_the_authority_is_asked_only_when_nobody_else_is_there() -> None:
+    peer, _ = a_newcomer()
+    assert {r.peer for r in peer.catchup._requests.values()} == {SWARM}
+    other, _ = a_newcomer(1)
+    assert {giver for giver, _ in asked(to_blocks(other))} == {key_of(1).public}
+
+
+def test_the_authority_is_left_alone_while_others_may_yet_be_reached() -> None:
+    peer = new_peer(0, held=None)
+    effects = admit(peer, head=manifest(5, 0))
+    assert asked(effects + peer.apply(Timer("tick"), TUNING.pull_deadline_s - 0.1)) == []
+    late = asked(peer.apply(Timer("tick"), TUNING.pull_deadline_s + 0.1))
+    assert [giver for giver, _ in late] == [SWARM]
+
+
+def test_no_giver_is_asked_for_more_than_a_few_at_once() -> None:
+    peer, _ = a_newcomer(1)
+    assert len(asked(to_blocks(peer, differs=100))) == TUNING.requests_per_peer
+    many, _ = a_newcomer(*range(1, 12))
+    assert len(asked(to_blocks(many, differs=100))) == TUNING.requests_in_flight
+
+
+def test_who_lacks_it_is_not_asked_again_before_the_others() -> None:
+    peer, _ = a_newcomer(1, 2)
+    ((number, request),) = peer.catchup._requests.items()
+    first = request.peer
+    ((second, want),) = asked(say(peer, first, Lacks(number)))
+    assert second != first
+    assert second != SWARM
+    ((third, _),) = asked(say(peer, second, Lacks(want.request)))
+    assert third == SWARM
+
+
+def test_when_all_lack_it_they_are_left_in_peace_for_a_while() -> None:
+    peer, _ = a_newcomer(1)
+    count = 0
+    now = 0.0
+    for _ in range(60):
+        for number, request in list(peer.catchup._requests.items()):
+            count += 1
+            say(peer, request.peer, Lacks(number), now)
+        now += 0.05
+        peer.apply(Timer("tick"), now)
+    assert 2 < count <= 2 * (3.0 / TUNING.pull_after_s + 1)
+
+
+def test_a_giver_that_does_not_answer_is_passed_over() -> None:
+    """SIGSTOP: its session stays open, its answers never come. The authority is the last resort, and is reached."""
+    peer, _ = a_newcomer(1)
+    ((number, request),) = peer.catchup._requests.items()
+    assert request.peer == key_of(1).public
+    effects = peer.apply(Timer("tick"), TUNING.request_deadline_s + 0.01)
+    assert [giver for giver, _ in asked(effects)] == [SWARM]
+    assert number not in peer.catchup._requests
+
+
+def test_givers_that_are_slow_on_purpose_hold_half_of_the_window_at_most() -> None:
+    """Ten Sybils answer just before the deadline, two honest members within 0.2 s. The first window is the Sybils'."""
+    honest = {key_of(slot).public for slot in (1, 2)}
+    peer, _ = a_newcomer(*range(1, 13))
+    now, total = 13.0, 400
+    coming = [(giver, want, now) for giver, want in asked(to_blocks(peer, differs=total))]
+    most_slow = 0
+    while coming:
+        coming.sort(key=lambda each: each[2] + (0.2 if each[0] in honest else 14.9))
+        giver, want, since = coming.pop(0)
+        now = max(now, since + (0.2 if giver in honest else 14.9))
+        effects = peer.apply(PartsDone(giver, want.request, HEAD), now)
+        coming += [(other, more, now) for other, more in asked(effects)]
+        if now > 13.0 + 15:
+            held = [r.peer for r in peer.catchup._requests.values() if r.peer not in honest]
+            most_slow = max(most_slow, len(held))
+    assert most_slow <= TUNING.requests_in_flight // 2
+    assert peer.catchup.phase is Phase.REPLAY
+    assert now - 13.0 < 3 * 15, "without it: some hundred seconds"
+
+
+def test_a_giver_that_is_gone_hands_its_requests_to_others() -> None:
+    peer, _ = a_newcomer(1, 2)
+    wants = asked(to_blocks(peer))
+    gone = key_of(1).public
+    effects = peer.apply(PeerDown(gone), 13.0)
+    effects += bring(peer, [w for w in wants if w[0] != gone])
+    assert {w.block for giver, w in asked(effects)} == {w.block for giver, w in wants if giver == gone}
+    assert {giver for giver, _ in asked(effects)} == {key_of(2).public}
+
+
+def test_answers_of_someone_else_or_to_nothing_are_not_taken() -> None:
+    peer, _ = a_newcomer(1, 2)
+    wants = asked(to_blocks(peer))
+    giver, want = wants[0]
+    other = key_of(2).public if giver == key_of(1).public else key_of(1).public
+    peer.apply(PartsDone(other, want.request, HEAD), 13.0)
+    peer.apply(PartsDone(giver, 10_000, HEAD), 13.0)
+    peer.apply(UnknownLabel(giver, 10_001, version(9)), 13.0)
+    say(peer, 2, Lacks(10_002))
+    assert peer.catchup.fraction == 0
+
+
+# ---------------------------------------------------------------- while the swarm moves on
+
+
+def version_6(peer: Peer) -> None:
+    say(peer, 1, ManifestNews(manifest(6, 1)))
+    event = header(6, 0)
+    peer.apply(
+        HeaderStored(key_of(1).public, 0, event.key, event.chunk_id, event.parent_root, event.piece_bytes, 100), 13.0
+    )
+
+
+def test_blocks_of_a_later_version_want_its_list_and_a_replay() -> None:
+    peer, _ = a_newcomer(1, 2)
+    wants = asked(to_blocks(peer, differs=2))
+    giver, want = wants[0]
+    effects = peer.apply(UnknownLabel(giver, want.request, version(6)), 13.0)
+    assert [w.version for w in sends(effects, WantManifest, to=giver)] == [6]
+    version_6(peer)
+    ((lister, list_want),) = asked(peer.apply(Timer("tick"), 13.1))
+    assert (list_want.kind, list_want.name) == (Blob.HASHES, root_of(version(6)))
+    effects = peer.apply(PartsDone(lister, list_want.request, version(6)), 13.2)
+    ((again, block_want),) = asked(effects)
+    assert block_want.block == want.block
+    bring(peer, wants[1:])
+    assert run_jobs(peer.apply(PartsDone(again, block_want.request, version(6)), 13.3)) == []
+    assert peer.catchup.phase is Phase.REPLAY
+    effects: list[Effect] = []
+    for index in range(4):
+        effects += peer.apply(PieceStored(key_of(1).public, 0, header(6, 0).key, index), 13.4)
+    (job,) = run_jobs(effects + peer.apply(Timer("tick"), 13.5))
+    assert (job.kind, job.version) == (JobKind.REPLAY, version(6))
+    assert [c.version for c in only(peer.apply(JobDone(job, True), 13.6), Commit)] == [version(6)]
+
+
+def test_the_manifest_of_a_label_is_asked_for_again() -> None:
+    peer, _ = a_newcomer(1)
+    wants = asked(to_blocks(peer, differs=1))
+    peer.apply(UnknownLabel(wants[0][0], wants[0][1].request, version(6)), 13.0)
+    effects = peer.apply(Timer("tick"), 13.0 + TUNING.pull_deadline_s + 0.1)
+    assert [w.version for w in sends(effects, WantManifest)] == [6]
+
+
+def test_a_giver_that_is_behind_is_not_asked_over_and_over() -> None:
+    """Each answer would be a whole block, thrown away."""
+    peer, _ = a_newcomer(1)
+    wants = asked(to_blocks(peer, differs=1))
+    effects = peer.apply(UnknownLabel(wants[0][0], wants[0][1].request, version(4)), 13.0)
+    assert [giver for giver, _ in asked(effects)] == [SWARM]
+
+
+def test_a_label_of_a_version_that_there_is_not_costs_its_giver_its_turn_and_no_more() -> None:
+    """Nobody signs labels. One false label held its block back for ever, and the whole catch-up with it."""
+    peer, _ = a_newcomer(1, 2)
+    wants = asked(to_blocks(peer))
+    liar = wants[0][0]
+    mine = [want for giver, want in wants if giver == liar]
+    for number, want in enumerate(mine):
+        peer.apply(UnknownLabel(liar, want.request, version(1 << 40 | number)), 13.0)
+    bring(peer, [want for want in wants if want[0] != liar])
+    again = asked(peer.apply(Timer("tick"), 13.0 + TUNING.request_deadline_s))
+    assert sorted(want.block for _, want in again) == sorted(want.block for want in mine)
+    assert {giver for giver, _ in again} == {key_of(1).public, key_of(2).public} - {liar}
+    (job,) = run_jobs(bring(peer, again, now=13.1 + TUNING.request_deadline_s))
+    assert (job.kind, job.version) == (JobKind.REPLAY, HEAD)
+    assert not peer.catchup._unlisted
+    assert not peer.catchup._seals_asked
+
+
+def test_a_block_of_a_version_before_the_one_that_we_aim_at_is_asked_of_another_peer() -> None:
+    """Its hash may be right, where we have that version's list; but no replay begins that far back."""
+    peer, _ = a_newcomer(1, 2)
+    wants = asked(to_blocks(peer))
+    giver, want = wants[0]
+    bring(peer, wants[1:])
+    (again,) = asked(peer.apply(PartsDone(giver, want.request, version(4)), 13.0))
+    assert again[1].block == want.block
+    assert again[0] != giver
+
+
+def test_a_block_that_does_not_match_after_the_replay_is_fetched_again() -> None:
+    peer, _ = a_newcomer(1)
+    (job,) = run_jobs(bring(peer, asked(to_blocks(peer, differs=3))))
+    effects = peer.apply(JobDone(job, False, (1,)), 14.0)
+    assert [w.block for _, w in asked(effects)] == [1]
+    (job,) = run_jobs(bring(peer, asked(effects)))
+    assert only(peer.apply(JobDone(job, True), 15.0), Commit)
+
+
+def test_a_rollback_moves_the_goal() -> None:
+    peer, _ = a_newcomer(1)
+    to_blocks(peer)
+    say(peer, 1, ManifestNews(manifest(3, 0, epoch=1)), 13.0)
+    peer.apply(Timer("tick"), 13.1)
+    assert peer.state.floor == VersionId(1, 3)
+    assert peer.catchup.phase is Phase.HASHES
+
+
+def test_a_goal_whose_hashes_nobody_has_any_more_moves_to_the_newest() -> None:
+    peer, _ = a_newcomer(1)
+    open_model(peer)
+    assert peer.catchup.phase is Phase.HASHES
+    say(peer, 1, ManifestNews(manifest(30, 0)), 3.0)
+    for tenth in range(30, 60):
+        for number, request in list(peer.catchup._requests.items()):
+            say(peer, request.peer, Lacks(number), tenth / 10)
+        peer.apply(Timer("tick"), tenth / 10)
+        if peer.state.floor == version(30):
+            break
+    assert peer.state.floor == version(30)
+
+
+def test_who_catches_up_gives_no_blocks() -> None:
+    peer, _ = a_newcomer(1)
+    effects = say(peer, 1, WantBlock(7, 0))
+    assert [m.request for m in sends(effects, Lacks, to=1)] == [7]
+
+
+def test_a_catch_up_survives_that_its_lease_is_renewed_by_joining_again() -> None:
+    peer, _ = a_newcomer(1)
+    to_blocks(peer)
+    assert peer.state.grant is not None
+    admit(peer, [(-1, 0)], head=manifest(5, 0), now=14.0)
+    assert peer.catchup.phase is Phase.BLOCKS

@@ -1,0 +1,239 @@
+"""Who comes while a version is on its way gets it when little waits for those who were there."""
+
+import random
+
+import pytest
+from member_kit import a_member
+from protocol_kit import SWARM, TUNING, grant, header, heartbeat, key_of, only, say, version
+
+from codec import ChunkKey
+from swarm.protocol.core.events import Effect, Heard, PeerUp, SendPiece
+from swarm.protocol.core.wire import Attach, Credit, Hello, WantChunk, Wishes
+from swarm.protocol.member import Peer
+from swarm.protocol.state import State
+from swarm.protocol.transfer.exchange import HEADER, Exchange
+from swarm.protocol.transfer.offers import Offers
+
+ANNA, BEN, CLEO = (key_of(name).public for name in ("anna", "ben", "cleo"))
+MUCH = 1 << 40
+PIECE_BYTES = 1000
+LITTLE_BYTES = 2 * PIECE_BYTES
+UP_BYTES_S = LITTLE_BYTES / TUNING.idle_s
+
+
+class House:
+    """A member with children, whose uplink carries `UP_BYTES_S`. Its chunks have a header of 100 bytes and four pieces
+    of `PIECE_BYTES`; two of those are little."""
+
+    def __init__(self, *guests: bytes) -> None:
+        self.state = State.new(key_of("house"), SWARM, TUNING, random.Random(0))
+        self.exchange = self.state.exchange
+        self.state.uplink.bytes_s = lambda: UP_BYTES_S
+        self.state.leases.hear(heartbeat(1, time=1000.0), SWARM, 0.0)
+        for peer in (ANNA, BEN, CLEO):
+            self.state.sessions.up(peer, False, 0.0)
+            session = self.state.sessions.get(peer)
+            assert session is not None
+            session.issued = 1010.0 if peer in guests else 990.0
+
+    def opens(self, number: int, now: float, chunks: int = 1) -> list[Effect]:
+        effects: list[Effect] = []
+        for seq in range(chunks):
+            taken = self.state.chunks.header(header(number, seq, piece_bytes=PIECE_BYTES), now, effects)
+            assert taken is not None
+            self.exchange.push(taken[0], HEADER, None, now, effects)
+            for index in range(4):
+                self.state.chunks.piece(taken[0].key, index, now)
+                self.exchange.push(taken[0], index, None, now, effects)
+        return effects
+
+    def attach(self, peer: bytes, credit: int = MUCH, now: float = 6.0) -> list[Effect]:
+        effects: list[Effect] = []
+        self.exchange.attached(peer, Attach(0, 0, 0, credit, ()), now, effects)
+        return effects
+
+    def credit(self, peer: bytes, total: int, now: float = 7.0) -> list[Effect]:
+        effects: list[Effect] = []
+        self.exchange.credited(peer, Credit(0, total, 0), now, effects)
+        return effects
+
+    def looks(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        self.exchange.tick(now, effects)
+        return effects
+
+    def takes(self, peer: bytes, *indexes: int, now: float, number: int = 1) -> list[Effect]:
+        """Its socket took these pieces."""
+        effects: list[Effect] = []
+        for index in indexes:
+            self.exchange.sent(peer, 0, ChunkKey(0, number, 0, 0), index, now, effects)
+        return effects
+
+
+def given(effects: list[Effect], peer: bytes) -> list[int]:
+    return [e.index for e in only(effects, SendPiece) if e.peer == peer]
+
+
+# ---------------------------------------------------------------- who is one
+
+
+@pytest.mark.parametrize(("opened_at", "is_guest"), [(9.0, True), (11.0, False)])
+def test_a_guest_is_whose_grant_is_younger_than_the_version(opened_at: float, is_guest: bool) -> None:
+    """By the authority's clock, which goes on between heartbeats: BEN came at 1010, 10 s after the last one."""
+    house = House(BEN)
+    house.opens(1, opened_at)
+    assert house.state.guests.has(BEN) == is_guest
+    assert not house.state.guests.has(ANNA)
+    assert not house.state.guests.has(key_of("nobody").public)
+
+
+def test_before_any_version_nobody_is_one() -> None:
+    assert not House(BEN).state.guests.has(BEN)
+
+
+def test_with_the_next_version_a_guest_is_one_no_longer() -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    house.attach(ANNA, credit=0)
+    assert given(house.attach(BEN), BEN) == []
+    assert given(house.opens(2, 20.0), BEN) != [], "it has its turn like anybody"
+    assert not house.state.guests.has(BEN)
+    assert not house.state.guests.opened(version(1), 30.0), "an older one changes nothing"
+    assert not house.state.guests.has(BEN)
+
+
+# ---------------------------------------------------------------- what it is given
+
+
+def test_a_guest_waits_while_more_than_little_waits_for_another() -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    house.attach(ANNA, credit=0)
+    assert given(house.attach(BEN), BEN) == []
+    house.credit(ANNA, 100 + 2 * PIECE_BYTES, 6.1)
+    assert given(house.looks(6.2), BEN) == [], "two pieces wait for her: not less than little"
+    house.credit(ANNA, 100 + 3 * PIECE_BYTES, 6.3)
+    assert given(house.looks(6.4), BEN) != []
+
+
+def test_a_guest_waits_until_what_was_handed_over_has_left() -> None:
+    """Whatever sockets took: of both headers and her pieces all but little has left after so long, at three quarters of
+    the rate."""
+    house = House(BEN)
+    house.opens(1, 5.0)
+    house.attach(ANNA, now=6.0)
+    house.takes(ANNA, HEADER, 0, 1, 2, 3, now=6.0)
+    assert given(house.attach(BEN, now=6.0), BEN) == []
+    left_s = (2 * 100 + 4 * PIECE_BYTES - LITTLE_BYTES) / (0.75 * UP_BYTES_S)
+    assert given(house.looks(6.0 + 0.99 * left_s), BEN) == []
+    assert given(house.looks(6.0 + 1.01 * left_s), BEN) == [0]
+
+
+def test_what_others_are_given_that_asked_counts_as_well() -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    chunk = house.state.chunks.versions[version(1)].chunks[0]
+    house.exchange.gave(CLEO, chunk, [0, 1, 2, 3], 6.0)
+    assert given(house.attach(BEN, now=6.0), BEN) == []
+    assert given(house.looks(7.0), BEN) == [0, 1]
+
+
+@pytest.mark.parametrize(("held", "left"), [(False, 0.75), (True, 1.0)])
+def test_once_the_version_is_ours_guests_get_all_that_the_uplink_is_said_to_carry(held: bool, left: float) -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    if held:
+        house.state.guests.settled(version(1))
+    house.exchange.gave(CLEO, house.state.chunks.versions[version(1)].chunks[0], [0, 1, 2, 3], 6.0)
+    house.attach(BEN, now=6.0)
+    had = house.state.uplink.queued_bytes(6.0)
+    assert had - house.state.uplink.queued_bytes(6.001) == pytest.approx(left * UP_BYTES_S * 0.001)
+
+
+def test_guests_are_given_little_at_a_time_least_given_first() -> None:
+    house = House(BEN, CLEO)
+    house.opens(1, 5.0)
+    assert given(house.attach(BEN, now=6.0), BEN) == [0, 1], "little"
+    assert given(house.attach(CLEO, now=6.0), CLEO) == []
+    after = house.takes(BEN, HEADER, 0, now=7.0)
+    assert (given(after, CLEO), given(after, BEN)) == ([0, 1], []), "she was given less"
+
+
+def test_one_that_takes_nothing_keeps_nothing_from_the_others() -> None:
+    house = House(BEN, CLEO)
+    house.opens(1, 5.0)
+    assert given(house.attach(BEN, now=6.0), BEN) == [0, 1], "which its socket never takes"
+    assert given(house.attach(CLEO, now=7.0), CLEO) == [0, 1]
+
+
+def test_a_child_that_lags_is_not_waited_for() -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    house.attach(ANNA, credit=0)
+    assert given(house.attach(BEN), BEN) == []
+    assert given(house.looks(6.0 + TUNING.lag_after_s + 0.1), BEN) == [0, 1]
+
+
+def test_what_waits_for_guests_counts_for_nothing() -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    house.attach(ANNA, credit=0)
+    before = house.exchange.waiting_bytes
+    house.attach(BEN, credit=0)
+    assert house.exchange.waiting_bytes == before
+    assert house.exchange._behind(0) == house.exchange.children[0][ANNA].backlog
+
+
+def test_a_guest_that_goes_leaves_nothing_behind() -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    house.attach(ANNA, credit=0)
+    house.attach(BEN)
+    house.exchange.detached(BEN, None, [])
+    assert given(house.credit(ANNA, MUCH), BEN) == []
+
+
+def test_without_a_word_on_guests_there_are_none() -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    plain = Exchange(house.state.chunks, TUNING)
+    effects: list[Effect] = []
+    plain.attached(ANNA, Attach(0, 0, 0, 0, ()), 6.0, effects)
+    plain.attached(BEN, Attach(0, 0, 0, MUCH, ()), 6.0, effects)
+    assert given(effects, BEN) == [0, 1, 2, 3]
+
+
+# ---------------------------------------------------------------- what it asks for
+
+
+def test_a_guests_wishes_are_granted_once_the_version_is_here() -> None:
+    house = House(BEN)
+    house.opens(1, 5.0)
+    house.state.uplink.bytes_s = lambda: 25e6
+    offers = Offers(house.state)
+    offers.heard(BEN, Wishes(0, 1, 0, (0,)), 6.0)
+    assert house.state.take_effects() == []
+    house.state.guests.settled(version(1))
+    offers.heard(BEN, Wishes(0, 1, 0, (0,)), 7.0)
+    assert len(house.state.take_effects()) == 1
+
+
+def _came(peer: Peer, name: str, issued: float) -> bytes:
+    other = key_of(name).public
+    peer.apply(PeerUp(other, False), 0.5)
+    peer.apply(Heard(other, Hello(grant({"anna": 1, "ben": 2}[name], other, issued=issued), 0, 0, 0, 0)), 0.5)
+    return other
+
+
+def test_a_guests_pull_is_answered_when_nobody_else_waits() -> None:
+    peer = a_member()
+    anna, ben = _came(peer, "anna", 1002.0), _came(peer, "ben", 1010.0)
+    peer.apply(header(1, 0), 1.0)
+    for index in range(4):
+        assert peer.state.chunks.piece(ChunkKey(0, 1, 0, 0), index, 1.0)
+    peer.state.exchange.push(peer.state.chunks.versions[version(1)].chunks[0], HEADER, None, 1.0, [])
+    want = WantChunk(0, 1, 0, 0, b"")
+    peer.state.uplink.bytes_s = lambda: UP_BYTES_S
+    assert given(say(peer, anna, want, 2.0), anna) == [0, 1, 2, 3]
+    assert given(say(peer, ben, want, 2.0), ben) == [], "what she asked for is leaving"
+    assert given(say(peer, ben, want, 3.0), ben) == [0, 1, 2, 3]

@@ -1,0 +1,226 @@
+"""Pulls: who is asked for what, when, and what one peer may ask of us."""
+
+import pytest
+from protocol_kit import TUNING, admit, book_with, header, key_of, manifest, meet, new_peer, only, say, sends, version
+
+from codec import open_manifest
+from swarm.protocol.core.events import Effect, HeaderStored, PeerDown, PieceStored, SendDone, SendHeader, SendPiece
+from swarm.protocol.core.wire import LacksChunk, WantChunk
+from swarm.protocol.member import Peer
+from swarm.protocol.transfer.chunks import Chunks, Version
+from swarm.protocol.transfer.pull import PASSED_BY, Gifts, Pulls
+
+ANNA, BEN, LAST = (key_of(name).public for name in ("anna", "ben", "last"))
+LATE = TUNING.pull_after_s + 0.01
+
+
+def sealed_version(chunks: int, have: int = 0) -> tuple[Chunks, Version]:
+    """Version 1, of which the first `have` chunks are whole."""
+    book, _ = book_with([header(1, seq) for seq in range(have)])
+    sealed = manifest(1, chunks)
+    made = book.manifest(open_manifest(sealed, key_of("authority").public), sealed, 0.0, [])
+    assert made is not None
+    return book, made
+
+
+def tick(
+    pulls: Pulls, versions: list[Version], now: float, sources=(ANNA, BEN, LAST), progress=None, **more
+) -> list[WantChunk]:
+    effects: list[Effect] = []
+    pulls.tick(versions, progress or {}, lambda stripe: list(sources), now, effects, **more)
+    return sends(effects, WantChunk)
+
+
+def asked(pulls: Pulls, versions: list[Version], now: float, **more) -> list[bytes]:
+    effects: list[Effect] = []
+    pulls.tick(versions, {}, lambda stripe: [ANNA, BEN, LAST], now, effects, **more)
+    return [effect.peer for effect in effects]  # type: ignore[attr-defined]
+
+
+def lacks(pulls: Pulls, peer: bytes) -> None:
+    pulls.lacks(peer, header(1, 0).key)
+
+
+def test_nothing_is_pulled_while_it_may_still_come() -> None:
+    _, made = sealed_version(3)
+    assert tick(Pulls(TUNING), [made], TUNING.pull_after_s) == []
+
+
+def test_what_stands_still_is_pulled_a_few_at_a_time() -> None:
+    _, made = sealed_version(30)
+    wants = tick(Pulls(TUNING), [made], LATE)
+    assert [w.seq for w in wants] == list(range(TUNING.pulls_in_flight))
+    assert all(w.pieces == b"" for w in wants)
+
+
+def test_only_missing_pieces_are_asked_for() -> None:
+    book, (chunk,) = book_with([header(1, 0)], held=False)
+    book.piece(chunk.key, 1, 0.0)
+    (want,) = tick(Pulls(TUNING), [book.versions[version(1)]], LATE)
+    assert want.pieces == b"\x0d"
+
+
+def test_a_stripe_that_moves_is_left_alone() -> None:
+    book, (chunk,) = book_with([header(1, 0, stripe=3)], held=False)
+    made = book.versions[version(1)]
+    assert tick(Pulls(TUNING), [made], LATE, progress={3: LATE - 0.1}) == []
+    assert len(tick(Pulls(TUNING), [made], LATE, progress={3: 0.0, 4: LATE})) == 1
+    assert not chunk.whole
+
+
+def test_what_a_later_version_overtook_is_pulled_though_its_stripe_moves() -> None:
+    """Trees keep order, so it is not on its way; while later versions keep coming it would else never be pulled."""
+    book, _ = book_with([header(1, 0, stripe=3), header(2, 0, stripe=3)], held=False)
+    versions = [book.versions[version(1)], book.versions[version(2)]]
+    assert [w.version for w in tick(Pulls(TUNING), versions, LATE, progress={3: LATE})] == [1]
+
+
+def test_one_source_at_a_time_the_last_one_last() -> None:
+    _, made = sealed_version(1)
+    pulls = Pulls(TUNING)
+    order = []
+    for turn in range(3):
+        order += asked(pulls, [made], LATE + turn * (TUNING.pull_deadline_s + 0.01))
+    assert order == [ANNA, BEN, LAST]
+    assert asked(pulls, [made], LATE + 0.5) == []
+
+
+def test_after_everyone_was_asked_there_is_a_pause() -> None:
+    _, made = sealed_version(1)
+    pulls = Pulls(TUNING)
+    now, order = LATE, []
+    for _ in range(100):
+        order += asked(pulls, [made], now)
+        for peer in (ANNA, BEN, LAST):
+            lacks(pulls, peer)
+        now += 0.01
+    assert order[:3] == [ANNA, BEN, LAST]
+    assert len(order) <= 9
+    assert order[3:6] == [ANNA, BEN, LAST]
+
+
+def test_who_lacks_it_or_is_gone_makes_way_at_the_next_tick() -> None:
+    _, made = sealed_version(1)
+    pulls = Pulls(TUNING)
+    assert asked(pulls, [made], LATE) == [ANNA]
+    lacks(pulls, BEN)  # not whom we asked: hearsay
+    assert asked(pulls, [made], LATE + 0.1) == []
+    lacks(pulls, ANNA)
+    assert asked(pulls, [made], LATE + 0.2) == [BEN]
+    pulls.lost(BEN)
+    assert asked(pulls, [made], LATE + 0.3) == [LAST]
+
+
+def test_a_chunk_that_its_siblings_have_long_passed_is_pulled_though_they_still_move() -> None:
+    """Its stripe is unknown, for its header never came; the others bring something all the time."""
+    book, _ = book_with([header(1, 0, stripe=1)])
+    made, pulls, now, asked_for = book.versions[version(1)], Pulls(TUNING), 0.0, []
+    for seq in range(2, 2 + 3 * PASSED_BY):
+        book.header(header(1, seq, stripe=seq % 7), now, [])
+        book.versions[version(1)].fill(made.chunks[seq])
+        progress = dict.fromkeys(range(8), now)
+        asked_for += [(now, w.seq) for w in tick(pulls, [made], now, progress=progress)]
+        now += 3 * TUNING.pull_after_s / (3 * PASSED_BY)
+    assert [seq for _, seq in asked_for] == [1]
+    assert TUNING.pull_after_s < asked_for[0][0] < 3 * TUNING.pull_after_s
+
+
+def test_who_lost_a_parent_waits_less_for_headers_that_others_got_past() -> None:
+    book, _ = book_with([header(1, 0, stripe=1)])
+    made = book.versions[version(1)]
+    for seq in range(2, 2 + 2 * PASSED_BY):
+        book.header(header(1, seq, stripe=seq % 7), 0.0, [])
+        made.fill(made.chunks[seq])
+    made.fill(made.chunks[0])
+    for wait_s, wanted in ((0.3, [1]), (None, [])):
+        pulls = Pulls(TUNING)
+        found: list[int] = []
+        for now in (0.0, 0.2, 0.4):
+            progress = dict.fromkeys(range(8), now)
+            found += [w.seq for w in tick(pulls, [made], now, progress=progress, passed_after_s=wait_s)]
+        assert found == wanted
+
+
+def test_what_a_neighbour_was_asked_for_already_is_not_pulled() -> None:
+    book, (chunk,) = book_with([header(1, 0)], held=False)
+    effects: list[Effect] = []
+    made = [book.versions[version(1)]]
+    Pulls(TUNING).tick(made, {}, lambda stripe: [ANNA], LATE, effects, lambda other: other is chunk)
+    assert effects == []
+
+
+def test_a_source_that_brings_pieces_is_given_time() -> None:
+    book, (chunk,) = book_with([header(1, 0)], held=False)
+    made = book.versions[version(1)]
+    pulls = Pulls(TUNING)
+    assert asked(pulls, [made], LATE) == [ANNA]
+    book.piece(chunk.key, 0, LATE + 1.5)
+    pulls.arrived(chunk, LATE + 1.5)
+    assert asked(pulls, [made], LATE + TUNING.pull_deadline_s + 0.5) == []
+    assert asked(pulls, [made], LATE + 1.5 + TUNING.pull_deadline_s) == [BEN]
+
+
+def test_nobody_to_ask() -> None:
+    _, made = sealed_version(1)
+    assert tick(Pulls(TUNING), [made], LATE, sources=()) == []
+
+
+# ---------------------------------------------------------------- the other end
+
+
+def giver() -> Peer:
+    peer = new_peer(0)
+    admit(peer)
+    meet(peer, 1)
+    for seq in range(40):
+        event = header(1, seq)
+        peer.apply(HeaderStored(None, None, event.key, event.chunk_id, event.parent_root, event.piece_bytes, 100), 0.0)
+        for index in range(4):
+            peer.apply(PieceStored(None, None, event.key, index), 0.0)
+    return peer
+
+
+def want(seq: int, pieces: bytes = b"", attempt: int = 0) -> WantChunk:
+    return WantChunk(0, 1, attempt, seq, pieces)
+
+
+def frames(effects: list[Effect]) -> list[int]:
+    return [e.index if isinstance(e, SendPiece) else -1 for e in only(effects, SendHeader) + only(effects, SendPiece)]
+
+
+def test_a_pull_is_answered_with_the_header_and_the_pieces_asked_for() -> None:
+    assert frames(say(giver(), 1, want(0, b"\x05"))) == [-1, 0, 2]
+
+
+@pytest.mark.parametrize("message", [want(99), want(0, attempt=1), want(0, b"\x00"), want(0, b"\xf0")])
+def test_what_we_lack_is_said(message: WantChunk) -> None:
+    effects = say(giver(), 1, message)
+    assert frames(effects) == []
+    assert len(sends(effects, LacksChunk, to=1)) == 1
+
+
+def test_what_is_on_its_way_is_not_sent_again() -> None:
+    peer = giver()
+    assert len(frames(say(peer, 1, want(0)))) == 5
+    assert say(peer, 1, want(0)) == []
+    for index in range(-1, 4):
+        peer.apply(SendDone(key_of(1).public, 0, header(1, 0).key, index, pull=True), 0.0)
+    assert len(frames(say(peer, 1, want(0)))) == 5
+
+
+def test_a_flood_of_pulls_queues_a_bounded_amount() -> None:
+    peer = giver()
+    flood = [effect for seq in range(40) for effect in say(peer, 1, want(seq))]
+    assert len(only(flood, SendHeader)) == 2 * TUNING.pulls_in_flight
+    assert len(sends(flood, LacksChunk)) == 40 - 2 * TUNING.pulls_in_flight
+    peer.apply(PeerDown(key_of(1).public), 0.0)
+    meet(peer, 1)
+    assert len(frames(say(peer, 1, want(39)))) == 5
+
+
+def test_gifts_forget_a_peer_that_is_gone() -> None:
+    gifts = Gifts(TUNING)
+    gifts.begin(ANNA, header(1, 0).key, 2)
+    gifts.lost(ANNA)
+    gifts.sent(ANNA, header(1, 0).key)
+    assert not gifts.busy(ANNA, header(1, 0).key)

@@ -1,0 +1,233 @@
+"""Several bulk streams towards one peer: what goes where, when there are more, when fewer."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import trio
+from stream_kit import Plain, lockstep_pair
+
+from codec import ChunkKey
+from swarm.protocol.core.events import Event, SendBlob, SendDone, SendHeader, SendPiece
+from swarm.protocol.core.wire import FRAME_HEAD, Frame, FrameKind, unpack_frame_head
+from swarm.protocol.core.wire import Blob as Want
+from swarm.runtime.counts import Counts
+from swarm.runtime.framing import ByteReader
+from swarm.runtime.limits import Limits
+from swarm.runtime.sessions.bulk import BulkStreams
+from swarm.runtime.sessions.outbound import Blob, Outbound
+from swarm.transport.base import Unreachable
+
+PEER = b"p" * 32
+LIMITS = Limits(bulk_queue_items=500, write_bytes=1, bulk_idle_s=100)
+
+
+def piece_bytes(key: ChunkKey, index: int) -> bytes:
+    return bytes([key.seq, index]) * 5000
+
+
+class Chunks:
+    """A store that holds every chunk there is."""
+
+    def chunk(self, key: ChunkKey) -> Any:
+        return type("Stored", (), {"sealed_header": b"header %d" % key.seq})()
+
+    def piece(self, key: ChunkKey, index: int) -> bytes:
+        return piece_bytes(key, index)
+
+
+@dataclass
+class Bench:
+    """Streams to a peer that reads only when it is told to."""
+
+    bulk: BulkStreams
+    far: list[Plain] = field(default_factory=list)
+    """The other ends, in the order in which they were opened."""
+    ways: int = 4
+    refusing: bool = False
+    events: list[Event] = field(default_factory=list)
+
+    async def open(self) -> Plain:
+        await trio.sleep(0.3)
+        if self.refusing:
+            raise Unreachable("no more")
+        near, far = lockstep_pair()
+        self.far.append(far)
+        return near
+
+    async def post(self, event: Event) -> None:
+        self.events.append(event)
+
+    async def frames(self, index: int) -> list[tuple[Frame, bytes]]:
+        """Everything that comes on one stream until it is silent for a while."""
+        reader, found = ByteReader(self.far[index]), []
+        with trio.move_on_after(1):
+            while True:
+                frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
+                found.append((frame, await reader.exactly(frame.length)))
+        return found
+
+
+@asynccontextmanager
+async def bench(limits: Limits = LIMITS) -> AsyncIterator[Bench]:
+    async def find(effect: object) -> Blob:
+        return Blob(ChunkKey(0, 0, 0, 0), 3, lambda offset, size: b"xyz"[offset : offset + size])
+
+    def make(hold: Callable[[], bool]) -> Outbound:
+        return Outbound(cast("Any", Chunks()), find, Counts(), limits, hold)
+
+    it = Bench(BulkStreams(make, limits))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(it.bulk.run, it.open, lambda: it.ways, lambda message: None, it.post, PEER)
+        yield it
+        nursery.cancel_scope.cancel()
+
+
+def chunk(seq: int, pieces: int = 3) -> list[SendHeader | SendPiece]:
+    key = ChunkKey(0, 1, 0, seq)
+    return [SendHeader(PEER, 0, key), *(SendPiece(PEER, 0, key, index) for index in range(pieces))]
+
+
+async def test_a_chunk_keeps_its_stream_and_others_take_others(autojump_clock: object) -> None:
+    async with bench() as b:
+        for seq in range(12):
+            for effect in chunk(seq):
+                assert b.bulk.put(effect)
+            await trio.sleep(0.5)
+        assert len(b.far) == len(b.bulk) == 4
+        seen: list[list[tuple[FrameKind, int]]] = [[] for _ in b.far]
+        for index in range(4):
+            for frame, body in await b.frames(index):
+                seen[index].append((frame.kind, frame.key.seq))
+                if frame.kind is FrameKind.PIECE:
+                    assert body == piece_bytes(frame.key, frame.number)
+        for stream in seen:
+            chunks = list(dict.fromkeys(seq for _, seq in stream))
+            want = [(FrameKind.HEADER, 0), *[(FrameKind.PIECE, 0)] * 3]
+            assert stream == [(kind, seq) for seq in chunks for kind, _ in want]  # whole, in order
+        assert sorted(seq for stream in seen for seq in {seq for _, seq in stream}) == list(range(12))
+        assert all(len(stream) >= 8 for stream in seen)
+        assert len([event for event in b.events if isinstance(event, SendDone)]) == 48
+
+
+async def test_a_stream_is_opened_ahead(autojump_clock: object) -> None:
+    async with bench() as b:
+        await trio.sleep(10)
+        assert b.far == []
+        b.bulk.be_ready()
+        await trio.sleep(0.4)
+        assert len(b.far) == 1
+        for effect in chunk(0):
+            b.bulk.put(effect)
+        with trio.fail_after(0.1):  # no less than 0.3 s if it were opened now
+            await ByteReader(b.far[0]).exactly(FRAME_HEAD)
+
+
+async def test_a_stream_that_is_stuck_gets_no_more(autojump_clock: object) -> None:
+    async with bench() as b:
+        b.ways = 2
+        for effect in [*chunk(0, 30), *chunk(1)]:
+            b.bulk.put(effect)
+        await trio.sleep(2)
+        assert len(b.far) == 2
+        for seq in range(2, 8):
+            for effect in chunk(seq):
+                b.bulk.put(effect)
+        assert {frame.key.seq for frame, _ in await b.frames(1)} == {2, 3, 4, 5, 6, 7}
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+async def test_no_more_streams_than_the_path_is_worth(autojump_clock: object, ways: int) -> None:
+    async with bench() as b:
+        b.ways = ways
+        for seq in range(20):
+            for effect in chunk(seq):
+                b.bulk.put(effect)
+            await trio.sleep(0.1)
+        assert len(b.far) == ways
+
+
+async def test_a_stream_that_keeps_up_stays_alone(autojump_clock: object) -> None:
+    async with bench() as b:
+        for seq in range(5):
+            b.bulk.put(chunk(seq)[0])
+            await trio.sleep(1)
+            await b.frames(0)
+        assert len(b.far) == 1
+
+
+async def test_idle_streams_are_closed_and_the_first_stays(autojump_clock: object) -> None:
+    async with bench() as b:
+        for seq in range(6):
+            for effect in chunk(seq):
+                b.bulk.put(effect)
+            await trio.sleep(0.5)
+        for index in range(4):
+            await b.frames(index)
+        await trio.sleep(90)
+        assert len(b.bulk) == 4
+        await trio.sleep(20)
+        assert len(b.bulk) == 1
+        for index in (1, 2, 3):
+            assert await b.far[index].receive_some() == b""
+        for seq in range(6):  # also more of a chunk whose stream has gone
+            b.bulk.put(SendPiece(PEER, 0, ChunkKey(0, 1, 0, seq), 7))
+        assert {frame.key.seq for frame, _ in await b.frames(0)} == set(range(6))
+
+
+async def test_a_stream_that_cannot_be_had_is_tried_again_later(autojump_clock: object) -> None:
+    async with bench() as b:
+        b.ways = 3
+        b.bulk.put(chunk(0)[0])
+        await trio.sleep(1)
+        b.refusing = True
+        for effect in chunk(1, 50):
+            b.bulk.put(effect)
+        await trio.sleep(5)
+        b.refusing = False
+        for effect in chunk(2):
+            b.bulk.put(effect)
+        await trio.sleep(5)
+        assert len(b.far) == 1  # not at once
+        assert len(await b.frames(0)) == 56
+        await trio.sleep(LIMITS.bulk_retry_s)
+        for effect in chunk(4, 50):
+            b.bulk.put(effect)
+        await trio.sleep(1)
+        assert len(b.far) == 3
+
+
+async def test_blobs_wait_while_another_stream_has_pieces(autojump_clock: object) -> None:
+    async with bench() as b:
+        b.ways = 2
+        for effect in chunk(0, 30):
+            b.bulk.put(effect)
+        await trio.sleep(2)
+        assert len(b.far) == 2
+        b.bulk.put(SendBlob(PEER, 7, Want.FILE, b"n" * 32, 0))
+        assert await b.frames(1) == []
+        assert len(await b.frames(0)) == 31
+        ((frame, body),) = await b.frames(1)
+        assert (frame.kind, frame.number, body) == (FrameKind.PART, 7, b"xyz")
+
+
+async def test_too_much_is_said(autojump_clock: object) -> None:
+    async with bench() as b:
+        b.ways = 3
+        results = []
+        for seq in range(40):
+            for effect in chunk(seq, 20):
+                results.append(b.bulk.put(effect))
+            await trio.sleep(0.1)
+        assert results[:500] == [True] * 500
+        assert results[-1] is False
+
+
+async def test_the_first_stream_that_cannot_be_had_ends_it(autojump_clock: object) -> None:
+    with pytest.RaisesGroup(Unreachable, flatten_subgroups=True):
+        async with bench() as b:
+            b.refusing = True
+            b.bulk.put(chunk(0)[0])
+            await trio.sleep_forever()

@@ -1,0 +1,68 @@
+"""What goes out on bulk streams, and in which order."""
+
+from pathlib import Path
+
+from bench_kit import PEER, bench, chunks, read
+from shell_kit import AUTHORITY
+
+from codec import open_header
+from swarm.protocol.core.events import PeerDown, SendBlob, SendDone, SendHeader, SendPiece
+from swarm.protocol.core.wire import NO_STRIPE, Blob, FrameKind, Lacks
+from swarm.runtime import Limits
+from swarm.runtime.framing import ByteReader
+from swarm.transport.base import Lane
+
+
+async def test_pushes_go_before_pulls_and_pulls_before_blobs(tmp_path: Path, autojump_clock: object) -> None:
+    async with bench(tmp_path) as b:
+        made = chunks()[0]
+        header = open_header(made.header, AUTHORITY.public)
+        stored, _ = b.store.chunks.put_header(header, made.header)
+        b.store.chunks.put_piece(header.key, 0, made.body)
+        name = b.store.put_file(b"config" * 1000)
+        await b.control()
+        b.shell.perform([
+            SendBlob(PEER.public, 7, Blob.FILE, name, 0),
+            SendPiece(PEER.public, 1, header.key, 0, pull=True),
+            SendHeader(PEER.public, 2, header.key),
+            SendPiece(PEER.public, 2, header.key, 0),
+        ])  # fmt: skip
+        await b.settle()
+        (stream,) = b.heard[Lane.BULK]
+        reader = ByteReader(stream)
+        from swarm.protocol.core.wire import FRAME_HEAD, unpack_frame_head
+
+        frames = []
+        for _ in range(4):
+            frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
+            frames.append((frame.kind, frame.stripe, await reader.exactly(frame.length)))
+        assert frames == [
+            (FrameKind.HEADER, 2, made.header),
+            (FrameKind.PIECE, 2, made.body),
+            (FrameKind.PIECE, 1, made.body),
+            (FrameKind.PART, NO_STRIPE, b"config" * 1000),
+        ]
+        assert b.core.of(SendDone) == [
+            SendDone(PEER.public, 2, header.key, -1),
+            SendDone(PEER.public, 2, header.key, 0),
+            SendDone(PEER.public, 1, header.key, 0, pull=True),
+        ]
+        assert b.shell.counts.pushed == made.nbytes
+        assert b.shell.counts.pulled == len(made.body)
+        assert stored.whole
+
+
+async def test_what_we_lack_is_said(tmp_path: Path, autojump_clock: object) -> None:
+    async with bench(tmp_path) as b:
+        stream = await b.control()
+        b.shell.perform([SendBlob(PEER.public, 7, Blob.FILE, b"n" * 32, 0)])
+        assert await read(stream) == Lacks(7)
+
+
+async def test_a_peer_that_asks_without_reading_is_closed(tmp_path: Path, autojump_clock: object) -> None:
+    async with bench(tmp_path, Limits(bulk_queue_items=100)) as b:
+        name = b.store.put_file(b"x" * 1_000_000)
+        await b.control()
+        b.shell.perform([SendBlob(PEER.public, n, Blob.FILE, name, 0) for n in range(200)])
+        await b.settle()
+        assert [event.why for event in b.core.of(PeerDown)] == ["does not read its bulk stream"]

@@ -1,0 +1,196 @@
+"""One uplink, many streams: together they leave at what it carries, whoever is first."""
+
+import math
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+from stream_kit import memory_pair
+
+from swarm.runtime.sessions.pacing import BURST_S, MISSED_S, Paced, Pacer
+
+Send = Callable[[bytes | bytearray | memoryview], Awaitable[None]]
+MBIT = 80.0  # 10 MB/s
+BYTES_S = MBIT * 125_000
+AT_ONCE_S = BURST_S + MISSED_S
+
+
+@pytest.mark.parametrize("streams", [1, 5])
+async def test_all_together_leave_at_the_uplinks_rate(autojump_clock: object, streams: int) -> None:
+    pacer, left = Pacer(MBIT), [0]
+    began = trio.current_time()
+
+    async def send(parts: int) -> None:
+        for _ in range(parts):
+            await pacer.admit(20_000)
+            left[0] += 20_000
+            assert left[0] - 20_000 <= BYTES_S * (trio.current_time() - began + AT_ONCE_S) + 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(streams):
+            nursery.start_soon(send, 500 // streams)
+    took = trio.current_time() - began
+    assert took == pytest.approx(10_000_000 / BYTES_S - AT_ONCE_S, abs=0.01)
+
+
+async def test_a_pause_is_not_saved_up(autojump_clock: object) -> None:
+    pacer = Pacer(MBIT)
+    await pacer.admit(1_000_000)
+    await trio.sleep(60)
+    began = trio.current_time()
+    for _ in range(100):
+        await pacer.admit(20_000)
+    assert trio.current_time() - began == pytest.approx(1_980_000 / BYTES_S - AT_ONCE_S, abs=0.001)
+
+
+async def test_turns_that_a_busy_machine_missed_do_not_all_leave_together(mock_clock: trio.testing.MockClock) -> None:
+    pacer, left = Pacer(MBIT), [0]
+
+    async def send() -> None:
+        await pacer.admit(190_000)  # 19 ms each
+        left[0] += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        assert left[0] == 2
+        mock_clock.jump(0.1)  # five turns late
+        await trio.testing.wait_all_tasks_blocked()
+        assert left[0] == 4
+        for gone in range(5, 11):
+            mock_clock.jump(0.02)
+            await trio.testing.wait_all_tasks_blocked()
+            assert left[0] == gone
+
+
+async def test_whoever_gives_up_its_turn_leaves_it_to_the_next(autojump_clock: object) -> None:
+    pacer, left = Pacer(MBIT), []
+
+    async def send(number: int) -> None:
+        await pacer.admit(100_000)  # 10 ms each
+        left.append((number, round(trio.current_time() - began, 3)))
+
+    async def give_up(number: int) -> None:
+        with trio.move_on_after(0.001):
+            await send(number)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(give_up if number in (3, 4, 6) else send, number)
+            await trio.lowlevel.checkpoint()
+    assert left == [(0, 0.0), (1, 0.0), (2, 0.0), (5, 0.01), (7, 0.02)]
+
+
+@pytest.mark.parametrize(("extra", "slower"), [(0.0, 1.0), (0.04, 1.04), (3.0, 2.0)])
+async def test_what_else_leaves_takes_its_time_but_never_more_than_half(
+    autojump_clock: object, extra: float, slower: float
+) -> None:
+    left = [0.0]
+    pacer = Pacer(MBIT, lambda: int(left[0]))
+    began = trio.current_time()
+    for _ in range(500):
+        await pacer.admit(20_000)
+        left[0] += 20_000 * (1 + extra)
+    took = trio.current_time() - began
+    assert took == pytest.approx(slower * 10_000_000 / BYTES_S - AT_ONCE_S, rel=0.04)
+
+
+async def test_what_left_in_a_pause_is_not_made_up_for(autojump_clock: object) -> None:
+    left = [0]
+    pacer = Pacer(MBIT, lambda: left[0])
+    await pacer.admit(20_000)
+    await trio.sleep(60)
+    left[0] += 1 << 30
+    began = trio.current_time()
+    for _ in range(100):
+        await pacer.admit(20_000)
+        left[0] += 20_000
+    assert trio.current_time() - began == pytest.approx(1_980_000 / BYTES_S - AT_ONCE_S, abs=0.005)
+
+
+async def test_a_part_whose_connection_stands_still_leaves_its_time_to_others(autojump_clock: object) -> None:
+    left = [0]
+    pacer = Pacer(MBIT, lambda: left[0])
+    began = trio.current_time()
+    for number in range(500):
+        await pacer.admit(20_000)
+        left[0] += 20_000 if number % 2 else 0  # every other part stays here
+    assert 5_000_000 / BYTES_S <= trio.current_time() - began <= 8_500_000 / BYTES_S
+
+
+@pytest.mark.parametrize(("mbit", "most"), [(1.0, 16 << 10), (MBIT, 125_000), (math.inf, 1_000_000)])
+async def test_no_part_is_longer_than_a_router_can_hold(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch, mbit: float, most: int
+) -> None:
+    near, far = memory_pair()
+    sizes: list[int] = []
+
+    async def noted(data: bytes | bytearray | memoryview, send: Send = near.send_all) -> None:
+        sizes.append(len(data))
+        await send(data)
+
+    monkeypatch.setattr(near, "send_all", noted)
+    content = bytes(range(250)) * 4000
+    await Paced(near, Pacer(mbit)).send_all(content)
+    await near.send_eof()
+    assert b"".join([part async for part in far]) == content
+    assert max(sizes) == most
+
+
+async def test_nobody_waits_where_nobody_said_what_the_uplink_carries(autojump_clock: object) -> None:
+    pacer, began = Pacer(math.inf), trio.current_time()
+    for _ in range(1000):
+        await pacer.admit(1 << 30)
+    assert trio.current_time() == began
+
+
+async def test_a_paced_stream_brings_what_it_is_given(autojump_clock: object) -> None:
+    near, far = memory_pair()
+    paced, got = Paced(near, Pacer(MBIT)), bytearray()
+    async with paced:
+        for number in range(10):
+            await paced.send_all(bytes([number]) * 1000)
+            await paced.wait_send_all_might_not_block()
+    async for part in far:
+        got += part
+    assert got == b"".join(bytes([number]) * 1000 for number in range(10))
+
+
+async def test_what_the_plan_asks_goes_before_the_rest_which_is_left_a_fifth(autojump_clock: object) -> None:
+    """Ten streams of late joiners and one of a planned child, which has four fifths of the uplink and no eleventh."""
+    pacer, left = Pacer(MBIT), {True: 0, False: 0}
+    began = trio.current_time()
+
+    async def send(rest: bool) -> None:
+        while True:
+            await pacer.admit(20_000, rest=rest)
+            left[rest] += 20_000
+
+    with trio.move_on_after(10):
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(send, True)
+            await trio.sleep(1)
+            assert left[True] == pytest.approx(BYTES_S, rel=0.05), "while nobody else sends, they have all of it"
+            left[True] = 0
+            nursery.start_soon(send, False)
+    took = trio.current_time() - began - 1
+    assert left[False] == pytest.approx(0.8 * BYTES_S * took, rel=0.03)
+    assert left[True] == pytest.approx(0.2 * BYTES_S * took, rel=0.03)
+
+
+async def test_a_turn_of_the_rest_is_overtaken_until_it_has_come(autojump_clock: object) -> None:
+    pacer, left = Pacer(MBIT), []
+
+    async def send(name: str, rest: bool) -> None:
+        await pacer.admit(100_000, rest=rest)
+        left.append(name)
+
+    async with trio.open_nursery() as nursery:
+        for name, rest in (("a", True), ("b", True), ("c", True), ("d", True), ("e", True), ("f", False), ("g", False)):
+            nursery.start_soon(send, name, rest)
+            await trio.lowlevel.checkpoint()
+    assert left == ["a", "b", "c", "f", "g", "d", "e"]

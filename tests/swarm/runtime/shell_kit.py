@@ -1,0 +1,257 @@
+"""A swarm in one process: the product's cores, shells and stores over the memory transport, on a mock clock."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from codec import BlockDelta, FileSpec, Key, Layout, Manifest, Replica, Staged, TensorSpec
+from codec.chunk import CODER_RICE
+from codec.staging import block_hash, encode
+from swarm.protocol.authority import Authority
+from swarm.protocol.core.documents import AuthorityTime, Capability
+from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.wire import Join
+from swarm.protocol.member import Peer
+from swarm.protocol.transfer.egress import Egress
+from swarm.runtime import Limits, Manifests, RunSync, Shell, here_and_now
+from swarm.runtime.publishing import Seed, genesis
+from swarm.runtime.replica.jobs import Jobs
+from swarm.runtime.replica.model import Model
+from swarm.runtime.sessions.answers import Answers, cost_of, model_bytes
+from swarm.store import Disk, Store
+from swarm.transport.memory import MemoryNetwork, MemoryTransport
+
+AUTHORITY = Key(b"authority".ljust(32, b"."))
+CONFIG = b'{"model_type": "tiny"}'
+LAYOUT_TENSORS = (("a.weight", (300, 200)), ("b.weight", (70_000,)), ("c.bias", (10,)))
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def key(number: int) -> Key:
+    return Key(bytes([number]) * 32)
+
+
+def layout() -> Layout:
+    from blake3 import blake3
+
+    tensors = tuple(TensorSpec(name, "BF16", shape) for name, shape in LAYOUT_TENSORS)
+    return Layout(tensors, (FileSpec("config.json", len(CONFIG), blake3(CONFIG).digest()),))
+
+
+def new_replica(seed: int = 0) -> Replica:
+    """A model of random weights near 0.02, hashed."""
+    replica = Replica.create(layout())
+    rng = np.random.default_rng(seed)
+    for block in range(replica.layout.n_blocks):
+        size = replica.layout.block(block).count
+        bits = (rng.normal(0, 0.02, size).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        replica.write_block(block, bits.tobytes(), block_hash(bits))
+    return replica
+
+
+def step(replica: Replica, seed: int, density: float = 0.01) -> list[BlockDelta]:
+    """What a training step changes: one unit in the last place here and there."""
+    rng = np.random.default_rng(seed)
+    deltas = []
+    for block in range(replica.layout.n_blocks):
+        old = replica.block(block)
+        new = old.copy()
+        where = rng.random(old.size) < density
+        new[where] ^= 1
+        delta = encode(block, old, new, replica.layout.block(block).dtype, CODER_RICE)
+        if delta is not None:
+            deltas.append(delta)
+    return deltas
+
+
+@dataclass
+class Log:
+    """A face that remembers."""
+
+    commits: list[tuple[VersionId, Manifest, tuple[Staged, ...] | None]] = field(default_factory=list)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def committed(self, version: VersionId, manifest: Manifest, changes: tuple[Staged, ...] | None) -> None:
+        self.commits.append((version, manifest, changes))
+
+    def notify(self, what: str, info: dict[str, Any]) -> None:
+        self.events.append((what, info))
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.events]
+
+
+@dataclass
+class Host:
+    """One running member, or the seed."""
+
+    shell: Shell
+    core: Any
+    store: Store
+    model: Model | None
+    transport: MemoryTransport
+    log: Log
+    scope: trio.CancelScope
+    seed: Seed | None = None
+    stopped: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def root(self) -> bytes:
+        assert self.model is not None
+        assert self.model.replica is not None
+        return self.model.replica.root
+
+
+class Swarm:
+    """A seed and members. `tuning` and `limits` hold for all."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nursery: trio.Nursery,
+        tuning: Tuning | None = None,
+        limits: Limits | None = None,
+        run_sync: RunSync = here_and_now,
+        via: tuple[str, ...] = (),
+        copies: float | None = None,
+    ) -> None:
+        """`via`: the seed cannot be dialed, and keeps places at these relays. `copies`: the cap on what it sends."""
+        self.folder = folder
+        self.nursery = nursery
+        self.network = MemoryNetwork()
+        self.tuning = tuning or replace(Tuning.loopback(), stripes=2)
+        self.limits = limits or Limits(anchor_every=4)
+        self.run_sync = run_sync
+        self.via = via
+        self.copies = copies
+        if via:
+            self.network.shield(AUTHORITY.public)
+        self.seed_host: Host | None = None
+        self.boot = 0
+
+    @property
+    def authority(self) -> Host:
+        assert self.seed_host is not None
+        return self.seed_host
+
+    async def start_seed(self, disk: Disk | None = None) -> Host:
+        store = Store(self.folder / "seed", AUTHORITY.public, disk)
+        store.anchors.keep = 2  # as a seed has it
+        model = Model(store, stage_bytes=self.limits.stage_bytes)
+        restored = model.restore()
+        if restored is None:
+            restored = genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
+        self.boot += 1
+        transport = MemoryTransport(self.network, AUTHORITY, self.via)
+        transport.address = "/memory/seed"  # a seed comes back where it was
+        addrs = tuple(transport.circuits()) or (transport.address,)
+        now = trio.current_time()
+        core = Authority(
+            AUTHORITY, addrs, self.tuning, random.Random(0),
+            boot=self.boot, clock=lambda local: local, head=restored.manifest,
+            grants=[record for record in store.records.all("grant/").values() if record], now=now,
+            egress=Egress(self.copies, model_bytes(layout())), sizes=partial(cost_of, layout()),
+        )  # fmt: skip
+        host = await self._start(core, transport, store, model)
+        manifests = host.shell.manifests
+        jobs = host.shell._jobs
+        assert jobs is not None
+        host.seed = Seed(AUTHORITY, host.shell, store, jobs, manifests, self.run_sync)
+        self.seed_host = host
+        return host
+
+    async def start_member(
+        self, number: int, *, base: Path | None = None, relay: bool = False, disk: Disk | None = None
+    ) -> Host:
+        store = Store(self.folder / f"member{number}", AUTHORITY.public, disk)
+        model = None if relay else Model(store, base=base, stage_bytes=self.limits.stage_bytes)
+        restored = None if model is None else model.restore()
+        transport = MemoryTransport(self.network, key(number))
+        core_authority = self.authority.core
+        capability = core_authority.invite(
+            Capability(AUTHORITY.public, bytes([number]) * 16, AuthorityTime(1e12), 1, 0)
+        )
+        join = Join(capability, (transport.address,), f"n{number}", "here", 100.0, 100.0, relay)
+        core = Peer(
+            key(number), AUTHORITY.public, core_authority.addrs, join, self.tuning, random.Random(number),
+            held=None if restored is None else restored.manifest,
+            layout_hash=None if restored is None or model is None or model.layout is None else model.layout.hash,
+        )  # fmt: skip
+        return await self._start(core, transport, store, model)
+
+    async def _start(self, core: Any, transport: MemoryTransport, store: Store, model: Model | None) -> Host:
+        manifests = Manifests(AUTHORITY.public)
+        for seal in store.records.seals():
+            manifests.note(seal.manifest)
+        log = Log()
+        jobs = answers = None
+        if model is not None:
+            jobs = Jobs(store, model, manifests, self.limits, self.run_sync)
+            answers = Answers(store, jobs, manifests, self.run_sync)
+        shell = Shell(
+            core, transport, store, manifests, log,
+            authority=AUTHORITY.public, jobs=jobs, answers=answers, limits=self.limits, run_sync=self.run_sync,
+        )  # fmt: skip
+        host = Host(shell, core, store, model, transport, log, trio.CancelScope())
+        await self.nursery.start(self._live, host)
+        return host
+
+    async def _live(self, host: Host, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        try:
+            with host.scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(host.shell.run)
+                    await host.shell.recall()
+                    task_status.started()
+        except* Killed:
+            pass
+        finally:
+            host.store.close()
+            host.stopped.set()
+
+    async def stop(self, host: Host) -> None:
+        """As by SIGKILL, but for the store's files being closed."""
+        host.scope.cancel()
+        await host.stopped.wait()
+
+    async def publish(self, number: int, density: float = 0.01) -> bytes:
+        """One training step through the product's own publisher; the new root."""
+        from node.coordinator.publisher import Publisher
+
+        seed = self.authority.seed
+        assert seed is not None
+        publisher = Publisher(seed)
+        await publisher.begin()
+        deltas = step(seed.replica, number, density)
+        await publisher.add(deltas)
+        assert publisher._open is not None
+        sealed = await publisher.end(sum(1 for _ in deltas), publisher._open.root())
+        return sealed.root
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Let the virtual clock run until it holds."""
+    with trio.fail_after(limit_s):
+        while not condition():  # noqa: ASYNC110 - whatever changes, it tells nobody
+            await trio.sleep(0.05)
+
+
+@asynccontextmanager
+async def swarm(folder: Path, **options: Any) -> AsyncIterator[Swarm]:
+    """A running seed; everything stops at the end."""
+    async with trio.open_nursery() as nursery:
+        made = Swarm(folder, nursery, **options)
+        await made.start_seed()
+        yield made
+        nursery.cancel_scope.cancel()

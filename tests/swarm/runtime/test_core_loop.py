@@ -1,0 +1,129 @@
+"""A bug that a peer finds in our core ends that peer's session; one in a timer is tried again."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from bench_kit import PEER, bench
+
+from swarm import guard
+from swarm.protocol.core.events import Effect, Event, Heard, PieceBad, SendDone, Timer
+from swarm.protocol.core.wire import Detach
+from swarm.runtime.framing import frame_message
+
+
+@pytest.fixture(autouse=True)
+def _survive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SWARM_STRICT")
+    guard.bugs.clear()
+
+
+async def test_a_bug_in_the_core_costs_the_peer_that_found_it(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as b:
+        apply = b.core.apply
+
+        def failing(event: Event, now: float) -> list[Effect]:
+            if isinstance(event, Heard) and event.message == Detach(7):
+                raise OverflowError("ours")
+            return apply(event, now)
+
+        monkeypatch.setattr(b.core, "apply", failing)
+        stream = await b.control()
+        await stream.send_all(frame_message(Detach(7)))
+        await b.settle()
+        assert guard.bugs[guard.Source.CORE] == 1
+        assert [event.peer for event in b.core.of(PieceBad)] == [PEER.public]
+        assert b.shell.peers.get(PEER.public) is None
+        await trio.sleep(61)  # it is refused for a while
+        again = await b.control()
+        await again.send_all(frame_message(Detach(1)))
+        await b.settle()
+        assert Detach(1) in [event.message for event in b.core.of(Heard)], "the shell goes on"
+
+
+async def test_a_timer_that_met_a_bug_goes_off_again(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as b:
+        went_off: list[float] = []
+
+        def failing(event: Event, now: float) -> list[Effect]:
+            if event == Timer("tick"):
+                went_off.append(now)
+                raise KeyError("ours")
+            return []
+
+        monkeypatch.setattr(b.core, "apply", failing)
+        b.shell._loop.set_timer("tick", trio.current_time() + 0.1)
+        await b.shell.apply(Timer("anything"))  # the loop looks at its timers after each event
+        went_off.clear()
+        await trio.sleep(3.5)
+        assert len(went_off) == 4
+
+
+async def test_one_effect_that_fails_keeps_no_other_from_being_begun(tmp_path: Path, autojump_clock: object) -> None:
+    async with bench(tmp_path) as b:
+        begun: list[str] = []
+        b.shell._do[Timer] = lambda effect: begun.append(effect.name)  # type: ignore[index, misc]
+
+        def fail(effect: object) -> None:
+            raise ValueError("ours")
+
+        b.shell._do[SendDone] = fail  # type: ignore[index]
+        with pytest.raises(ValueError, match="ours"):
+            b.shell.perform([Timer("a"), SendDone(b"", None, None, 0), Timer("b")])  # type: ignore[list-item]
+        assert begun == ["a", "b"]
+
+
+async def test_a_stranger_may_say_little(tmp_path: Path, autojump_clock: object) -> None:
+    async with bench(tmp_path) as b:
+        b.core.strangers.add(PEER.public)
+        stream = await b.control()
+        await stream.send_all((8193).to_bytes(4, "little"))
+        await b.settle()
+        assert [event.what for event in b.core.of(PieceBad)] == ["message: 8193 bytes, at most 8192"]
+
+
+async def test_timers_that_are_always_due_keep_no_event_from_its_turn(tmp_path: Path, autojump_clock: object) -> None:
+    """Where a turn of all tasks takes longer than a tick, some timer is always due. Renewals waited; leases ended."""
+    async with bench(tmp_path) as b:
+        stream, apply, heard = await b.control(), b.core.apply, trio.Event()
+
+        def again(event: Event, now: float) -> list[Effect]:
+            if event == Timer("tick") and not heard.is_set():
+                b.shell._loop.set_timer("tick", now)
+            if isinstance(event, Heard) and event.message == Detach(3):
+                heard.set()
+            return apply(event, now)
+
+        b.core.apply = again  # type: ignore[method-assign]
+        b.shell._loop.set_timer("tick", trio.current_time())
+        await b.shell.apply(Timer("anything"))
+        await stream.send_all(frame_message(Detach(3)))
+        for _ in range(1000):
+            await trio.lowlevel.checkpoint()
+        happened = heard.is_set()
+        heard.set()  # or the clock of this test would stand still for ever
+        assert happened
+
+
+async def test_bulk_streams_of_strangers_wake_nobody(tmp_path: Path, autojump_clock: object) -> None:
+    """Each looked fifty times a second whether its peer had been admitted; strangers may have a thousand of them."""
+    async with bench(tmp_path) as b:
+        b.core.strangers.add(PEER.public)
+        await b.control()
+        asked = 0
+        admits = b.shell.peers._admits
+
+        def counted(peer: bytes) -> bool:
+            nonlocal asked
+            asked += 1
+            return admits(peer)
+
+        b.shell.peers._admits = counted
+        for _ in range(5):
+            await b.bulk()
+        await trio.sleep(10)
+        assert asked <= 10

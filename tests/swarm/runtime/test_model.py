@@ -1,0 +1,227 @@
+"""Replaying, repairing and serving: what the bits are called, and what they are."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shell_kit import AUTHORITY, new_replica, step
+
+from codec import ChunkKey, Manifest, Replica, Torn, open_header, seal_chunk, state_root
+from swarm.protocol.core.events import VersionId
+from swarm.runtime.replica.model import Mismatch, Model
+from swarm.store import Store, TwoSeals
+
+
+def version(store: Store, replica: Replica, number: int, seed: int | None = None) -> tuple[Manifest, bytes]:
+    """A step on `replica`, in the store and in `replica`; its manifest and seal."""
+    deltas = step(replica, number if seed is None else seed)
+    hashes = replica.hashes.copy()
+    ids, payload, staged = [], 0, []
+    for seq, delta in enumerate(deltas):
+        hashes[delta.block] = np.frombuffer(delta.new_hash, np.uint8)
+        chunk = seal_chunk(ChunkKey(0, number, 0, seq), replica.root, replica.layout.hash, [delta], AUTHORITY)
+        header = open_header(chunk.header, AUTHORITY.public)
+        store.chunks.put_header(header, chunk.header)
+        for index in range(header.n_pieces):
+            piece = header.piece_range(index)
+            store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
+        ids.append(chunk.id)
+        payload += chunk.nbytes
+        staged.append(replica.stage(header, chunk.body))
+    manifest = Manifest(
+        AUTHORITY.public, 0, number, 0, replica.root, state_root(replica.layout.hash, hashes),
+        replica.layout.hash, tuple(ids), payload, 1,
+    )  # fmt: skip
+    replica.scatter(staged)
+    assert replica.root == manifest.root
+    return manifest, manifest.seal(AUTHORITY)
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store(tmp_path, AUTHORITY.public) as opened:
+        yield opened
+
+
+def test_blocks_of_different_versions_are_replayed_to_one(store: Store) -> None:
+    truth = new_replica()
+    model = Model(store)
+    model.replica = Replica.create(truth.layout)
+    made = {}
+    blocks = {block: (0, truth.read_block(block), truth.hashes[block].tobytes()) for block in (0, 2)}
+    for number in (1, 2, 3):
+        made[number] = version(store, truth, number)
+        if number == 2:
+            blocks[1] = (2, truth.read_block(1), truth.hashes[1].tobytes())
+    for block, (label, data, digest) in blocks.items():
+        model.write_block(block, data, digest, VersionId(0, label))
+    assert model.read_block(0) is None  # a mix is given to nobody
+    assert model.replay(*made[1]) == ()
+    assert model.version is None  # block 1 is of version 2 already
+    assert model.replay(*made[2]) == ()
+    assert model.version == VersionId(0, 2)
+    assert model.replica.root == made[2][0].root
+    assert model.replay(*made[3]) == ()
+    assert model.replica.root == truth.root
+    assert model.replica.rehash() == []
+    assert store.newest() is not None
+    assert store.newest().id == VersionId(0, 3)  # type: ignore[union-attr]
+
+
+def test_a_block_under_a_false_label_is_found_at_the_root(store: Store) -> None:
+    truth = new_replica()
+    model = Model(store)
+    model.replica = Replica.create(truth.layout)
+    old = [(truth.read_block(b), truth.hashes[b].tobytes()) for b in range(3)]
+    first = version(store, truth, 1)
+    for block, (data, digest) in enumerate(old):
+        label = VersionId(0, 1) if block == 1 else VersionId(0, 0)  # block 1 is said to be newer than it is
+        model.write_block(block, data, digest, label)
+    store.put_hashes(first[0].root, truth.hashes)
+    assert model.replay(*first) == ()  # its label is not newer, so its chunk is applied all the same
+    assert model.replica.root == first[0].root
+
+
+def test_memory_that_lies_is_noticed_and_named(store: Store) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    assert model.replica is not None
+    model.replica._writable(1)[7] ^= 1
+    manifest, _ = version(store, truth, 1)
+    assert model.differing(new_replica().hashes) == ()  # nobody has looked yet
+    first, second = store.chunks.of(VersionId(0, manifest.version))
+    model.stage(first)
+    with pytest.raises(Torn) as caught:
+        model.stage(second)
+    assert caught.value.blocks == (1,)
+    assert model.differing(new_replica().hashes) == (1,)
+    assert model.read_block(0) is None
+
+
+def test_chunks_that_lead_elsewhere_are_not_written(store: Store) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    assert model.replica is not None
+    before = model.replica.root
+    manifest, _ = version(store, truth, 1)
+    false = Manifest(*[getattr(manifest, f) if f != "root" else b"r" * 32 for f in Manifest.__dataclass_fields__])
+    with pytest.raises(Mismatch, match="do not lead to the root"):
+        model.prepare(false, false.seal(AUTHORITY))
+    assert model.replica.root == before
+    assert store.newest() is None
+
+
+def test_a_second_seal_of_a_version_is_refused_before_anything_is_written(store: Store) -> None:
+    truth, other, model = new_replica(), new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    assert model.replica is not None
+    first = version(store, truth, 1)
+    model.prepare(*first)
+    store.chunks.drop(VersionId(0, 1))
+    second = version(store, other, 1, seed=77)
+    with pytest.raises(TwoSeals):
+        model.prepare(*second)
+    assert model.replica.root == new_replica().root
+
+
+@pytest.mark.parametrize("stage_bytes", [0, 3_000, 1 << 30])
+def test_what_does_not_fit_in_scratch_is_decoded_at_the_seal(store: Store, stage_bytes: int) -> None:
+    truth, model = new_replica(), Model(store, stage_bytes=stage_bytes)
+    model.adopt(new_replica(), VersionId(0, 0))
+    manifest, sealed = version(store, truth, 1)
+    for chunk in store.chunks.of(VersionId(0, 1)):
+        model.stage(chunk)
+    model.prepare(manifest, sealed)
+    changes = model.scatter(manifest)
+    assert (changes is not None) == (stage_bytes == 1 << 30)
+    assert model.replica is not None
+    assert model.replica.root == truth.root
+    assert model.replica.rehash() == []
+    assert model._scratch.nbytes == 0
+
+
+def test_a_block_read_during_a_commit_has_the_hash_of_its_label(store: Store) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    expected = {VersionId(0, 0): truth.hashes.copy()}
+    made = []
+    for number in range(1, 9):
+        made.append(version(store, truth, number))
+        expected[VersionId(0, number)] = truth.hashes.copy()
+    wrong: list[VersionId] = []
+    seen: set[VersionId] = set()
+    stop = threading.Event()
+
+    def look() -> None:
+        from codec.staging import block_hash
+
+        while not stop.is_set():
+            for block in range(2):
+                found = model.read_block(block)
+                assert found is not None
+                label, data = found
+                seen.add(label)
+                if block_hash(np.frombuffer(data, np.uint16)) != expected[label][block].tobytes():
+                    wrong.append(label)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for manifest, sealed in made:
+        for chunk in store.chunks.of(VersionId(0, manifest.version)):
+            model.stage(chunk)
+        model.prepare(manifest, sealed)
+        model.scatter(manifest)
+    stop.set()
+    reader.join()
+    assert wrong == []
+    assert len(seen) > 1
+
+
+def test_a_version_is_written_when_whoever_reads_all_of_the_replica_is_done(store: Store) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    old, (manifest, sealed) = truth.root, version(store, truth, 1)
+    for chunk in store.chunks.of(VersionId(0, 1)):
+        model.stage(chunk)
+    model.prepare(manifest, sealed)
+    writer = threading.Thread(target=model.scatter, args=(manifest,))
+
+    def use(replica: Replica) -> list[int]:
+        writer.start()
+        writer.join(0.1)
+        assert writer.is_alive()
+        assert replica.root == old
+        return replica.rehash()
+
+    assert model.read(use) == []  # no bit of the version that waits
+    writer.join(10)
+    assert not writer.is_alive()
+    assert model.replica is not None
+    assert model.replica.root == manifest.root
+
+
+def test_an_anchor_gives_way_to_a_version_that_has_waited_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    manifest, sealed = version(store, truth, 1)
+    for chunk in store.chunks.of(VersionId(0, 1)):
+        model.stage(chunk)
+    model.prepare(manifest, sealed)
+    writer = threading.Thread(target=model.scatter, args=(manifest,))
+    monkeypatch.setattr("swarm.runtime.replica.model.READ_S", 0.05)
+
+    def slow_disk(folder: Path, *, layout, bits, files) -> None:
+        folder.mkdir()
+        bits(layout.tensors[0].name)
+        writer.start()
+        writer.join(0.2)
+        bits(layout.tensors[1].name)
+
+    monkeypatch.setattr("swarm.runtime.replica.keep.write_checkpoint", slow_disk)
+    assert model.write_anchor() is None
+    writer.join(10)
+    assert not writer.is_alive()
+    assert (model.version, store.anchors.list()) == (VersionId(0, 1), [])
+    monkeypatch.undo()
+    assert model.write_anchor() == VersionId(0, 1)

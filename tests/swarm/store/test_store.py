@@ -1,0 +1,399 @@
+"""Crashes between any two writes, full disks, and files that are not what they were."""
+
+import errno
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shell_kit import AUTHORITY, CONFIG, Killed, layout, new_replica, step
+
+from codec import Chunk, ChunkKey, Manifest, Replica, open_header, seal_chunk, state_root
+from codec.errors import UsageError
+from swarm.protocol.core.events import VersionId
+from swarm.runtime.publishing import genesis
+from swarm.runtime.replica.model import Model
+from swarm.store import Disk, DiskFull, Seal, Store, TwoSeals
+
+
+def kill_at(count: int) -> tuple[Disk, list[str]]:
+    """A disk whose process dies ahead of its `count`-th step, and the steps that were taken."""
+    steps: list[str] = []
+
+    def before(step: str, path: Path) -> None:
+        if len(steps) == count:
+            raise Killed
+        steps.append(f"{step} {path.name}")
+
+    return Disk(before), steps
+
+
+def full_after(count: int) -> Disk:
+    """A disk with room for `count` writes."""
+    left = count
+
+    def before(step: str, path: Path) -> None:
+        nonlocal left
+        left -= step == "write"
+        if left < 0 and step in ("write", "sync", "commit"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return Disk(before)
+
+
+def make_version(replica: Replica, number: int, attempt: int = 0) -> tuple[Manifest, bytes, list[Chunk]]:
+    """The chunks and the seal of a step on `replica`, which stays as it is."""
+    deltas = step(replica, number)
+    hashes = replica.hashes.copy()
+    chunks = []
+    for seq, delta in enumerate(deltas):
+        hashes[delta.block] = np.frombuffer(delta.new_hash, np.uint8)
+        key = ChunkKey(0, number, attempt, seq)
+        chunks.append(seal_chunk(key, replica.root, replica.layout.hash, [delta], AUTHORITY))
+    manifest = Manifest(
+        AUTHORITY.public, 0, number, attempt, replica.root, state_root(replica.layout.hash, hashes),
+        replica.layout.hash, tuple(chunk.id for chunk in chunks), sum(chunk.nbytes for chunk in chunks), 1,
+    )  # fmt: skip
+    return manifest, manifest.seal(AUTHORITY), chunks
+
+
+def put(store: Store, chunks: list[Chunk]) -> None:
+    for chunk in chunks:
+        header = open_header(chunk.header, AUTHORITY.public)
+        store.chunks.put_header(header, chunk.header)
+        for index in range(header.n_pieces):
+            piece = header.piece_range(index)
+            assert store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
+        store.chunks.spill(header.key)
+
+
+def advance(store: Store, model: Model, number: int, attempt: int = 0) -> bytes:
+    """A version through stage, seal and scatter; its root."""
+    assert model.replica is not None
+    manifest, sealed, chunks = make_version(model.replica, number, attempt)
+    put(store, chunks)
+    for chunk in store.chunks.of(VersionId(0, number), attempt):
+        model.stage(chunk)
+    model.prepare(manifest, sealed)
+    model.scatter(manifest)
+    return manifest.root
+
+
+def life(store: Store) -> list[bytes]:
+    """From an empty folder, or wherever an earlier life ended, to version 4; an anchor at 2. The roots on the way."""
+    model = Model(store)
+    restored = model.restore()
+    if restored is None:
+        restored = genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
+    roots = [restored.root]
+    while roots and restored.id.version + len(roots) <= 4:
+        number = restored.id.version + len(roots)
+        attempts = store.records.get(f"attempts/{number}")
+        attempt = 0 if attempts is None else int(attempts) + 1
+        store.records.put([(f"attempts/{number}", str(attempt).encode())])
+        roots.append(advance(store, model, number, attempt))
+        if number == 2:
+            model.write_anchor()
+    store.evict(VersionId(0, 4), 3)
+    return roots
+
+
+@pytest.mark.parametrize(
+    ("first", "stride"), [(0, 9), *(pytest.param(first, 9, marks=pytest.mark.slow) for first in range(1, 9))]
+)
+def test_a_kill_between_any_two_writes_loses_nothing_sealed(tmp_path: Path, first: int, stride: int) -> None:
+    with Store(tmp_path / "whole", AUTHORITY.public) as store:
+        expected = life(store)
+        assert [seal.root for seal in store.records.seals()] == expected
+    count = first
+    while True:
+        folder = tmp_path / f"at{count}"
+        disk, steps = kill_at(count)
+        try:
+            store = Store(folder, AUTHORITY.public, disk)
+            life(store)
+            store.close()
+            break
+        except Killed:
+            _release(folder)
+        with Store(folder, AUTHORITY.public) as store:
+            sealed = [seal.root for seal in store.records.seals()]
+            assert sealed == expected[: len(sealed)], steps[-1:]
+            model = Model(store)
+            restored = model.restore()
+            assert (None if restored is None else restored.root) == (sealed[-1] if sealed else None), steps[-1:]
+            if model.replica is not None:
+                assert model.replica.rehash() == []
+        _release(folder)
+        with Store(folder, AUTHORITY.public) as store:
+            life(store)
+            assert [seal.root for seal in store.records.seals()] == expected, steps[-1:]
+        count += stride
+    assert count > 60  # the machine has that many places to die in
+
+
+def _release(folder: Path) -> None:
+    """A dead process holds no lock; in one process the dead store's descriptor must go by hand."""
+    import fcntl
+    import os
+
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if os.readlink(entry) == str(folder / "lock"):
+                fcntl.flock(int(entry.name), fcntl.LOCK_UN)
+        except OSError:
+            continue
+
+
+def test_a_full_disk_says_so_and_harms_nothing(tmp_path: Path) -> None:
+    messages: list[str] = []
+    for count in itertools.count(0, 5):
+        folder = tmp_path / f"room{count}"
+        try:
+            store = Store(folder, AUTHORITY.public, full_after(count))
+        except DiskFull:
+            continue
+        try:
+            with store:
+                life(store)
+            break
+        except DiskFull as error:
+            messages.append(str(error))
+        with Store(folder, AUTHORITY.public) as store:
+            roots = life(store)
+            assert store.newest() is not None
+            assert store.newest().root == roots[-1]  # type: ignore[union-attr]
+    assert len(messages) > 3
+    assert all("is full" in message and str(tmp_path) in message for message in messages)
+
+
+def test_two_processes_do_not_share_a_home(tmp_path: Path) -> None:
+    with Store(tmp_path, AUTHORITY.public), pytest.raises(UsageError, match="Another process uses"):
+        Store(tmp_path, AUTHORITY.public)
+    Store(tmp_path, AUTHORITY.public).close()
+
+
+def test_a_version_is_sealed_once(tmp_path: Path) -> None:
+    with Store(tmp_path, AUTHORITY.public) as store:
+        seal = Seal(VersionId(0, 1), 0, b"r" * 32, b"p" * 32, 0, b"manifest")
+        store.seal(seal)
+        store.seal(seal)
+        with pytest.raises(TwoSeals, match=r"0\.1 was sealed twice"):
+            store.seal(Seal(VersionId(0, 1), 1, b"R" * 32, b"p" * 32, 0, b"other"))
+        assert store.records.seal(VersionId(0, 1)) == seal
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[:-5000], lambda b: b[:200] + bytes(1) * 60 + b[260:], lambda b: b"x" + b]
+)
+def test_pieces_that_rotted_are_not_there(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    with Store(tmp_path, AUTHORITY.public) as store:
+        _, _, chunks = make_version(new_replica(), 1)
+        put(store, chunks)
+        held = {chunk.key: store.chunks.body(chunk.key) for chunk in store.chunks.all()}
+        store.chunks.sync(VersionId(0, 1), 0)
+    pack = tmp_path / "chunks" / "0.1.0"
+    pack.write_bytes(spoil(pack.read_bytes()))
+    with Store(tmp_path, AUTHORITY.public) as store:
+        found = {chunk.key: store.chunks.body(chunk.key) for chunk in store.chunks.all()}
+        assert all(body is None or body == held[key] for key, body in found.items())
+        whole = [body for body in found.values() if body is not None]
+        assert len(whole) < len(held)
+
+
+def test_what_was_under_way_is_found_again(tmp_path: Path) -> None:
+    replica = new_replica()
+    _, _, chunks = make_version(replica, 1)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        put(store, chunks[:1])
+        header = open_header(chunks[1].header, AUTHORITY.public)
+        store.chunks.put_header(header, chunks[1].header)  # never written: nothing of it is lost that mattered
+    with Store(tmp_path, AUTHORITY.public) as store:
+        (found,) = store.chunks.all()
+        assert found.whole
+        assert store.chunks.body(found.key) == chunks[0].body
+
+
+def test_memory_is_counted_and_spilled(tmp_path: Path) -> None:
+    _, _, chunks = make_version(new_replica(), 1)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        header = open_header(chunks[0].header, AUTHORITY.public)
+        store.chunks.put_header(header, chunks[0].header)
+        store.chunks.put_piece(header.key, 0, chunks[0].body[: len(header.piece_range(0))])
+        assert store.chunks.memory_bytes == len(header.piece_range(0))
+        assert store.chunks.piece(header.key, 0) == chunks[0].body[: len(header.piece_range(0))]
+        store.chunks.spill_all()
+        assert store.chunks.memory_bytes == 0
+        assert store.chunks.piece(header.key, 0) == chunks[0].body[: len(header.piece_range(0))]
+        store.chunks.drop(VersionId(0, 1))
+        assert store.chunks.piece(header.key, 0) is None
+        assert store.chunks.was_dropped(header.key)
+        assert not list((tmp_path / "chunks").iterdir())
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_chunk_is_written_once_whoever_asks_for_it(tmp_path: Path, wanted: bool) -> None:
+    _, _, chunks = make_version(new_replica(), 1)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        for chunk in chunks:
+            header = open_header(chunk.header, AUTHORITY.public)
+            store.chunks.put_header(header, chunk.header)
+            for index in range(header.n_pieces):
+                piece = header.piece_range(index)
+                store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
+            store.chunks.spill(header.key, header.key, wanted=wanted)
+            store.chunks.spill_all()
+        assert store.chunks.memory_bytes == 0
+        assert [store.chunks.body(chunk.key) for chunk in store.chunks.all()] == [chunk.body for chunk in chunks]
+        store.chunks.sync(VersionId(0, 1), 0)
+        size = (tmp_path / "chunks" / "0.1.0").stat().st_size
+        assert size <= sum(len(chunk.header) + len(chunk.body) + 16 + 4096 for chunk in chunks)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        assert [store.chunks.body(chunk.key) for chunk in store.chunks.all()] == [chunk.body for chunk in chunks]
+
+
+def test_what_is_dropped_while_it_is_written_is_counted_once(tmp_path: Path) -> None:
+    _, _, chunks = make_version(new_replica(), 1)
+    header = open_header(chunks[0].header, AUTHORITY.public)
+    droppers: list[threading.Thread] = []
+
+    def before(step: str, path: Path) -> None:
+        if step == "write" and path.exists() and path.name == "0.1.0" and not droppers:
+            droppers.append(threading.Thread(target=store.chunks.drop, args=(VersionId(0, 1),)))
+            droppers[0].start()
+            while store.chunks.chunk(header.key) is not None:
+                time.sleep(0.001)
+
+    with Store(tmp_path, AUTHORITY.public, Disk(before)) as store:
+        store.chunks.put_header(header, chunks[0].header)
+        store.chunks.put_piece(header.key, 0, chunks[0].body[: len(header.piece_range(0))])
+        store.chunks.spill_all()
+        droppers[0].join()
+        assert store.chunks.memory_bytes == 0
+
+
+def test_an_anchor_that_was_touched_is_hashed_and_one_that_lies_is_not_used(tmp_path: Path) -> None:
+    with Store(tmp_path, AUTHORITY.public) as store:
+        life(store)
+        (anchor,) = store.anchors.list()
+        assert anchor.trusted
+        weights = next(anchor.folder.glob("*.safetensors"))
+        data = bytearray(weights.read_bytes())
+        data[-3] ^= 1
+        weights.write_bytes(data)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        assert not store.anchors.list()[0].trusted
+        model = Model(store)
+        assert model.restore() is None  # nothing false is ever called a version
+        assert store.anchors.list() == []
+
+
+def test_evicting_keeps_what_a_start_needs(tmp_path: Path) -> None:
+    with Store(tmp_path, AUTHORITY.public) as store:
+        roots = life(store)  # keeps 3, with the anchor at 2
+        assert {chunk.key.version for chunk in store.chunks.all()} == {2, 3, 4}
+        store.evict(VersionId(0, 4), 1)
+        assert {chunk.key.version for chunk in store.chunks.all()} == {3, 4}
+        assert store.hashes(roots[4]) is not None
+        assert store.hashes(roots[1]) is None
+        assert [seal.id.version for seal in store.recover().replay] == [3, 4]
+
+
+def test_evicting_lets_be_what_is_being_written(tmp_path: Path) -> None:
+    """An eviction after version 4 meets the hash list of version 5, at each step of its way to the disk."""
+    with Store(tmp_path, AUTHORITY.public) as store:
+        life(store)
+        met = list[str]()
+
+        def meet(step: str, path: Path) -> None:
+            if path.parent.name == "hashes" and step != "remove":
+                met.append(step)
+                store.evict(VersionId(0, 4), 3)
+
+        store.disk.before = meet
+        hashes = np.arange(64, dtype=np.uint8).reshape(2, 32)
+        store.put_hashes(b"5" * 32, hashes)
+        store.evict(VersionId(0, 4), 3)
+        assert {"write", "sync", "rename"} <= set(met)
+        assert np.array_equal(store.hashes(b"5" * 32), hashes), "its seal is still to come"
+    with Store(tmp_path, AUTHORITY.public) as store:
+        store.evict(VersionId(0, 4), 3)
+        assert store.hashes(b"5" * 32) is None, "but of an earlier process nothing is to come"
+
+
+def test_a_way_back_is_where_a_start_ends(tmp_path: Path) -> None:
+    """4 versions, an anchor at 2, then back to 2 and to 1 in new epochs: old roots under new names."""
+
+    def way_back(store: Store, to: Seal, epoch: int) -> Seal:
+        newest = store.newest()
+        assert newest is not None
+        manifest = Manifest(
+            AUTHORITY.public, epoch, to.id.version, 0, newest.root, to.root, bytes(32), (), 0, 0,
+        )  # fmt: skip
+        seal = Seal.of(manifest, manifest.seal(AUTHORITY))
+        store.seal(seal)
+        return seal
+
+    with Store(tmp_path, AUTHORITY.public) as store:
+        roots = life(store)
+        two = store.records.seal(VersionId(0, 2))
+        assert two is not None
+        back = way_back(store, two, 1)
+        recovery = store.recover()
+        assert [seal.id for seal in recovery.replay] == [VersionId(0, 3), VersionId(0, 4), VersionId(1, 2)]
+        assert store.newest() == back
+        assert store.chain(roots[2], back.id) == (), "nothing older leads on from it"
+        three = store.records.seal(VersionId(0, 3))
+        assert three is not None
+        way_back(store, three, 2)
+        assert [seal.id for seal in store.chain(roots[2], back.id)] == [VersionId(2, 3)]
+
+
+def test_a_seed_keeps_two_anchors(tmp_path: Path) -> None:
+    with Store(tmp_path, AUTHORITY.public) as store:
+        store.anchors.keep = 2
+        model = Model(store)
+        genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
+        for number in (1, 2, 3):
+            advance(store, model, number)
+            model.write_anchor()
+        assert [anchor.version for anchor in store.anchors.list()] == [VersionId(0, 3), VersionId(0, 2)]
+
+
+def test_files_are_what_their_names_say(tmp_path: Path) -> None:
+    with Store(tmp_path, AUTHORITY.public) as store:
+        name = store.put_file(b"hello")
+        assert store.file(name) == b"hello"
+        (tmp_path / "files" / name.hex()).write_bytes(b"hullo")
+        assert store.file(name) is None
+        assert store.file(b"0" * 32) is None
+
+
+def test_fetched_blocks_outlive_a_kill(tmp_path: Path) -> None:
+    model_layout, replica = layout(), new_replica()
+    with Store(tmp_path, AUTHORITY.public) as store:
+        store.partial.add(model_layout, 1, replica.read_block(1))
+    with Store(tmp_path, AUTHORITY.public) as store:
+        assert list(store.partial.load(model_layout)) == [(1, replica.read_block(1))]
+        store.partial.add(model_layout, 0, replica.read_block(0))
+        assert [block for block, _ in store.partial.load(model_layout)] == [0, 1]
+        store.partial.clear()
+        assert list(store.partial.load(model_layout)) == []
+
+
+def test_records_survive_and_the_newest_wins(tmp_path: Path) -> None:
+    with Store(tmp_path, AUTHORITY.public) as store:
+        store.records.put([("grant/1", b"a"), ("grant/2", b"b"), ("grant/1", b"c")])
+    with Store(tmp_path, AUTHORITY.public) as store:
+        assert store.records.all("grant/") == {"grant/1": b"c", "grant/2": b"b"}
+        store.records.delete(["grant/1"])
+        assert store.records.get("grant/1") is None
+
+
+def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "swarm.sqlite").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(UsageError, match="cannot be read"):
+        Store(tmp_path, AUTHORITY.public)

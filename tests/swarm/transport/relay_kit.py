@@ -1,0 +1,102 @@
+"""A relay, one that is reached through it, and one that wants to reach it, for tests."""
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+import trio.testing
+
+from codec.sign import Key
+from swarm.protocol.core.reach import circuit
+from swarm.transport.base import Lane, PeerKey
+from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.nat.relay import RelayRules
+
+ANY = "/ip4/127.0.0.1/tcp/0"
+Stream = trio.abc.HalfCloseableStream
+
+
+async def echo(peer: PeerKey, lane: Lane, stream: Stream) -> None:
+    async for data in stream:
+        await stream.send_all(data)
+    await stream.send_eof()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - nobody tells
+        await trio.sleep(0.01)
+
+
+async def ended(stream: trio.abc.ReceiveStream) -> bool:
+    """It ends, one way or the other, with nothing more on it."""
+    try:
+        return await stream.receive_some() == b""
+    except trio.BrokenResourceError:
+        return True
+
+
+@dataclass
+class World:
+    """A relay, one that is reached through it (`hidden`), and one that wants to reach it (`caller`)."""
+
+    relay: Libp2pTransport
+    hidden: Libp2pTransport
+    caller: Libp2pTransport
+    address: str
+    """The relay's own."""
+    nursery: trio.Nursery
+
+    async def call(self) -> None:
+        await self.caller.connect(self.hidden.key, [circuit(self.address)])
+
+
+def transport(seed: int, **options: object) -> Libp2pTransport:
+    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], **options)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def world(
+    rules: RelayRules | None = None,
+    *,
+    may_reserve: Callable[[PeerKey], bool] = lambda peer: True,
+    place: bool = True,
+    **options: object,
+) -> AsyncIterator[World]:
+    """`options`: of the relay's transport."""
+    relay = transport(1, relay_for=may_reserve, relay_rules=rules, **options)
+    with trio.fail_after(15):
+        async with trio.open_nursery() as nursery:
+            (address,) = await nursery.start(relay.serve, echo)
+            hidden, caller = transport(2, via=[address]), transport(3)
+            await nursery.start(hidden.serve, echo)
+            await nursery.start(caller.serve, echo)
+            made = World(relay, hidden, caller, address, nursery)
+            if place:
+                await until(lambda: not hidden.places.state[address])
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+async def exchange(stream: Stream, data: bytes, pause_s: float = 0.0) -> bytes:
+    """Send it, 64 KiB at a time, and read what comes back."""
+    back = bytearray()
+
+    async def send() -> None:
+        for at in range(0, len(data), 65_536):
+            await stream.send_all(data[at : at + 65_536])
+            await trio.sleep(pause_s)
+        await stream.send_eof()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        async for part in stream:
+            back += part
+    return bytes(back)

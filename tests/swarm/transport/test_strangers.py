@@ -1,0 +1,462 @@
+"""Strangers at a real port: silent, slow, hostile, many. Whoever has business there is served meanwhile."""
+
+import os
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Container
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p_kit import ANY, echo, transport
+
+from codec.sign import Key
+from swarm.transport.base import Lane, PeerKey, Unreachable
+from swarm.transport.connection.admission import Admission, AdmissionRules, Arrival
+from swarm.transport.connection.certificate import make_certificate
+from swarm.transport.connection.gate import GateRules
+from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.probe import who_answers
+
+HELLO = b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n"
+RULES = AdmissionRules(pending=40, pending_per_address=8, silent_s=0.5)
+
+
+@asynccontextmanager
+async def a_node(
+    admitted: set[PeerKey],
+    rules: AdmissionRules | None = None,
+    gate: GateRules | None = None,
+    known: Container[PeerKey] = (),
+    limit_s: float = 30,
+) -> AsyncIterator[tuple[Libp2pTransport, str]]:
+    node = Libp2pTransport(
+        Key(b"n" * 32), [ANY],
+        admits=admitted.__contains__, knows=known.__contains__, admission_rules=rules, gate_rules=gate,
+    )  # fmt: skip
+    with trio.fail_after(limit_s):
+        async with trio.open_nursery() as nursery:
+            (address,) = await nursery.start(node.serve, echo)
+            yield node, address
+            nursery.cancel_scope.cancel()
+
+
+async def comes(address: str, number: int) -> trio.SocketStream:
+    """A TCP connection from 127.1.x.y."""
+    sock = trio.socket.socket()
+    await sock.bind((f"127.1.{number >> 8}.{number & 255}", 0))
+    await sock.connect(("127.0.0.1", int(address.rsplit("/", 1)[1])))
+    return trio.SocketStream(sock)
+
+
+async def closed_after(stream: trio.abc.ReceiveStream) -> float:
+    started_s = trio.current_time()
+    with suppress(trio.BrokenResourceError):
+        while await stream.receive_some():
+            pass
+    return trio.current_time() - started_s
+
+
+def credentials(seed: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["/yamux/1.0.0"])
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("".join(make_certificate(create_new_key_pair(seed.to_bytes(32, "big")))))
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
+async def shakes_hands(stream: trio.SocketStream, context: ssl.SSLContext) -> trio.SSLStream[trio.SocketStream]:
+    await stream.send_all(HELLO)
+    heard = b""
+    while len(heard) < len(HELLO):
+        heard += await stream.receive_some(len(HELLO) - len(heard))
+    secured = trio.SSLStream(stream, context)
+    await secured.do_handshake()
+    return secured
+
+
+async def is_served(near: Libp2pTransport, far: Libp2pTransport, address: str) -> float:
+    """Seconds until it has an answer."""
+    started_s = trio.current_time()
+    while True:
+        try:
+            await near.connect(far.key, [address])
+            async with await near.open_stream(far.key, Lane.CONTROL) as stream:
+                await stream.send_all(b"ticket")
+                assert await stream.receive_some() == b"ticket"
+                return trio.current_time() - started_s
+        except (Unreachable, trio.BrokenResourceError):
+            await trio.sleep(0.05)
+
+
+def tables(node: Libp2pTransport) -> list[Any]:
+    """All that a stranger could leave behind."""
+    assert node.host is not None
+    assert node.tcp is not None
+    swarm: Any = node.host.get_network()
+    host: Any = node.host
+    return [
+        node.tcp.live, node.tcp.reception._held, node.tcp.reception._watched.get_map(), node._gate._strange,
+        node._gate._by_host, node._edges, node._addresses, node._connecting, node._arriving, node._dialer._backoff,
+        swarm.connections, swarm.tag_store._tags, swarm.auto_connector._recent_disconnects, swarm.manager._root_tasks,
+        host._identified_peers, host._identify_inflight, node._admission._silent, node._admission._waiting,
+        node._admission._busy, node._admission._first,
+    ]  # fmt: skip
+
+
+async def test_silent_connections_from_everywhere_keep_nobody_out() -> None:
+    """Twice as many as there are places; each is replaced at once when it is closed."""
+    newcomer = transport(1)
+    async with a_node(set(), RULES) as (node, address), trio.open_nursery() as nursery:
+        await nursery.start(newcomer.serve, echo)
+
+        async def be_silent(number: int) -> None:
+            while True:
+                async with await comes(address, number) as stream:
+                    await closed_after(stream)
+                await trio.sleep(0.05)
+
+        before = [len(each) for each in tables(node)]
+        async with trio.open_nursery() as strangers:
+            for number in range(80):
+                strangers.start_soon(be_silent, number)
+            await trio.sleep(0.3)
+            assert node._admission.pending == 40
+            assert await is_served(newcomer, node, address) < 3
+            strangers.cancel_scope.cancel()
+        await newcomer.disconnect(node.key)
+        while [len(each) for each in tables(node)] != before:  # noqa: ASYNC110
+            await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_that_says_nothing_is_closed_in_time() -> None:
+    async with a_node(set(), RULES) as (_, address), await comes(address, 1) as stream:
+        assert 0.3 < await closed_after(stream) < 2
+
+
+async def test_a_stranger_that_proves_a_key_and_says_nothing_is_closed_in_time() -> None:
+    async with a_node(set(), gate=GateRules(speak_s=0.5)) as (node, address):
+        stream = await shakes_hands(await comes(address, 1), credentials(1))
+        while not node.peers():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert 0.2 < await closed_after(stream) < 3
+        assert node.peers() == []
+        await trio.aclose_forcefully(stream)
+
+
+async def test_a_stranger_that_stops_amid_the_handshake_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.transport.connection.upgrade.ANSWER_S", 0.5)
+    async with a_node(set()) as (_, address):
+        stream = await comes(address, 1)
+        await stream.send_all(HELLO)
+        assert 0.3 < await closed_after(stream) < 3
+        await stream.aclose()
+
+
+async def test_members_stay_while_strangers_come_and_go() -> None:
+    member = transport(1)
+    rules = GateRules(connections=4, per_address=2)
+    async with a_node(set(), gate=rules, known={member.key}) as (node, address), trio.open_nursery() as nursery:
+        await nursery.start(member.serve, echo)
+        before = [len(each) for each in tables(node)]
+        await is_served(member, node, address)
+        connection = node._connections(member.key)[0]
+        strangers = []
+        for number in range(16):
+            strangers.append(await shakes_hands(await comes(address, number // 2), credentials(number)))
+        while len(node.peers()) > 5 or len(node._gate._strange) != 4:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert node._connections(member.key) == [connection]
+        for each in strangers:
+            await trio.aclose_forcefully(each)
+        await member.disconnect(node.key)
+        while [len(each) for each in tables(node)] != before:  # noqa: ASYNC110
+            await trio.sleep(0.02)
+        assert len(node._gate._homes) == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_garbage_that_looks_like_a_token_costs_a_turn_and_no_more() -> None:
+    newcomer = transport(1)
+    async with a_node(set(), RULES) as (node, address), trio.open_nursery() as nursery:
+        await nursery.start(newcomer.serve, echo)
+        for number in range(20):
+            stream = await comes(address, number)
+            await stream.send_all(b"\1" + bytes(16))
+            await closed_after(stream)
+            await stream.aclose()
+        assert await is_served(newcomer, node, address) < 3
+        nursery.cancel_scope.cancel()
+
+
+async def test_too_much_handshake_is_not_read() -> None:
+    async with a_node(set()) as (node, address):
+        stream = await comes(address, 1)
+        await stream.send_all(HELLO)
+        hello = b"\x01" + (60_000).to_bytes(3, "big") + bytes(16_000)
+        with suppress(trio.BrokenResourceError):
+            for at in range(0, len(hello), 4000):
+                part = hello[at : at + 4000]
+                await stream.send_all(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part)
+            assert await closed_after(stream) < 3
+        await stream.aclose()
+        assert node.traffic.received < 10_000
+
+
+@asynccontextmanager
+async def resetting(after_s: float = 0.0) -> AsyncIterator[str]:
+    """Accepts, and resets."""
+    listener = trio.socket.socket()
+    await listener.bind(("127.0.0.1", 0))
+    listener.listen()
+
+    async def reset() -> None:
+        while True:
+            sock, _ = await listener.accept()
+            await trio.sleep(after_s)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reset)
+        yield f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_listener_that_accepts_and_resets_is_nobody() -> None:
+    """`getpeername` failed on such a connection, which ended the process that dialed back."""
+    peer = Key(b"p" * 32).public
+    async with a_node(set()) as (node, _), resetting() as address:
+        for _ in range(20):
+            assert not await node.probe(peer, address)
+            with pytest.raises(Unreachable):
+                await who_answers(node.host, address)
+        with pytest.raises(Unreachable):
+            await node.connect(peer, [address])
+        assert node.tcp is not None
+        assert node.tcp.live == set()
+
+
+async def test_a_connection_that_is_gone_before_we_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without luck: as if the reset had come between `connect` and `getpeername`."""
+    peer = Key(b"p" * 32).public
+    async with a_node(set()) as (node, address), resetting(0.02) as there:
+        tcp = node.tcp
+        assert tcp is not None
+
+        async def connect(target: tuple[str, int]) -> trio.SocketStream:
+            stream = await trio.open_tcp_stream(*target)
+            await trio.sleep(0.1)
+            with pytest.raises(OSError, match="not connected"):
+                stream.socket.getpeername()
+            return stream
+
+        monkeypatch.setattr(tcp, "_connect", connect)
+        assert not await node.probe(peer, there)
+        with pytest.raises(Unreachable):
+            await node.connect(peer, [there])
+        stream = await trio.open_tcp_stream("127.0.0.1", int(there.rsplit("/", 1)[1]))
+        await trio.sleep(0.1)
+        with pytest.raises(OSError, match="not connected"):
+            tcp.own(stream)
+        assert stream.socket.fileno() < 0
+        assert tcp.live == set()
+        reset = await comes(address, 1)  # and the same at our own port
+        await reset.send_all(HELLO)
+        reset.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reset.socket.close()
+        await trio.sleep(0.1)
+        assert tcp.live == set()
+
+
+@asynccontextmanager
+async def showing(der_of: Any) -> AsyncIterator[str]:
+    """A listener with a certificate of its own making."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["/yamux/1.0.0"])
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(ssl.DER_cert_to_PEM_cert(der_of(key)))
+        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())
+        file.flush()
+        context.load_cert_chain(file.name)
+
+    async def show(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.receive_some()
+            await stream.send_all(HELLO)
+            await trio.SSLStream(stream, context, server_side=True).do_handshake()
+            await closed_after(stream)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, show, 0)
+        yield f"/ip4/127.0.0.1/tcp/{listeners[0].socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kind", ["garbage", "critical", "nothing"])
+async def test_a_certificate_that_nobody_can_read_proves_nothing(kind: str) -> None:
+    """The seed dials back whoever joins: this ended it, and again at every start."""
+    from cryptography import x509
+    from test_certificate import OTHER, certificate, names, signed_key
+
+    def der(key: Any) -> bytes:
+        if kind == "garbage":
+            return certificate(names(bytes([0x30, 104, 4, 36]) + b"\xff" * 36 + b"\x04\x40" + bytes(64)), key=key)
+        if kind == "critical":
+            return certificate(names(signed_key(key=key)), (x509.UnrecognizedExtension(OTHER, b""), True), key=key)
+        return certificate(key=key)
+
+    anna = Key(b"a" * 32).public
+    async with a_node(set()) as (node, _), showing(der) as address:
+        assert not await node.probe(anna, address)
+        with pytest.raises(Unreachable, match="TLS certificate"):
+            await who_answers(node.host, address)
+        with pytest.raises(Unreachable):
+            await node.connect(anna, [address])
+
+
+async def test_a_chain_of_certificates_is_refused() -> None:
+    async with a_node(set()) as (node, address):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["/yamux/1.0.0"])
+        (first, key), (second, _) = (make_certificate(create_new_key_pair(bytes([seed]) * 32)) for seed in (1, 2))
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(first + second + key)
+            file.flush()
+            context.load_cert_chain(file.name)
+        stream = await shakes_hands(await comes(address, 1), context)
+        await closed_after(stream)
+        assert node.peers() == []
+
+
+async def test_sockets_that_were_closed_meanwhile_are_read_as_closed() -> None:
+    """trio took the second for the first, and said that it is busy: that error was expected nowhere."""
+    async with a_node(set()) as (node, address):
+        assert node.tcp is not None
+        for number in range(2):
+            sock = node.tcp.own(await comes(address, number))
+            sock.abort()
+            with pytest.raises(ConnectionClosedError):
+                await sock.read_into(memoryview(bytearray(9)))
+
+
+_CROWD = """
+import sys
+from contextlib import suppress
+import trio
+from test_strangers import HELLO, closed_after, comes, credentials, shakes_hands
+address, tasks = sys.argv[1], int(sys.argv[2])
+contexts = [credentials(seed) for seed in range(10)]
+came = 0
+async def intrude(number):
+    global came
+    while True:
+        with suppress(OSError, trio.BrokenResourceError):
+            stream = await comes(address, number % 1000)
+            came += 1
+            try:
+                if number % 3 == 1:
+                    await stream.send_all(HELLO)
+                if number % 3 == 2:
+                    await shakes_hands(stream, contexts[number % 10])
+                await closed_after(stream)
+            finally:
+                await trio.aclose_forcefully(stream)
+        await trio.sleep(0.1)
+async def main():
+    async with trio.open_nursery() as nursery:
+        for number in range(tasks):
+            nursery.start_soon(intrude, number)
+        while True:
+            await trio.sleep(0.2)
+            print(came, flush=True)
+trio.run(main)
+"""
+
+
+async def gets_in(node: Libp2pTransport, address: str, number: int) -> float:
+    """Seconds until a newcomer from an address of its own is there, with a key that is proved."""
+    started_s, key = trio.current_time(), Key(number.to_bytes(32, "big")).public
+    while True:
+        stream = await comes(address, number)
+        try:
+            await shakes_hands(stream, credentials(number))
+            with trio.move_on_after(1):  # it is done for us before it is for them, who may close it
+                while key not in node.peers():  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                return trio.current_time() - started_s
+        except trio.BrokenResourceError:
+            await trio.sleep(0.5)
+        finally:
+            await trio.aclose_forcefully(stream)
+
+
+@pytest.mark.slow
+async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of them silent, a third stop amid the handshake, a third prove a key; all come again when closed.
+
+    How long a newcomer waits is counted in handshakes of others, of which there are 111 a second at most, and the usual
+    newcomer is judged: on a machine that is busy otherwise, seconds and the slowest say more about that machine.
+    """
+    turns, begun = Admission.turns, 0
+
+    def counted(self: Admission, now_s: float) -> tuple[list[Arrival], list[Arrival]]:
+        nonlocal begun
+        result = turns(self, now_s)
+        begun += len(result[0])
+        return result
+
+    monkeypatch.setattr(Admission, "turns", counted)
+    member = transport(2)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    async with a_node(set(), known={member.key}, limit_s=150) as (node, address), trio.open_nursery() as nursery:
+        await nursery.start(member.serve, echo)
+        before = [len(each) for each in tables(node)]
+        await is_served(member, node, address)
+        connection = node._connections(member.key)[0]
+        command = [sys.executable, "-c", _CROWD, address, "2500"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as crowd:  # noqa: ASYNC220
+            try:
+                assert crowd.stdout is not None
+                others, in_s, late_s, since_s, came = [], [], [], trio.current_time(), 0
+                while came < 10_000 and trio.current_time() < since_s + 60:
+                    came = int(await trio.to_thread.run_sync(crowd.stdout.readline))
+                    asked_s = trio.current_time()
+                    async with await member.open_stream(node.key, Lane.CONTROL) as stream:
+                        await stream.send_all(b"heartbeat")
+                        await stream.receive_some()
+                    late_s.append(trio.current_time() - asked_s)
+                    if came:
+                        before_it = begun
+                        in_s.append(await gets_in(node, address, 0x8000 + len(in_s)))
+                        others.append(begun - before_it)
+            finally:
+                crowd.kill()
+        typical, typical_s = sorted(others)[len(others) // 2], sorted(in_s)[len(in_s) // 2]
+        print(f"{came} strangers; newcomers in after {typical} handshakes of others, at most {max(others)}")
+        print(
+            f"in seconds {typical_s:.2f}, at most {max(in_s):.1f}; a member's question took at most {max(late_s):.2f}"
+        )
+        assert typical < 300
+        assert node._connections(member.key) == [connection]
+        await member.disconnect(node.key)
+        while [len(each) for each in tables(node)] != before:  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()

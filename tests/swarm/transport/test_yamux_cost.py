@@ -1,0 +1,285 @@
+"""What a peer's frames, streams and bytes cost it, over all of its connections."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+from yamux_kit import LIMITS, Peer, acted, data, until_blocked, window
+
+from swarm.transport.connection.muxer import MuxedStream
+from swarm.transport.yamux import Connection, Limits, PeerBudget, PeerBudgets, StreamLink
+from swarm.transport.yamux.cost import Cost
+from swarm.transport.yamux.frames import ACK, FIN, INITIAL_WINDOW_BYTES, RST, SYN, Head, Kind, encode_head
+
+SLOW = replace(LIMITS, units_per_s=1000.0, units_at_once=1000.0)
+EMPTY = encode_head(Kind.WINDOW, 0, 99, 0)
+
+
+class Burst:
+    """A link that brings `data` in one read, in memory that the next read uses anew, and then nothing."""
+
+    def __init__(self, data: bytes) -> None:
+        self._view: memoryview | None = memoryview(bytearray(data))
+
+    async def receive(self) -> memoryview:
+        await trio.lowlevel.checkpoint()
+        if self._view is None:
+            await trio.sleep_forever()
+        view, self._view = self._view, None
+        assert view is not None
+        self._lent = view
+        return view
+
+    def overwrite(self) -> None:
+        self._lent[:] = bytes(len(self._lent))
+
+    async def send(self, parts: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_others_have_their_turn_among_many_frames() -> None:
+    """256 KiB of empty frames came in one read and were done in one go: others waited for 40 to 400 ms."""
+    link = Burst(window(1, flags=SYN) + EMPTY * 20_000 + data(1, b"after them", FIN))
+    ours = Connection(link, client=False, limits=LIMITS)
+    turns = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ours.run)
+        stream = await ours.accept()
+        link.overwrite()  # what is left of the read is ours by now
+        while not stream.ended:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+        assert turns >= 20_000 // Cost.TURN - 1
+        assert await stream.receive_some() == b"after them"
+        nursery.cancel_scope.cancel()
+    assert "the connection was closed" in ours.reason
+
+
+@pytest.mark.parametrize(
+    ("frame", "units"),
+    [
+        (EMPTY, Cost.FRAME),
+        (encode_head(Kind.PING, SYN, 0, 1), Cost.FRAME + Cost.ANSWER),
+        (data(99, b"?"), Cost.FRAME + Cost.ANSWER),
+        (encode_head(Kind.GO_AWAY, 0, 0, 0), Cost.FRAME),
+    ],
+)
+async def test_who_is_in_debt_is_not_read(frame: bytes, units: int, autojump_clock: trio.testing.MockClock) -> None:
+    async with acted(replace(SLOW, max_control_frames=10**6)) as peer:
+        count = 12_000 // units
+        await peer.stream.send_all(frame * count + data(1, b"last", SYN))
+        begun_s = trio.current_time()
+        await peer.ours.accept()
+        assert 10.5 < trio.current_time() - begun_s < 12.5  # 12000 units, 1000 at once and 1000 a second
+        assert not peer.ours.closed
+
+
+async def test_streams_that_are_opened_and_reset_in_a_loop(autojump_clock: trio.testing.MockClock) -> None:
+    async with acted(SLOW) as peer:
+        opened = 0
+
+        async def accept() -> None:
+            nonlocal opened
+            while True:
+                await peer.ours.accept()
+                opened += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept)
+            loop = [window(stream_id, flags=SYN) + window(stream_id, flags=RST) for stream_id in range(1, 2001, 2)]
+            await peer.stream.send_all(b"".join(loop))
+            await trio.sleep(5)
+            assert 40 <= opened <= (1000 + 5 * 1000) // Cost.OPEN + 2
+            nursery.cancel_scope.cancel()
+
+
+async def test_pings_are_answered_while_in_debt(autojump_clock: trio.testing.MockClock) -> None:
+    async with acted(replace(SLOW, units_per_s=100.0)) as peer:
+        await peer.stream.send_all(EMPTY * 1500)
+        await trio.sleep(0.1)
+        begun_s = trio.current_time()
+        await peer.stream.send_all(encode_head(Kind.PING, SYN, 0, 7))
+        while Head(Kind.PING, ACK, 0, 7) not in peer._heads:  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        assert trio.current_time() - begun_s < 7  # what is before it is paid for first, and no more
+
+
+async def test_the_connection_of_a_peer_in_debt_lives(autojump_clock: trio.testing.MockClock) -> None:
+    """It is heard as long as there is anything of it to be read."""
+    limits = replace(SLOW, units_per_s=200.0, ping_interval_s=1.0, silence_s=3.0)
+    async with acted(limits) as peer:
+        await peer.stream.send_all(EMPTY * 3000 + data(1, b"last", SYN))
+        await peer.ours.accept()
+        assert trio.current_time() > 9
+
+
+@pytest.mark.parametrize(
+    ("reads_per_s", "read_bytes", "frames", "woken"),
+    [
+        (7600, 16_384, 1, 1),  # bulk at a gigabit a second, in records of TLS
+        (500, 262_144, 3, 1),  # the same in large reads
+        (4000, 32_768, 32, 2),  # frames of 1 KiB, as fast as they go
+        (200, 120, 2, 1),  # control
+        (50, 60, 2, 0),  # pings and windows
+    ],
+)
+def test_honest_traffic_never_waits(reads_per_s: int, read_bytes: int, frames: int, woken: int) -> None:
+    budget = PeerBudget(Limits())
+    units = Cost.RECEIVE + frames * Cost.FRAME + woken * Cost.WAKE - read_bytes // Cost.BYTES_A_UNIT
+    assert not any(budget.worked(units, turn / reads_per_s) for turn in range(60 * reads_per_s))
+
+
+def test_a_step_of_many_small_messages_does_not_wait() -> None:
+    budget = PeerBudget(Limits())
+    units = Cost.RECEIVE + Cost.FRAME + Cost.WAKE
+    assert not any(budget.worked(units, turn / 1000) for turn in range(2000))
+    # And if it goes on, reads are some milliseconds apart, each of which brings several messages.
+    assert max(budget.worked(units, 2 + turn / 200) for turn in range(10_000)) < 0.01
+
+
+# One budget for all connections of a peer.
+
+
+async def act(nursery: trio.Nursery, budget: PeerBudget, limits: Limits = LIMITS) -> Peer:
+    near_io, far_io = trio.testing.memory_stream_pair()
+    peer = Peer(far_io, Connection(StreamLink(near_io), client=False, limits=limits, budget=budget))
+    nursery.start_soon(peer.listen)
+    nursery.start_soon(peer.ours.run)
+    await peer.heard()
+    return peer
+
+
+async def test_streams_and_windows_are_counted_over_all_connections() -> None:
+    limits = replace(LIMITS, max_inbound_streams=3, window_budget_bytes=3 << 20)
+    budget = PeerBudget(limits)
+    async with trio.open_nursery() as nursery:
+        first, second = [await act(nursery, budget, limits) for _ in range(2)]
+        await first.send(window(1, flags=SYN), window(3, flags=SYN))
+        await second.send(window(1, flags=SYN), window(3, flags=SYN))
+        assert [head.flags for head in await second.heard()] == [ACK, RST]
+        held = first.ours.unread_bytes + second.ours.unread_bytes
+        assert held == 3 * INITIAL_WINDOW_BYTES + (3 << 20)
+        await first.stream.aclose()  # what it held may be had by the other one
+        await trio.testing.wait_all_tasks_blocked()
+        await second.send(window(5, flags=SYN), window(7, flags=SYN))
+        assert [head.flags for head in await second.heard()] == [ACK, ACK]
+        nursery.cancel_scope.cancel()
+    assert budget.streams == budget.connections == 0
+    assert budget.window.take(1 << 30) == 3 << 20
+
+
+async def test_work_is_counted_over_all_connections(autojump_clock: trio.testing.MockClock) -> None:
+    budget = PeerBudget(SLOW)
+    async with trio.open_nursery() as nursery:
+        first, second = [await act(nursery, budget, SLOW) for _ in range(2)]
+        await first.stream.send_all(EMPTY * 3000)
+        await second.stream.send_all(EMPTY * 3000 + data(1, b"x", SYN))
+        await second.ours.accept()
+        assert trio.current_time() > 4
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_nobody_has_read_counts_although_the_connection_has_ended() -> None:
+    """Else a peer could fill windows, go, come back, and fill them again."""
+    budget = PeerBudget(LIMITS)
+    async with trio.open_nursery() as nursery:
+        peer = await act(nursery, budget)
+        await peer.send(data(1, bytes(1000), SYN), window(3, flags=SYN))
+        unread, empty = await peer.streams()
+        await peer.send(window(5, flags=SYN))
+        await peer.stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert peer.ours.closed
+        assert budget.streams == 1  # not the one without data, nor the one that nobody will accept
+        assert await unread.receive_some() == bytes(1000)
+        assert budget.streams == 0
+        await empty.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_frames_in_hand_are_bounded_over_all_connections(autojump_clock: trio.testing.MockClock) -> None:
+    budget = PeerBudget(replace(SLOW, units_per_s=1.0))
+    async with trio.open_nursery() as nursery:
+        peers = [await act(nursery, budget) for _ in range(6)]
+        for peer in peers:
+            nursery.start_soon(peer.stream.send_all, EMPTY * 20_000)  # 240 KB each
+        await trio.sleep(2)
+        assert [bool(peer.ours.reason) for peer in peers].count(False) == 4
+        assert "too many connections" in next(peer.ours.reason for peer in peers if peer.ours.reason)
+        nursery.cancel_scope.cancel()
+
+
+def test_a_budget_outlives_its_connections_for_a_while() -> None:
+    budgets = PeerBudgets()
+    spent = budgets.of(b"a", LIMITS, 0.0)
+    spent.worked(LIMITS.units_at_once, 0.0)
+    budgets.left(b"a", 1.0)
+    assert budgets.of(b"a", LIMITS, 2.0) is spent  # coming back does not pay
+    budgets.left(b"a", 3.0)
+    assert budgets.of(b"b", LIMITS, 14.0) is not spent
+    assert budgets.of(b"a", LIMITS, 14.0) is not spent
+    used = budgets.of(b"c", LIMITS, 15.0)
+    used.connections = 1
+    assert budgets.of(b"c", LIMITS, 100.0) is used
+    assert len(budgets._budgets) == 1
+
+
+# Strangers.
+
+
+async def test_a_stranger_has_an_allowance() -> None:
+    async with acted(LIMITS.narrow(6)) as peer:
+        await peer.send(data(1, bytes(30_000), SYN), data(3, bytes(2_768), SYN))
+        assert not peer.ours.closed
+        await peer.send(encode_head(Kind.DATA, 0, 1, 1))  # its head is enough
+        assert "over 32768 bytes" in peer.ours.reason
+
+
+async def test_who_is_admitted_has_none() -> None:
+    async with acted(LIMITS.narrow(1)) as peer:
+        await peer.send(data(1, bytes(30_000), SYN), window(3, flags=SYN))
+        assert [head.flags for head in await peer.heard()] == [ACK, RST]
+        peer.ours.widen(LIMITS)
+        await peer.send(data(1, bytes(200_000)), window(5, flags=SYN))
+        assert [head.flags for head in await peer.heard()] == [ACK]
+        assert not peer.ours.closed
+        assert peer.ours.budget.max_streams == LIMITS.max_inbound_streams
+
+
+def test_ten_members_have_a_seed_hold_no_more_than_64_mib() -> None:
+    lean = Limits().lean()
+    assert 10 * (lean.max_inbound_streams * INITIAL_WINDOW_BYTES + lean.window_budget_bytes) <= 64 << 20
+
+
+# The library's protocols.
+
+
+async def test_what_the_library_reads_is_paced(autojump_clock: trio.testing.MockClock) -> None:
+    """4096 pings fit into one frame; each is echoed by itself."""
+    async with acted() as peer:
+        await peer.send(data(1, bytes(32 * 1700), SYN))
+        (stream,) = await peer.streams()
+        connection = SimpleNamespace(yamux=peer.ours, get_remote_address=lambda: None)
+        library = MuxedStream(stream, cast("Any", connection))
+        reads = 0
+
+        async def echo() -> None:
+            nonlocal reads
+            while True:
+                await library.read(32)
+                reads += 1
+
+        await until_blocked(echo)
+        assert reads == LIMITS.library_reads_at_once
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(echo)
+            await trio.sleep(5)
+            nursery.cancel_scope.cancel()
+        assert reads <= LIMITS.library_reads_at_once + 5 * LIMITS.library_reads_per_s + 1
+        assert reads > LIMITS.library_reads_at_once + 4 * LIMITS.library_reads_per_s
