@@ -16,7 +16,7 @@ from node.settings.config import default_home
 
 if TYPE_CHECKING:
     from node.ipc.channel import Channel
-    from node.trainers.messages import PutOut, WentOut
+    from node.trainers.messages import Evict, Evicted
 
 __all__ = ["register"]
 
@@ -35,11 +35,11 @@ def kick(node: str, /, *, home: Path | None = None, as_json: AsJson = False) -> 
     home
         The seed's SWARM_HOME.
     """
-    from node.trainers.messages import PutOut
+    from node.trainers.messages import Evict
 
     folder = (home or default_home()).expanduser().absolute()
     peer = member_named(node, _standing(folder), others=False)
-    went = _ask(folder, PutOut(peer=peer))
+    went = _ask(folder, Evict(peer=peer))
     _report(went, f"{node} is out.", f"{node} had left already.", as_json=as_json)
 
 
@@ -65,7 +65,7 @@ def revoke(
     home
         The seed's SWARM_HOME.
     """
-    from node.trainers.messages import PutOut
+    from node.trainers.messages import Evict
 
     folder = (home or default_home()).expanduser().absolute()
     swarm = _standing(folder)
@@ -76,11 +76,11 @@ def revoke(
         return
     ticket = _ticket_named(ticket_or_node, swarm)
     if ticket is not None:
-        went = _ask(folder, PutOut(ticket=ticket, undo=undo))
+        went = _ask(folder, Evict(ticket=ticket, undo=undo))
         what = "The ticket"
     else:
         peer = member_named(ticket_or_node, swarm, others=True)
-        went = _ask(folder, PutOut(peer=peer, for_good=True, undo=undo))
+        went = _ask(folder, Evict(peer=peer, for_good=True, undo=undo))
         what = ticket_or_node
     did = "may be used again" if undo and ticket else "may come in again" if undo else "is revoked"
     _report(went, f"{what} {did}.", f"{what}: nothing to change.", as_json=as_json)
@@ -100,9 +100,9 @@ def _standing(home: Path) -> dict[str, Any]:
         return expect(channel, State)[0].info["swarm"]
 
 
-def _ask(home: Path, word: "PutOut") -> "WentOut":
+def _ask(home: Path, word: "Evict") -> "Evicted":
     from node.trainers.connection.seedlink import expect, speaking
-    from node.trainers.messages import WentOut
+    from node.trainers.messages import Evicted
 
     channel = _seed(home)
     if channel is None:
@@ -111,7 +111,7 @@ def _ask(home: Path, word: "PutOut") -> "WentOut":
         return offline.put_out(home, word)
     with speaking("it was asked to put somebody out"), channel:
         channel.send(word)
-        return expect(channel, WentOut)[0]
+        return expect(channel, Evicted)[0]
 
 
 def _seed(home: Path) -> "Channel | None":
@@ -147,7 +147,7 @@ def _ticket_named(text: str, swarm: dict[str, Any]) -> bytes | None:
     return capability.id
 
 
-def _report(went: "WentOut", done: str, nothing: str, *, as_json: bool) -> None:
+def _report(went: "Evicted", done: str, nothing: str, *, as_json: bool) -> None:
     from swarm.transport.identity import peer_id
 
     out = [peer_id(peer) for peer in went.peers]

@@ -107,7 +107,7 @@ def quarantine(
     elif node:
         there.pop(key.hex(), None)
     record = [entry | {"node": names.get(entry["node"].hex(), entry["node"].hex())} for entry in judged.record]
-    aside: dict[str, dict[str, Any]] = {names.get(k, k): sentence for k, sentence in there.items()}
+    aside: dict[str, dict[str, Any]] = {names.get(k, k): penalty for k, penalty in there.items()}
     if as_json:
         print_json({"changed": judged.changed, "quarantine": aside, "record": record})
         return
@@ -121,9 +121,9 @@ def quarantine(
 
 def _show(there: dict[str, dict[str, Any]], record: list[dict[str, Any]]) -> None:
     """Who is in quarantine, on stdout; what happened lately, on stderr."""
-    for name, sentence in there.items():
-        left = "until released" if sentence["left_s"] is None else f"for another {sentence['left_s']:.0f} s"
-        print(f"{name}  {left}: {sentence['why']}")
+    for name, penalty in there.items():
+        left = "until released" if penalty["left_s"] is None else f"for another {penalty['left_s']:.0f} s"
+        print(f"{name}  {left}: {penalty['why']}")
     for entry in record[-10:]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["at"]))
         print(f"  {at}  {entry['node']}  {entry['what']}: {entry['why']}", file=sys.stderr)

@@ -3,22 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
-from node.trainers.messages import PutOut, WentOut
+from node.trainers.messages import Evict, Evicted
 from swarm.protocol.authority import Authority
 from swarm.protocol.membership.tickets import Tickets
 from swarm.runtime import Shell
 from swarm.transport.identity import peer_id
 
-__all__ = ["Door", "listed"]
+__all__ = ["AdminService", "listed"]
 
 
-class Door:
+class AdminService:
     """Of a running seed."""
 
     def __init__(self, core: Authority, shell: Shell, clock: Callable[[], float]) -> None:
         self._core, self._shell, self._clock = core, shell, clock
 
-    async def put_out(self, asked: PutOut) -> WentOut:
+    async def put_out(self, asked: Evict) -> Evicted:
         """Do it; answered when it is durable."""
         core, before = self._core, dict(self._core.book.slot_of)
         now, ticket = self._clock(), core.book.tickets.get(asked.ticket)
@@ -32,7 +32,7 @@ class Door:
             changed = asked.peer in before
             effects = core.kick(asked.peer, now)
         await self._shell.carry_out(effects)
-        return WentOut(changed, [peer for peer in before if peer not in core.book.slot_of])
+        return Evicted(changed, [peer for peer in before if peer not in core.book.slot_of])
 
     def state(self) -> dict[str, Any]:
         """Plain values for `status`: `tickets` that were used or revoked, `barred` peers."""

@@ -21,10 +21,10 @@ from codec.choice import arrival_mbit, choose_coder
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
-from node.coordinator.admin import Door
+from node.coordinator.admin import AdminService
 from node.coordinator.handover import hand_over
 from node.coordinator.track import Track
-from node.coordinator.trainer_server import Desk
+from node.coordinator.trainer_server import TrainerServer
 from node.host import kernels
 from node.host.announce import announced, reached_at
 from node.host.audit import audit, close
@@ -40,7 +40,7 @@ from node.settings.contact import Contact
 from node.status import query
 from node.status.reached import reached, tell
 from node.trainers.connection.seedlink import SOCKET_NAME
-from node.trainers.messages import PutOut, WentOut
+from node.trainers.messages import Evict, Evicted
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.boots import latest_boot, next_boot
 from swarm.protocol.core.events import VersionId
@@ -48,7 +48,7 @@ from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.membership.lease import Standing
 from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import in_thread
-from swarm.runtime.publishing import Attempt, Seed, genesis
+from swarm.runtime.publishing import Attempt, SeedPublisher, genesis
 from swarm.runtime.replica.model import Model
 from swarm.runtime.sessions.answers import cost_of, model_bytes
 from swarm.store import Seal, Store
@@ -84,8 +84,8 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
         store.records.put([("boot", str(boot).encode())])
         book = Book(config.home / "ledger.sqlite")
         try:
-            seat = _Seat(config, key, store, model, head, boot, book)
-            await seat.run(task_status)
+            coordinator = Coordinator(config, key, store, model, head, boot, book)
+            await coordinator.run(task_status)
         finally:
             book.close()
             await close(model)
@@ -158,7 +158,7 @@ async def _watch(config: SeedConfig) -> None:
         await trio.sleep(_WATCH_AGAIN_S)
 
 
-class _Seat:
+class Coordinator:
     """The running seed: the face of its shell, and what the trainer's desk talks to."""
 
     def __init__(
@@ -184,8 +184,8 @@ class _Seat:
             via=config.via, up_mbit=config.up_mbit, outward=partial(reached_at, config),
         )  # fmt: skip
         assert self.endpoint.jobs is not None
-        self._seed = Seed(key, self.endpoint.shell, store, self.endpoint.jobs, self.endpoint.manifests)
-        self._door = Door(self.core, self.endpoint.shell, trio.current_time)
+        self._seed = SeedPublisher(key, self.endpoint.shell, store, self.endpoint.jobs, self.endpoint.manifests)
+        self._admin = AdminService(self.core, self.endpoint.shell, trio.current_time)
         self.track = Track(self.endpoint.transport.traffic, self.endpoint.shell.counts, trio.current_time)
         manifest = self.core.state.manifest
         assert manifest is not None
@@ -202,10 +202,10 @@ class _Seat:
         async with self.endpoint.running(leave=False), trio.open_nursery() as nursery:
             addrs = reached_at(config, self.endpoint.addrs)
             Contact(self._key.public, addrs, config.preset).write(config.home)
-            desk = Desk(self, self._head, self.ledger, self._files)
+            trainer_server = TrainerServer(self, self._head, self.ledger, self._files)
             await nursery.start(self.ledger.run)
             await nursery.start(query.serve, config.home, self.state)
-            await nursery.start(desk.run, config.home / SOCKET_NAME)
+            await nursery.start(trainer_server.run, config.home / SOCKET_NAME)
             _log.info("serving", peer_id=peer_id(self._key.public), addrs=", ".join(addrs), version=str(self._head()))
             task_status.started()
             nursery.start_soon(tell, self.endpoint.transport)
@@ -264,7 +264,7 @@ class _Seat:
 
     async def add_chunk(self, chunk: Any) -> None:
         await self._seed.add_chunk(chunk)
-        self.track.dealt()
+        self.track.assigned()
 
     async def seal(self, manifest: Manifest) -> bytes:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
@@ -276,8 +276,8 @@ class _Seat:
         await self._seed.abandon()
         self.ledger.abandoned()
 
-    async def put_out(self, asked: PutOut) -> WentOut:
-        return await self._door.put_out(asked)
+    async def put_out(self, asked: Evict) -> Evicted:
+        return await self._admin.put_out(asked)
 
     # ------------------------------------------------------------ what the shell tells us
 
@@ -337,15 +337,15 @@ class _Seat:
             "root": manifest.root.hex(),
             "model_bytes": self.replica.layout.full_bytes,
             "addrs": list(reached_at(self._config, self.endpoint.addrs)),
-            "relays": self.endpoint.transport.places.state,
+            "relays": self.endpoint.transport.reservations.state,
             "sent_bytes": self.endpoint.transport.traffic.sent,
             "control_bytes": self.endpoint.shell.counts.control_sent,
             "egress": self.core.egress.state(),
             "nodes": [self._node(slot, now, work) for slot in sorted(self.core.book.leases)],
             "stripes": parents,
-            "steps": [step | self.ledger.takings.of(tuple(step["version"])) for step in self.track.steps()],
+            "steps": [step | self.ledger.commit_stats.of(tuple(step["version"])) for step in self.track.steps()],
             "work": work,
-            **self._door.state(),
+            **self._admin.state(),
         }
 
     def _node(self, slot: int, now: float, work: dict[str, Any]) -> dict[str, Any]:

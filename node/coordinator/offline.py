@@ -11,7 +11,7 @@ from typing import Any, Final
 from node.coordinator.admin import listed
 from node.host.endpoint import store_folder
 from node.settings.contact import Contact
-from node.trainers.messages import PutOut, WentOut
+from node.trainers.messages import Evict, Evicted
 from swarm.protocol.core.documents import AuthorityTime, Grant, open_grant
 from swarm.protocol.member import BAN_S
 from swarm.protocol.membership.enrolment import open_record
@@ -35,7 +35,7 @@ def standing(home: Path) -> dict[str, Any]:
     return {"swarm": peer_id(authority), "nodes": nodes, **listed(tickets)}
 
 
-def put_out(home: Path, asked: PutOut) -> WentOut:
+def put_out(home: Path, asked: Evict) -> Evicted:
     """Do as a running seed would; durable on return. Raises `UsageError` as `standing` does."""
     authority = Contact.read(home).authority
     with records_of(store_folder(home, authority)) as records:
@@ -58,7 +58,7 @@ def put_out(home: Path, asked: PutOut) -> WentOut:
                 tickets.kick(asked.peer, AuthorityTime(time.time() + BAN_S))  # as the seed reads its clock at a start
                 made.append((f"kick/{asked.peer.hex()}", tickets.kick_record(asked.peer)))
         records.put([*made, *((f"grant/{grant.slot}", b"") for grant in out)])
-    return WentOut(changed, [grant.peer for grant in out])
+    return Evicted(changed, [grant.peer for grant in out])
 
 
 def _leases(records: Records, authority: bytes) -> list[tuple[Grant, str]]:

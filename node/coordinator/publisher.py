@@ -26,11 +26,11 @@ from codec import (
     state_root,
 )
 from codec.errors import PeerError, SwarmError, UsageError
-from node.trainers.messages import Wanted
+from node.trainers.messages import VersionRef
 from swarm.runtime.publishing import Attempt
 from swarm.store import Seal
 
-__all__ = ["Attempt", "Busy", "Publisher", "Sealed", "Seed", "Went"]
+__all__ = ["Attempt", "Busy", "Publisher", "Sealed", "VersionSink", "Went"]
 
 
 class Busy(SwarmError):
@@ -54,7 +54,7 @@ class Went(NamedTuple):
     payload_bytes: int
 
 
-class Seed(Protocol):
+class VersionSink(Protocol):
     """What the publisher asks of the swarm."""
 
     @property
@@ -111,7 +111,7 @@ class Seed(Protocol):
 class Publisher:
     """One seed's publishing side. Calls come one at a time from one conversation: begin, add..., end, begin, ..."""
 
-    def __init__(self, seed: Seed) -> None:
+    def __init__(self, seed: VersionSink) -> None:
         self.seed = seed
         self._open: _Version | None = None
 
@@ -125,7 +125,7 @@ class Publisher:
         """uint8 (n_blocks, 32): of the open version, as far as it is known. Raises `PeerError` when none is open."""
         return self._current().hashes
 
-    async def begin(self, again: Wanted | None = None) -> Attempt:
+    async def begin(self, again: VersionRef | None = None) -> Attempt:
         """Open the next version, or (`again`) the way back to an older one, whose very bits will come.
 
         Raises `Busy` when one is open; `UsageError` when there is no such older one.
@@ -140,7 +140,7 @@ class Publisher:
         self._open = _Version(attempt, self.seed, target)
         return attempt
 
-    async def go_back(self, wanted: Wanted) -> Went:
+    async def go_back(self, wanted: VersionRef) -> Went:
         """Make an older version the head again, in a new epoch, from what the seed keeps; nothing if it is the head.
 
         Raises `UsageError` when there is no such version, or too little of it is kept; `Busy`.
@@ -201,7 +201,7 @@ class Publisher:
 class _Version:
     """What is known of the open version so far."""
 
-    def __init__(self, attempt: Attempt, seed: Seed, target: Seal | None) -> None:
+    def __init__(self, attempt: Attempt, seed: VersionSink, target: Seal | None) -> None:
         self.attempt = attempt
         self.target = target
         self.seed = seed

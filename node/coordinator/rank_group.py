@@ -32,7 +32,7 @@ from node.trainers.messages import (
 )
 from node.trainers.ranks.peers import have, named
 
-__all__ = ["Crew", "Crews"]
+__all__ = ["RankGroup", "RankGroups"]
 
 GATHER_WITHIN_S: Final = 60.0
 """All ranks attach within moments of one another; after a restart of the seed as soon as each looks for it."""
@@ -42,7 +42,7 @@ BATCHES_A_CHUNK: Final = 4
 """A chunk leaves as it fills: blocks come in parts of one."""
 
 
-class Crew:
+class RankGroup:
     """One trainer's ranks. `open`: a version is being published by them."""
 
     def __init__(self, publisher: Publisher, world: int) -> None:
@@ -168,28 +168,28 @@ class Crew:
             await _try(channel, message)
 
 
-class Crews:
+class RankGroups:
     """All trainers that are attached, by session."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
-        self._crews: dict[bytes, Crew] = {}
+        self._rank_groups: dict[bytes, RankGroup] = {}
 
-    def join(self, attach: Attach, channel: AsyncChannel) -> Crew:
+    def join(self, attach: Attach, channel: AsyncChannel) -> RankGroup:
         """Raises `PeerError` for a rank that cannot be."""
         if attach.rank >= attach.world:
             raise PeerError(f"attach.rank: {attach.rank} of {attach.world}")
-        crew = self._crews.setdefault(attach.session, Crew(self._publisher, attach.world))
-        if crew.world != attach.world:
-            raise PeerError(f"attach.world: {attach.world}, and another rank said {crew.world}")
-        crew.join(attach.rank, channel)
-        return crew
+        rank_group = self._rank_groups.setdefault(attach.session, RankGroup(self._publisher, attach.world))
+        if rank_group.world != attach.world:
+            raise PeerError(f"attach.world: {attach.world}, and another rank said {rank_group.world}")
+        rank_group.join(attach.rank, channel)
+        return rank_group
 
-    async def leave(self, crew: Crew, attach: Attach, channel: AsyncChannel, why: SwarmError | None) -> None:
-        """See `Crew.leave`."""
-        await crew.leave(attach.rank, channel, why)
-        if not crew and self._crews.get(attach.session) is crew:
-            del self._crews[attach.session]
+    async def leave(self, rank_group: RankGroup, attach: Attach, channel: AsyncChannel, why: SwarmError | None) -> None:
+        """See `RankGroup.leave`."""
+        await rank_group.leave(attach.rank, channel, why)
+        if not rank_group and self._rank_groups.get(attach.session) is rank_group:
+            del self._rank_groups[attach.session]
 
 
 async def _try(channel: AsyncChannel, message: msgspec.Struct) -> None:

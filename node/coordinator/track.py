@@ -64,7 +64,7 @@ class Track:
         self._began = (self._clock(), self._meter())
         self._first_chunk = None
 
-    def dealt(self) -> None:
+    def assigned(self) -> None:
         """A chunk of it has left."""
         if self._first_chunk is None:
             self._first_chunk = self._clock()

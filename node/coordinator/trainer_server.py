@@ -14,8 +14,8 @@ import trio
 
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
-from node.coordinator.publisher import Publisher, Seed
-from node.coordinator.rank_group import Crews
+from node.coordinator.publisher import Publisher, VersionSink
+from node.coordinator.rank_group import RankGroups
 from node.ipc.async_channel import AsyncChannel, serve
 from node.ipc.channel import ChannelClosed, close_fds
 from node.ledger.model_limits import limits_of
@@ -31,6 +31,8 @@ from node.trainers.messages import (
     AskState,
     Attach,
     Attached,
+    Evict,
+    Evicted,
     FromTrainer,
     GatewayOpened,
     GoBack,
@@ -43,18 +45,16 @@ from node.trainers.messages import (
     PublishBegin,
     PublishBlocks,
     PublishEnd,
-    PutOut,
     Refusal,
     Room,
     Sample,
     Stale,
     State,
     Taken,
-    WentOut,
 )
 from swarm.guard import Source
 
-__all__ = ["Desk"]
+__all__ = ["TrainerServer"]
 
 MOST_CONNECTIONS: Final = MAX_RANKS + 64
 """Every rank that a trainer may have, its rollouts, gateways, and people who ask."""
@@ -66,15 +66,15 @@ LEAVE_WITHIN_S: Final = 10.0
 """To drop what an open version left, and tell the other ranks."""
 
 
-class Host(Seed, Protocol):
+class Host(VersionSink, Protocol):
     """What the desk asks of the running seed."""
 
-    async def put_out(self, asked: PutOut) -> WentOut:
+    async def put_out(self, asked: Evict) -> Evicted:
         """A person's word about who may be in the swarm; done when it is durable."""
         ...
 
 
-class Desk:
+class TrainerServer:
     """Serves trainers. `head`: (epoch, version) of the replica, asked when a publisher attaches. `files`: the base's
     small files by name, for a gateway's tokenizer."""
 
@@ -89,7 +89,7 @@ class Desk:
         self._seed = seed
         self._head = head
         self._ledger = ledger
-        self._crews = Crews(Publisher(seed))
+        self._rank_groups = RankGroups(Publisher(seed))
 
     async def run(self, path: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve `path` until cancelled; see `node.ipc.async_channel.serve`."""
@@ -116,7 +116,7 @@ class Desk:
                         await self._gateway(channel, message, sockets)
                 case Judge(node, release, why):
                     await channel.send(await self._judge(node, release, why))
-                case PutOut():
+                case Evict():
                     await channel.send(await self._seed.put_out(message))
                 case _:
                     raise PeerError(f"first message: {type(message).__name__}")
@@ -163,7 +163,7 @@ class Desk:
         elif node:
             changed = self._ledger.quarantine(node, why)
         await self._ledger.settled()
-        return Judged(changed, self._ledger.conduct())
+        return Judged(changed, self._ledger.reputation())
 
     # ------------------------------------------------------------ publishing
 
@@ -174,21 +174,21 @@ class Desk:
                 "install the same version of swarm-node."
             )
         await self._hand_replica(channel)
-        crew = self._crews.join(attach, channel)
+        rank_group = self._rank_groups.join(attach, channel)
         why: SwarmError | None = None
         try:
             while True:
                 message, fds = await channel.recv()
                 close_fds(fds)
                 match message:
-                    case PublishBegin() if attach.rank == 0 and not crew.open:
-                        await crew.begin(message)
-                    case PublishBlocks(deltas) if crew.open and crew.has(attach.rank, channel):
-                        await crew.add(deltas)
-                    case PublishEnd() if crew.open and crew.has(attach.rank, channel):
-                        await crew.end(attach.rank, message)
-                    case GoBack() if attach.rank == 0 and not crew.open:
-                        await crew.go_back(message)
+                    case PublishBegin() if attach.rank == 0 and not rank_group.open:
+                        await rank_group.begin(message)
+                    case PublishBlocks(deltas) if rank_group.open and rank_group.has(attach.rank, channel):
+                        await rank_group.add(deltas)
+                    case PublishEnd() if rank_group.open and rank_group.has(attach.rank, channel):
+                        await rank_group.end(attach.rank, message)
+                    case GoBack() if attach.rank == 0 and not rank_group.open:
+                        await rank_group.go_back(message)
                     case _:
                         raise PeerError(f"publish: {type(message).__name__} out of turn")
         except ChannelClosed:
@@ -198,7 +198,7 @@ class Desk:
             raise
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_WITHIN_S):
-                await self._crews.leave(crew, attach, channel, why)
+                await self._rank_groups.leave(rank_group, attach, channel, why)
 
     async def _hand_replica(self, channel: AsyncChannel) -> None:
         replica = self._seed.replica

@@ -39,12 +39,12 @@ class EngineGroup:
         return self._oldest.root
 
     @property
-    def carries(self) -> bool:
-        return all(host.carries for host in self.hosts)
+    def preemptible(self) -> bool:
+        return all(host.preemptible for host in self.hosts)
 
     @property
-    def joins(self) -> bool:
-        return all(host.joins for host in self.hosts)
+    def continuous_batching(self) -> bool:
+        return all(host.continuous_batching for host in self.hosts)
 
     @property
     def scores(self) -> bool:

@@ -154,7 +154,7 @@ def worker_command(
 
 class EngineHost:
     """One engine. `run` supervises it; the other methods may be called from any task, and one at a time of each kind
-    (several times `generate` where the engine `carries`).
+    (several times `generate` where the engine `preemptible`).
 
     They raise `EngineLost` when there is no engine (any more), `EngineFailed` when it refuses.
     """
@@ -183,9 +183,9 @@ class EngineHost:
         """What the engine holds, while it is ready."""
         self.root: bytes = b""
         self._held: deque[Version] = deque(maxlen=VERSIONS)
-        self.carries = False
+        self.preemptible = False
         """It can stop after any token: a commit may fall into a sequence, and calls of `generate` may overlap."""
-        self.joins = False
+        self.continuous_batching = False
         """Sequences begun at different times share its steps, so each may be a call of `generate` by itself."""
         self.scores = False
         """It can say how likely given tokens are."""
@@ -278,7 +278,11 @@ class EngineHost:
         if not isinstance(hello, Ready) or self._link is not None:
             raise ChannelClosed("not an engine, or one too many")
         self._link = link = _Link(channel)
-        self.carries, self.joins, self.scores = hello.carries, hello.joins, hello.scores
+        self.preemptible, self.continuous_batching, self.scores = (
+            hello.preemptible,
+            hello.continuous_batching,
+            hello.scores,
+        )
         self.abilities, self.kind = frozenset(hello.abilities), hello.kind
         try:
             async with trio.open_nursery() as nursery:

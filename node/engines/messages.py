@@ -11,10 +11,10 @@
       Prove ------------------------------>  Proof
       Reload ----------------------------->  Proof
 
-`Ready.carries`: the engine can stop after any token, so a commit falls between two steps and several `Generate` may run
-at once; otherwise one runs at a time, and a commit waits for its end. `Ready.joins`: what runs at once shares its
-steps, so each sequence is a `Generate` by itself, and none waits for a longer one. Each request has a number, which its
-answer repeats; instead of any answer there may be `Failed`.
+`Ready.preemptible`: the engine can stop after any token, so a commit falls between two steps and several `Generate` may
+run at once; otherwise one runs at a time, and a commit waits for its end. `Ready.continuous_batching`: what runs at
+once shares its steps, so each sequence is a `Generate` by itself, and none waits for a longer one. Each request has a
+number, which its answer repeats; instead of any answer there may be `Failed`.
 """
 
 from typing import Annotated
@@ -113,13 +113,14 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The process runs; nothing is loaded yet. `carries`, `joins`, `scores`, `abilities`: what its engine can do
-    (`node.engines.base.ABILITIES`). `kind`: engines of one kind draw the same tokens for the same seed."""
+    """The process runs; nothing is loaded yet. `preemptible`, `continuous_batching`, `scores`, `abilities`: what its
+    engine can do (`node.engines.base.ABILITIES`). `kind`: engines of one kind draw the same tokens for the same
+    seed."""
 
     pid: int
-    carries: bool = False
+    preemptible: bool = msgspec.field(default=False, name="carries")
     scores: bool = False
-    joins: bool = False
+    continuous_batching: bool = msgspec.field(default=False, name="joins")
     abilities: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)] = ()
     kind: Annotated[str, msgspec.Meta(max_length=64)] = ""
 

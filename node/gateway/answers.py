@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from codec.errors import SwarmError
-from node.gateway.parsed_request import Wanted
+from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
 from node.ledger.messages import Rollout, unpack_floats, unpack_tokens
 from node.ledger.state import Group
@@ -55,7 +55,7 @@ class Answer:
     Raises `Broken`."""
 
     def __init__(
-        self, name: str, wanted: Wanted, groups: Sequence[Group], text: Text, *, chat: bool, kinds: str = ""
+        self, name: str, wanted: ParsedRequest, groups: Sequence[Group], text: Text, *, chat: bool, kinds: str = ""
     ) -> None:
         self._wanted, self._text, self._chat, self._kinds = wanted, text, chat, kinds
         self._created = int(time.time())
@@ -199,7 +199,7 @@ def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def _choice(wanted: Wanted, text: Text, prompt: Sequence[int], index: int, rollout: Rollout) -> Choice:
+def _choice(wanted: ParsedRequest, text: Text, prompt: Sequence[int], index: int, rollout: Rollout) -> Choice:
     tokens, logprobs = unpack_tokens(rollout.token_ids), unpack_floats(rollout.logprobs)
     starts = [0, *(span.end for span in rollout.spans)]
     versions = [
@@ -224,7 +224,7 @@ def _choice(wanted: Wanted, text: Text, prompt: Sequence[int], index: int, rollo
 
 
 def _stop_text(
-    wanted: Wanted, text: Text, prompt: Sequence[int], tokens: Sequence[int]
+    wanted: ParsedRequest, text: Text, prompt: Sequence[int], tokens: Sequence[int]
 ) -> tuple[int, tuple[int, int]] | None:
     """How many tokens there are up to the end of the first stop text, and where in their text that is. Engines look for
     it in the same way."""

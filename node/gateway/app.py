@@ -13,8 +13,8 @@ from node.gateway import parameters
 from node.gateway.answers import Answer, Broken, event
 from node.gateway.bodies import Bodies, Full, Held
 from node.gateway.http import CutShort, Head, Request, Response, Say, Streaming, failure, json_response
-from node.gateway.parsed_request import BadRequest, Wanted, want_chat, want_completion, want_tokens
-from node.gateway.request_tracker import Counter, Impossible, NoNodes, Overloaded
+from node.gateway.parsed_request import BadRequest, ParsedRequest, want_chat, want_completion, want_tokens
+from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import BadText, Text
 from node.ledger.state import Group
 from swarm.guard import Source, guarded
@@ -48,7 +48,7 @@ class _Post(NamedTuple):
     each choice of a whole answer is worded."""
 
     fields: str
-    understand: Callable[..., Wanted]
+    understand: Callable[..., ParsedRequest]
     chat: bool = False
     word: Callable[[Answer, int], bytes] = Answer.whole
 
@@ -70,7 +70,7 @@ class App:
         self,
         name: str,
         text: Text,
-        counter: Counter,
+        tracker: RequestTracker,
         head: Callable[[], tuple[int, int]],
         *,
         key: str = "",
@@ -79,7 +79,7 @@ class App:
     ) -> None:
         self._name = name
         self._text = text
-        self._counter = counter
+        self._tracker = tracker
         self._head = head
         self._key = key
         self._answer_within_s = answer_within_s
@@ -142,7 +142,7 @@ class App:
         if (post := _POSTS.get(path)) is not None:
             return await self._serve(request, post)
         if path == "/health":
-            self._counter.check(0)
+            self._tracker.check(0)
             return json_response({"status": "ok"})
         if path == "/v1/models":
             return json_response({"object": "list", "data": [self._model()]})
@@ -171,7 +171,7 @@ class App:
 
     async def _serve(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
-        self._counter.check(0)  # before a tokenizer works for nothing
+        self._tracker.check(0)  # before a tokenizer works for nothing
         if self.held.held >= self.held.most:
             raise Full
         wanted = await self._read(request, post, session)
@@ -183,9 +183,9 @@ class App:
         held = Held(self.held)
         request.until_sent.callback(held.resize, 0)
         held.resize(prompts)
-        self._counter.check(wanted.n * len(wanted.prompts))
+        self._tracker.check(wanted.n * len(wanted.prompts))
         try:
-            await self._counter.check_abilities(wanted.sampling)
+            await self._tracker.check_abilities(wanted.sampling)
         except Impossible as error:
             param = wanted.blame(error.lacking)
             raise BadRequest(f"{param}: {error}", param) from error
@@ -221,12 +221,12 @@ class App:
                 worded.resize(2 * len(part))  # and its copy with the length of the chunk before it
                 await say(part)
 
-    async def _read(self, request: Request, post: _Post, session: str) -> Wanted | Response:
+    async def _read(self, request: Request, post: _Post, session: str) -> ParsedRequest | Response:
         """What is asked for. Waits for its turn; whoever hangs up meanwhile is out of the queue."""
-        if self._readers.statistics().tasks_waiting >= self._counter.most:
+        if self._readers.statistics().tasks_waiting >= self._tracker.most:
             raise Overloaded("Too many requests wait to be read.")
 
-        def read() -> Wanted | Response:
+        def read() -> ParsedRequest | Response:
             body = _decode(request.body, post.fields)
             if (unknown := self._unknown_model(body.model or "")) is not None:
                 return unknown
@@ -239,14 +239,14 @@ class App:
         finally:
             request.let_go()
 
-    async def _answer(self, wanted: Wanted, chat: bool, held: Held) -> Answer:
+    async def _answer(self, wanted: ParsedRequest, chat: bool, held: Held) -> Answer:
         """`held`: grows by what the samples take."""
         groups: dict[int, Group] = {}
         errors: list[Exception] = []
 
         async def ask(i: int, scope: trio.CancelScope) -> None:
             try:
-                groups[i] = await self._counter.ask(wanted.prompts[i], wanted.n, wanted.sampling, wanted.affinity)
+                groups[i] = await self._tracker.ask(wanted.prompts[i], wanted.n, wanted.sampling, wanted.affinity)
             except (Impossible, NoNodes, Overloaded, PeerError) as error:
                 errors.append(error)
                 scope.cancel()
@@ -258,13 +258,13 @@ class App:
         if errors:
             raise errors[0]
         ordered = [groups[i] for i in range(len(wanted.prompts))]
-        kinds = self._counter.kinds(ordered)
+        kinds = self._tracker.kinds(ordered)
 
         answer = Answer(self._name, wanted, ordered, self._text, chat=chat, kinds=kinds)
         held.resize(held.count + answer.held_bytes)
         return answer
 
-    def _stream(self, wanted: Wanted, chat: bool, held: Held) -> Streaming:
+    def _stream(self, wanted: ParsedRequest, chat: bool, held: Held) -> Streaming:
         """Its head is out already, so what goes wrong now is told as an event."""
 
         async def stream(say: Say) -> None:

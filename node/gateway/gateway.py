@@ -9,7 +9,7 @@ import trio
 from codec.errors import UsageError
 from node.gateway.app import App
 from node.gateway.http import Limits, serve
-from node.gateway.request_tracker import Counter
+from node.gateway.request_tracker import RequestTracker
 from node.gateway.text import Text
 from node.ledger.service import LedgerService
 from node.settings.config import GatewayConfig
@@ -37,7 +37,7 @@ class Gateway:
         """Serve until cancelled; `started` with the URL that clients use. Raises `UsageError`."""
         config = self._config
         text = await trio.to_thread.run_sync(lambda: Text(self._files()))
-        counter = Counter(self._ledger, max_lag=config.max_lag, most=config.in_flight)
+        counter = RequestTracker(self._ledger, max_lag=config.max_lag, most=config.in_flight)
         exact = not config.inexact_seeds
         app = App(config.model_name, text, counter, self._head, key=config.api_key, exact_seeds=exact)
         limits = Limits(connections=2 * config.in_flight)

@@ -18,7 +18,7 @@ from node.gateway.text import BadText, Text
 from node.ledger.messages import MAX_TOKENS, pack_tokens
 from node.ledger.model_limits import Limits
 
-__all__ = ["BadRequest", "Wanted", "want_chat", "want_completion", "want_tokens"]
+__all__ = ["BadRequest", "ParsedRequest", "want_chat", "want_completion", "want_tokens"]
 
 MAX_PROMPTS: Final = 256
 MAX_SAMPLES: Final = 256
@@ -35,7 +35,7 @@ UNSAID_MAX_TOKENS: Final = 4096
 _NOT_READ: Final = "the model's chat template does not read it, so it would change nothing."
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ParsedRequest(msgspec.Struct, frozen=True):
     """One request, understood. Each of `prompts` is sampled `n` times. `affinity`: of its session, or empty."""
 
     model: str
@@ -63,7 +63,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return "seed" if lacking == EXACT_SEED else next(iter(self.asked), None)
 
 
-def want_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> Wanted:
+def want_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
     """Raises `BadRequest`. `session`: as a header named it. `exact`: a seed gives the same tokens every time."""
     most = 16 if body.max_tokens is None else body.max_tokens
     logprobs = body.logprobs
@@ -84,7 +84,7 @@ def want_completion(body: Any, text: Text, session: str = "", *, exact: bool = T
     return _wanted(body, prompts, most, logprobs is not None, text, session, exact)
 
 
-def want_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -> Wanted:
+def want_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
     """Raises `BadRequest`, `BadText`. `session`: as a header named it. `exact`: as `want_completion`."""
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if body.max_tokens is not None and body.max_tokens != most:
@@ -101,7 +101,7 @@ def want_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -
     return _wanted(body, prompts, most, bool(body.logprobs), text, session, exact)
 
 
-def want_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True) -> Wanted:
+def want_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
     """Raises `BadRequest`. Without `max_tokens`: as many as the model reads. `exact`: as `want_completion`."""
     if not body.token_ids:
         raise BadRequest("token_ids: at least one.", "token_ids")
@@ -166,7 +166,7 @@ def _wanted(
     session: str,
     exact: bool,
     outer: Any = None,
-) -> Wanted:
+) -> ParsedRequest:
     """`body`: has the sampling's fields; `outer`: the others, where that is another."""
     outer = body if outer is None else outer
     n = 1 if body.n is None else body.n
@@ -192,7 +192,7 @@ def _wanted(
         )
     except ValueError as error:
         raise _out_of_range(str(error)) from error
-    return Wanted(
+    return ParsedRequest(
         model=outer.model or "",
         prompts=tuple(prompts),
         n=n,

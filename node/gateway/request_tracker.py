@@ -17,7 +17,7 @@ from node.ledger.messages import pack_tokens
 from node.ledger.service import VOLATILE, LedgerService
 from node.ledger.state import Group
 
-__all__ = ["Counter", "Impossible", "NoNodes", "Overloaded"]
+__all__ = ["Impossible", "NoNodes", "Overloaded", "RequestTracker"]
 
 LOOK_EVERY_S: Final = 1.0
 """So often a waiting request looks whether there are still nodes."""
@@ -54,7 +54,7 @@ class _Waiting:
     done: trio.Event = field(default_factory=trio.Event)
 
 
-class Counter:
+class RequestTracker:
     """`most`: sequences in flight at a time. `without_nodes_s`: a request outlives the last node by so long, for the
     next to come."""
 

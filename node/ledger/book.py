@@ -86,8 +86,8 @@ create table if not exists bindings (id integer primary key, session text not nu
 create table if not exists requeues (id integer primary key, lease integer, grp blob not null, samples blob not null,
     why text not null);
 """
-"""`conduct`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free, or
-in `slots`, or in `rollouts`; the primary keys see to it."""
+"""`reputation`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free,
+or in `slots`, or in `rollouts`; the primary keys see to it."""
 
 _LATER: Final = {
     1: """
@@ -189,11 +189,11 @@ class Book:
             case Advanced(head):
                 run("insert or replace into heads values (?, ?, ?)", head[:3])
             case Quarantined(node, why, seconds, times):
-                self._note_conduct(node, "quarantined", why, seconds, times)
+                self._note_reputation(node, "quarantined", why, seconds, times)
             case Released(node, why):
-                self._note_conduct(node, "released", why, None, None)
+                self._note_reputation(node, "released", why, None, None)
 
-    def _note_conduct(self, node: bytes, what: str, why: str, seconds: float | None, times: int | None) -> None:
+    def _note_reputation(self, node: bytes, what: str, why: str, seconds: float | None, times: int | None) -> None:
         fields = (node, int(time.time()), what, why, seconds, times)
         self._db.execute("insert into conduct (node, at, what, why, seconds, times) values (?, ?, ?, ?, ?, ?)", fields)
 
@@ -224,15 +224,15 @@ class Book:
         ledger.table.next_id = max(ledger.table.next_id, row[0] if row else 1)
         (order,) = self._db.execute("select coalesce(max(ord) + 1, 0) from groups").fetchone()
         ledger.pool.next_order = max(ledger.pool.next_order, order)
-        for entry in self.conduct():  # oldest first
+        for entry in self.reputation():  # oldest first
             if entry["what"] == "quarantined":
-                ledger.court.resume(entry["node"], entry["why"], entry["seconds"], entry["times"], now)
+                ledger.quarantine.resume(entry["node"], entry["why"], entry["seconds"], entry["times"], now)
             else:
-                ledger.court.resume(entry["node"], None, None, None, now)
+                ledger.quarantine.resume(entry["node"], None, None, None, now)
         ledger.discard_old()
         return ledger
 
-    def conduct(self, node: bytes | None = None) -> list[dict[str, Any]]:
+    def reputation(self, node: bytes | None = None) -> list[dict[str, Any]]:
         """Quarantines and releases, oldest first: `node`, `at` (Unix time, s), `what`, `why`, `seconds`, `times`."""
         where = "" if node is None else "where node = ? "
         query = f"select node, at, what, why, seconds, times from conduct {where}order by id"

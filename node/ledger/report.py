@@ -35,7 +35,7 @@ def report(
     """How `ledger` stands."""
     groups = ledger.groups.values()
     nodes = list(ledger.nodes.values())
-    due_s = ledger.dealer.timetable.due_s(now)
+    due_s = ledger.assigner.version_timing.due_s(now)
     return {
         "groups_open": sum(not group.complete for group in groups),
         "groups_ready": sum(group.complete for group in groups),
@@ -52,10 +52,10 @@ def report(
         "accepted": sum(node.accepted for node in nodes),
         "refused": dict(sum((Counter({str(r): n for r, n in node.refused.items()}) for node in nodes), Counter())),
         "checks": {
-            "begun": ledger.court.checks.begun,
-            "confirmed": ledger.court.checks.confirmed,
-            "open": len(ledger.court.checks.open),
-            "given_up": ledger.court.checks.given_up,
+            "begun": ledger.quarantine.checks.begun,
+            "confirmed": ledger.quarantine.checks.confirmed,
+            "open": len(ledger.quarantine.checks.open),
+            "given_up": ledger.quarantine.checks.given_up,
         },
         "unread": unread,
         "unmet": dict(unmet or {}),
@@ -64,9 +64,9 @@ def report(
 
 
 def _node(ledger: Ledger, node: Node, now: float) -> dict[str, Any]:
-    conduct, sheet = node.conduct, node.timesheet
-    sentence = conduct.sentence
-    arrival_s = ledger.dealer.timetable.arrival_s(node.key, ledger.head.name, now)
+    reputation, sheet = node.reputation, node.timesheet
+    penalty = reputation.penalty
+    arrival_s = ledger.assigner.version_timing.arrival_s(node.key, ledger.head.name, now)
     return {
         "member": node.key in ledger.members,
         "tokens_per_s": round(node.rate.value, 3),
@@ -77,11 +77,11 @@ def _node(ledger: Ledger, node: Node, now: float) -> dict[str, Any]:
         "tokens": node.tokens,
         "refused": {str(reason): count for reason, count in node.refused.items()},
         "quarantine": None
-        if sentence is None
-        else {"why": sentence.why, "left_s": None if sentence.until is None else max(0.0, sentence.until - now)},
-        "quarantines": conduct.times,
-        "checked": conduct.checked,
-        "disputed": conduct.disputed,
+        if penalty is None
+        else {"why": penalty.why, "left_s": None if penalty.until is None else max(0.0, penalty.until - now)},
+        "quarantines": reputation.times,
+        "checked": reputation.checked,
+        "disputed": reputation.disputed,
         "arrival_s": None if arrival_s is None else round(arrival_s, 3),
         "seconds": None
         if sheet is None

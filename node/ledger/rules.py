@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
 from node.engines.base import SamplingParams, Version
-from node.ledger.assignment.assigner import Dealer
+from node.ledger.assignment.assigner import Assigner
 from node.ledger.assignment.leases import remember
 from node.ledger.assignment.pool import check_offer
 from node.ledger.assignment.use import Use
@@ -22,9 +22,9 @@ from node.ledger.intake import Intake
 from node.ledger.messages import Reason, Rollout, WorkRequest
 from node.ledger.settings import Settings
 from node.ledger.state import Done, Group, Head, Lease
-from node.ledger.transitions import Moves
+from node.ledger.transitions import Transitions
 from node.ledger.trust.judge import lag_reason, oldest_version
-from node.ledger.trust.quarantine import Court
+from node.ledger.trust.quarantine import Quarantine
 
 __all__ = ["Ledger"]
 
@@ -45,16 +45,16 @@ class Ledger:
         self.head = head
         self.roots: OrderedDict[Version, bytes] = OrderedDict({head.name: head.root})
         self.members: set[bytes] = set()
-        self.moves = moves = Moves(settings)
-        self.pool, self.table, self.nodes = moves.pool, moves.table, moves.nodes
-        self.court = Court(moves, self.members, rng or random.Random(0))
+        self.transitions = transitions = Transitions(settings)
+        self.pool, self.table, self.nodes = transitions.pool, transitions.table, transitions.nodes
+        self.quarantine = Quarantine(transitions, self.members, rng or random.Random(0))
         self.intake = Intake(settings, self.table)
         self.uses: dict[str, Use] = {}
         """Of the sessions of trainers: how fast each takes what is drawn for it."""
-        self.dealer = Dealer(settings, self.pool, self.table, self.nodes, self.members, self.uses)
+        self.assigner = Assigner(settings, self.pool, self.table, self.nodes, self.members, self.uses)
         self.bindings: OrderedDict[str, Binding] = OrderedDict()
         """By key: the work that it stands for."""
-        moves.facts.append(Advanced(head))
+        transitions.facts.append(Advanced(head))
 
     @property
     def groups(self) -> dict[bytes, Group]:
@@ -66,17 +66,17 @@ class Ledger:
 
     def take_facts(self) -> list[Fact]:
         """What happened since the last call, in order; the caller writes it down."""
-        facts, self.moves.facts = self.moves.facts, []
+        facts, self.transitions.facts = self.transitions.facts, []
         return facts
 
     @property
     def unwritten(self) -> bool:
         """Something happened that nobody has taken to write down."""
-        return bool(self.moves.facts)
+        return bool(self.transitions.facts)
 
     def just_taken(self, group: bytes) -> bool:
         """`group` was taken, and the book does not know it yet."""
-        return Taken(group) in self.moves.facts
+        return Taken(group) in self.transitions.facts
 
     # ------------------------------------------------------------ the trainer's side
 
@@ -106,7 +106,7 @@ class Ledger:
             return False
         lag = self.settings.max_lag if max_lag is None else max_lag
         order, free = self.pool.next_order, set(range(n))
-        self.moves.offer(Group(group, session, order, prompt, n, sampling, lag, affinity, whole, now, free=free))
+        self.transitions.offer(Group(group, session, order, prompt, n, sampling, lag, affinity, whole, now, free=free))
         return True
 
     def bind(self, key: str, asked: Binding) -> None:
@@ -115,7 +115,7 @@ class Ledger:
         binding = asked if known is None else known.check(key, asked)
         remember(self.bindings, key, binding, KEPT)
         if binding != known:
-            self.moves.facts.append(Bound(key, binding))
+            self.transitions.facts.append(Bound(key, binding))
 
     def pace(self, session: str, max_lag: int, now: float) -> None:
         """A trainer takes the groups of `session` one after another: no more is begun for it than it will use."""
@@ -147,16 +147,16 @@ class Ledger:
     def adopt_lease(self, lease: Lease, now: float) -> None:
         """Take in a lease that the book kept; its samples must be marked in its group already."""
         self.table.add(lease)
-        node = self.moves.node(lease.node)
+        node = self.transitions.node(lease.node)
         node.leases.add(lease.id)
         node.outstanding += len(lease.open)
         node.busy_since = now
-        node.pulse.hear(now + self.settings.return_s)
+        node.liveness.hear(now + self.settings.return_s)
 
     def drop(self, group: bytes) -> list[Lease]:
         """The trainer no longer wants `group`. Gives the leases that are void now, for their nodes to be told."""
         found = self.groups.get(group)
-        return [] if found is None else self.moves.drop(found)
+        return [] if found is None else self.transitions.drop(found)
 
     def drop_session(self, session: str) -> list[Lease]:
         """The trainer that opened `session` is gone and nobody will ask for its groups again."""
@@ -182,7 +182,7 @@ class Ledger:
         found = self.groups.get(group)
         if found is None or not found.complete:
             return
-        self.moves.take(found)
+        self.transitions.take(found)
         if (use := self.uses.get(found.session)) is not None:
             use.take(found.n, self.pool.complete(found.session), now)
             self.pool.freed += 1  # more may be begun now
@@ -210,14 +210,14 @@ class Ledger:
         if head.name < self.head.name:
             raise ValueError(f"head: {head.name} after {self.head.name}")
         if now is not None and head.name > self.head.name:
-            self.dealer.timetable.sealed(head.name, now)
+            self.assigner.version_timing.sealed(head.name, now)
             for use in self.uses.values():
                 use.seal(now)
         self.head = head
         self.roots[head.name] = head.root
         while len(self.roots) > self._longest_lag() + 16:
             self.roots.popitem(last=False)
-        self.moves.facts.append(Advanced(head))
+        self.transitions.facts.append(Advanced(head))
         self.discard_old()
 
     def begin(self, version: Version) -> None:
@@ -239,7 +239,7 @@ class Ledger:
         epoch, version = max(newest, self.head.counted_from(found.max_lag))
         old = [s for s, done in found.done.items() if done.oldest < (epoch, max(0, version - found.max_lag))]
         for sample in old:
-            self.moves.discard(found, sample, Reason.TOO_OLD)
+            self.transitions.discard(found, sample, Reason.TOO_OLD)
         found.handed_over = found.handed_over and not old
         return bool(old)
 
@@ -248,7 +248,7 @@ class Ledger:
         for group in self.groups.values():
             for sample, done in list(group.done.items()):
                 if (reason := lag_reason(done.oldest, self.head, group.max_lag)) and not group.handed_over:
-                    self.moves.discard(group, sample, reason)
+                    self.transitions.discard(group, sample, reason)
 
     def _longest_lag(self) -> int:
         return max(self.pool.lags, default=self.settings.max_lag)
@@ -258,7 +258,7 @@ class Ledger:
     def member_up(self, node: bytes) -> None:
         """`node` holds a live membership lease."""
         self.members.add(node)
-        self.moves.node(node)
+        self.transitions.node(node)
 
     def member_lost(self, node: bytes, now: float) -> None:
         """The membership lease of `node` is dead, or it left: its work goes to others."""
@@ -269,10 +269,10 @@ class Ledger:
         found.capacity, found.asked = 0, float("-inf")
         found.abilities, found.abilities_asked = None, float("-inf")  # it may come back as another release
         found.scores = True
-        self.court.checks.refuse(node)
-        self.dealer.timetable.forget(node)
+        self.quarantine.checks.refuse(node)
+        self.assigner.version_timing.forget(node)
         for lease in sorted(found.leases):
-            self.moves.requeue(self.leases[lease], Reason.NOT_A_MEMBER, now)
+            self.transitions.requeue(self.leases[lease], Reason.NOT_A_MEMBER, now)
 
     def leases_of(self, node: bytes) -> int:
         """How many leases `node` holds."""
@@ -286,7 +286,7 @@ class Ledger:
             return
         gone = [
             key for key, node in self.nodes.items()
-            if key not in self.members and not node.leases and node.conduct.sentence is None
+            if key not in self.members and not node.leases and node.reputation.penalty is None
         ]  # fmt: skip
         for key in gone[: max(0, len(gone) - STRANGERS)]:
             del self.nodes[key]
@@ -302,13 +302,13 @@ class Ledger:
         if node not in self.members:
             return Reason.NOT_A_MEMBER
         self._expire(now)
-        found = self.moves.node(node)
-        if found.conduct.sentence is not None:
+        found = self.transitions.node(node)
+        if found.reputation.penalty is not None:
             return Reason.QUARANTINED
         if request.serial < found.serial:
             return Reason.NO_WORK  # an older request that was overtaken
         found.serial, found.asked = request.serial, received
-        found.pulse.hear(received)
+        found.liveness.hear(received)
         found.rate.claimed = request.tokens_per_s if request.tokens_per_s >= SLOWEST else 0.0
         unheard = [self.leases[lease] for lease in sorted(found.leases - set(request.holding))]
         """On their way, or lost: what the node has room for, it has for these too."""
@@ -321,12 +321,12 @@ class Ledger:
             return reason
         if self.roots.get(version) != request.root:
             return Reason.WRONG_ROOT
-        self.dealer.timetable.arrived(node, version, received)
+        self.assigner.version_timing.arrived(node, version, received)
         if now - received > self.settings.fresh_s:
             return Reason.NO_WORK
         lost = [lease for lease in unheard if received - lease.granted >= self.settings.resend_after_s]
-        granted, why = self.dealer.deal(found, self.head, lag, capacity, now)
-        self.moves.grant(granted)
+        granted, why = self.assigner.assign(found, self.head, lag, capacity, now)
+        self.transitions.grant(granted)
         return lost + granted or why
 
     def renew(self, node: bytes, lease: int, token: int, tokens: int, now: float) -> float | None:
@@ -335,25 +335,25 @@ class Ledger:
         found = self.leases.get(lease)
         if found is None or found.token != token or found.node != node or node not in self.members:
             return None
-        group, pulse = self.groups[found.group], self.nodes[node].pulse
-        pulse.hear(now)
+        group, liveness = self.groups[found.group], self.nodes[node].liveness
+        liveness.hear(now)
         if tokens < found.progress and found.begun_at < self.head.name:
             found.progress, found.begun_at = 0, self.head.name
         if found.progress < tokens <= group.sampling.max_tokens * len(found.samples):
             found.progress = tokens
             self.table.renew(found, now + found.duration_s)
-            pulse.flow(now, counted=True)
+            liveness.flow(now, counted=True)
         return found.deadline - now
 
     def submit(self, node: bytes, rollout: Rollout, sealed: bytes, now: float) -> Reason | None:
         """Take `node`'s result (its signature checked; `sealed`: as it was signed). None: accepted. Safe to repeat."""
-        found = self.moves.node(node)
+        found = self.transitions.node(node)
         if found.leases:
-            found.pulse.hear(now)
+            found.liveness.hear(now)
         if (before := self.intake.before(rollout, sealed)) is not None:
             return before[0]
         self._expire(now)
-        if found.conduct.sentence is not None:
+        if found.reputation.penalty is not None:
             reason = Reason.QUARANTINED
         else:
             reason = self.intake.lease_reason(node, rollout, member=node in self.members)
@@ -363,11 +363,11 @@ class Ledger:
             if reason is None:
                 self._accept(lease, rollout, sealed, now)
             else:
-                self.moves.requeue(lease, reason, now, (rollout.sample,))
+                self.transitions.requeue(lease, reason, now, (rollout.sample,))
             self.intake.said(rollout, sealed, reason)
         if reason is not None:
-            self.moves.waste(node, len(rollout.token_ids) // 4, reason)
-        return self.court.note(node, reason, now)
+            self.transitions.waste(node, len(rollout.token_ids) // 4, reason)
+        return self.quarantine.note(node, reason, now)
 
     def void(self, node: bytes, lease: int) -> bool:
         """`node` still draws for a lease that is not its own any more. One of which all was delivered is none such: its
@@ -381,7 +381,7 @@ class Ledger:
         for lease in leases:
             found = self.leases.get(lease)
             if found is not None and found.node == node:
-                self.moves.requeue(found, Reason.GIVEN_BACK, now)
+                self.transitions.requeue(found, Reason.GIVEN_BACK, now)
                 count += 1
         return count
 
@@ -393,14 +393,14 @@ class Ledger:
             return None
         group = self.groups[found.group]
         group.refusers.add(node)
-        self.moves.requeue(found, Reason.IMPOSSIBLE, now)
+        self.transitions.requeue(found, Reason.IMPOSSIBLE, now)
         enough = len(group.refusers) >= min(self.settings.refusers, len(self.members))
         return group if enough and not any(self._may_take(group, key, now) for key in self.members) else None
 
     def _may_take(self, group: Group, key: bytes, now: float) -> bool:
         """This member generates, and has not refused the group: it may still be asked."""
         node = self.nodes.get(key)
-        if node is None or key in group.refusers or node.conduct.sentence is not None:
+        if node is None or key in group.refusers or node.reputation.penalty is not None:
             return False
         return node.capacity > 0 and (bool(node.leases) or now - node.asked <= self.settings.asking_ttl_s)
 
@@ -409,31 +409,31 @@ class Ledger:
         that are over."""
         self._expire(now)
         for node in self.nodes.values():
-            lost = node.pulse.lost(now, self.settings) if node.leases else None
+            lost = node.liveness.lost(now, self.settings) if node.leases else None
             for lease in sorted(node.leases) if lost else ():
                 if lost == "stalled":
-                    self.court.lapse(self.leases[lease], now)
+                    self.quarantine.lapse(self.leases[lease], now)
                 else:  # which is no hoarding
-                    self.moves.requeue(self.leases[lease], Reason.EXPIRED, now)
-        self.court.tick(now)
+                    self.transitions.requeue(self.leases[lease], Reason.EXPIRED, now)
+        self.quarantine.tick(now)
 
     def _expire(self, now: float) -> None:
         """Before each message: a lease whose deadline has passed is over. The rest of a `tick` looks at every node."""
         while (lease := self.table.expired(now)) is not None:
-            self.court.lapse(lease, now)
+            self.quarantine.lapse(lease, now)
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called at the latest."""
-        times = [self.court.next_deadline(), self.table.next_deadline()]
-        times += [node.pulse.look_at(self.settings) for node in self.nodes.values() if node.leases]
+        times = [self.quarantine.next_deadline(), self.table.next_deadline()]
+        times += [node.liveness.look_at(self.settings) for node in self.nodes.values() if node.leases]
         return min((time for time in times if time is not None), default=None)
 
     def _accept(self, lease: Lease, rollout: Rollout, sealed: bytes, now: float) -> None:
         group = self.groups[lease.group]
         done = Done(lease.node, lease.id, lease.token, oldest_version(rollout), rollout, sealed)
-        self.dealer.length.observe(len(rollout.token_ids) // 4)
+        self.assigner.length.observe(len(rollout.token_ids) // 4)
         self.intake.accepted(group, done)
-        self.moves.accept(lease, rollout.sample, done, now)
+        self.transitions.accept(lease, rollout.sample, done, now)
         if group.complete and (use := self.uses.get(group.session)) is not None:
             use.give(group.n, now)
-        self.court.pick(lease.node, group, rollout, now)
+        self.quarantine.pick(lease.node, group, rollout, now)

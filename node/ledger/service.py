@@ -16,7 +16,7 @@ from codec.errors import PeerError
 from node.engines.base import SamplingParams, Version
 from node.ledger.assignment.abilities import EngineAbilities
 from node.ledger.assignment.assigner import MOST_LEASES
-from node.ledger.assignment.commit_stats import Takings
+from node.ledger.assignment.commit_stats import CommitStats
 from node.ledger.assignment.waiting import Waiting
 from node.ledger.binding import Binding, KeyTaken, refuse, work_pairs
 from node.ledger.book import Book
@@ -105,7 +105,7 @@ class LedgerService:
         self._waiting = Waiting()
         self._sessions: dict[str, Session] = {}
         self.abilities = EngineAbilities(ledger, lambda node: self._say(node, AskAbilities()), clock)
-        self.takings = Takings()
+        self.commit_stats = CommitStats()
         """What each version took on the nodes' engines."""
         sessions = {group.session for group in ledger.groups.values()}
         self._orphans = {
@@ -261,7 +261,7 @@ class LedgerService:
             self._hear(node, decode(body))
         self._due.set()
         if outcome.is_rule_broken:
-            self._ledger.court.refuse(node, Reason.MALFORMED, now)
+            self._ledger.quarantine.refuse(node, Reason.MALFORMED, now)
             self._blame(node, outcome.why, now, bug=not isinstance(outcome.error, PeerError))
 
     def _blame(self, node: bytes, why: str, now: float, *, bug: bool = False) -> None:
@@ -281,7 +281,7 @@ class LedgerService:
                 try:
                     rollout = open_rollout(node, sealed)
                 except PeerError as error:
-                    self._ledger.court.refuse(node, Reason.BAD_SIGNATURE, now)
+                    self._ledger.quarantine.refuse(node, Reason.BAD_SIGNATURE, now)
                     self._blame(node, str(error), now)
                     return
                 reason = self._ledger.submit(node, rollout, sealed, now)
@@ -296,14 +296,14 @@ class LedgerService:
                 if group is not None:
                     self._give_up(group, why)
             case Answer(check, epoch, version, logprobs):
-                self._ledger.court.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
+                self._ledger.quarantine.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
             case Abilities():
                 if self.abilities.hear(node, message):
                     self._waiting.stir(node)
             case Timesheet():
                 if (found := self._ledger.nodes.get(node)) is not None:
                     found.timesheet = message
-                    self.takings.note(node, message, self._ledger.roots)
+                    self.commit_stats.note(node, message, self._ledger.roots)
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for the ledger")
 
@@ -328,7 +328,7 @@ class LedgerService:
         found = self._ledger.request_work(node, request, now, received)
         leases = found if isinstance(found, list) else []
         self._out.extend((node, lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
-        if (check := self._ledger.court.next_check(node, now)) is not None:
+        if (check := self._ledger.quarantine.next_check(node, now)) is not None:
             self._out.append((node, ask_message(check)))
         holding = tuple(self._ledger.nodes[node].leases) if node in self._ledger.nodes else ()
         unheard = set(holding).difference(request.holding)
@@ -441,7 +441,7 @@ class LedgerService:
 
     def accuse(self, group: bytes, sample: int, why: str) -> None:
         """The trainer found a sample that it was sent to be a lie: whoever signed it is out, and it is drawn anew."""
-        if self._ledger.court.accuse(group, sample, f"the trainer's own computation: {why}", self._clock()):
+        if self._ledger.quarantine.accuse(group, sample, f"the trainer's own computation: {why}", self._clock()):
             _log.warning("a node was found out by the trainer: %s", why)
         self._refused(group, True)
 
@@ -473,15 +473,15 @@ class LedgerService:
     def quarantine(self, node: bytes, why: str) -> bool:
         """By a person's word: no work for `node` until it is released. False: it was so already."""
         found = self._ledger.nodes.get(node)
-        if found is not None and (sentence := found.conduct.sentence) is not None and sentence.until is None:
+        if found is not None and (penalty := found.reputation.penalty) is not None and penalty.until is None:
             return False
-        self._ledger.court.quarantine(node, why or "put there by hand", None, self._clock())
+        self._ledger.quarantine.quarantine(node, why or "put there by hand", None, self._clock())
         self._due.set()
         return True
 
     def release(self, node: bytes, why: str) -> bool:
         """By a person's word. False: it was free."""
-        released = self._ledger.court.release(node, why or "released by hand")
+        released = self._ledger.quarantine.release(node, why or "released by hand")
         self._due.set()
         return released
 
@@ -491,9 +491,9 @@ class LedgerService:
             self._due.set()
             await self._written.wait()
 
-    def conduct(self) -> list[dict[str, Any]]:
-        """The record of quarantines and releases; see `Book.conduct`."""
-        return self._book.conduct()
+    def reputation(self) -> list[dict[str, Any]]:
+        """The record of quarantines and releases; see `Book.reputation`."""
+        return self._book.reputation()
 
     def state(self) -> dict[str, Any]:
         """Plain values; see `node.ledger.report`."""

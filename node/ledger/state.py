@@ -7,11 +7,11 @@ from typing import NamedTuple
 import msgspec
 
 from node.engines.base import SamplingParams, Version, needs
-from node.ledger.assignment.liveness import Pulse
+from node.ledger.assignment.liveness import Liveness
 from node.ledger.assignment.rate import Rate
 from node.ledger.assignment.version_timing import Average
 from node.ledger.messages import Reason, Rollout, Timesheet
-from node.ledger.trust.reputation import Conduct
+from node.ledger.trust.reputation import Reputation
 
 __all__ = ["Done", "Group", "Head", "Lease", "Node"]
 
@@ -116,8 +116,8 @@ class Node:
 
     key: bytes
     rate: Rate = field(default_factory=Rate)
-    conduct: Conduct = field(default_factory=Conduct)
-    pulse: Pulse = field(default_factory=Pulse)
+    reputation: Reputation = field(default_factory=Reputation)
+    liveness: Liveness = field(default_factory=Liveness)
     leases: set[int] = field(default_factory=set)
     outstanding: int = 0
     """Samples leased to it and still to come."""

@@ -14,10 +14,10 @@ from node.ledger.messages import Reason
 from node.ledger.settings import Settings
 from node.ledger.state import Done, Group, Lease, Node
 
-__all__ = ["Moves"]
+__all__ = ["Transitions"]
 
 
-class Moves:
+class Transitions:
     """Groups, leases and nodes agree about where every sample is, after each of these methods."""
 
     def __init__(self, settings: Settings) -> None:
@@ -72,7 +72,7 @@ class Moves:
         if math.isfinite(lease.granted):
             node.token_s.observe((now - lease.granted) / tokens)
         self._measure(node, now)
-        node.pulse.flow(now, counted=False)
+        node.liveness.flow(now, counted=False)
         self.facts.append(Accepted(group.id, sample, done))
 
     def requeue(self, lease: Lease, why: Reason, now: float, samples: tuple[int, ...] | None = None) -> None:
@@ -110,7 +110,7 @@ class Moves:
         self.table.end(lease, why)
         self.nodes[lease.node].leases.discard(lease.id)
         if why is Reason.DUPLICATE:  # all of it was delivered
-            self.nodes[lease.node].conduct.note_lease(False, self.settings)
+            self.nodes[lease.node].reputation.note_lease(False, self.settings)
 
     def _measure(self, node: Node, now: float) -> None:
         """Tokens by the time in which the node had work, at the end of each such time, or every few seconds of it."""

@@ -6,10 +6,10 @@ from typing import Protocol
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts
 
-__all__ = ["EngineSeat"]
+__all__ = ["EngineClient"]
 
 
-class EngineSeat(Protocol):
+class EngineClient(Protocol):
     """`node.engines.host.EngineHost` is one."""
 
     @property
@@ -19,10 +19,10 @@ class EngineSeat(Protocol):
     def root(self) -> bytes: ...
 
     @property
-    def carries(self) -> bool: ...
+    def preemptible(self) -> bool: ...
 
     @property
-    def joins(self) -> bool: ...
+    def continuous_batching(self) -> bool: ...
 
     @property
     def scores(self) -> bool: ...

@@ -16,7 +16,7 @@ from codec import Staged, write_patch
 from codec.sign import Key
 from node.engines.group import EngineGroup
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, ReplicaRef, worker_command
-from node.engines.vllm.specs import seats_of
+from node.engines.vllm.specs import specs_of
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
 from swarm.protocol.core.events import VersionId
@@ -24,7 +24,7 @@ from swarm.runtime import in_thread
 from swarm.runtime.replica.model import Model
 from swarm.store import Store
 
-__all__ = ["Workplace"]
+__all__ = ["EngineRuntime"]
 
 _log = structlog.get_logger(__name__)
 _SOCKET: Final = "engine.sock"
@@ -34,7 +34,7 @@ _FILES: Final = "model-files"
 Changes = Sequence[Staged] | None
 
 
-class Workplace:
+class EngineRuntime:
     """One engine, one worker. `send(body)` hands a `Work` body to the authority and may lose it."""
 
     def __init__(self, config: JoinConfig, key: Key, store: Store, model: Model, send: Callable[[bytes], None]) -> None:
@@ -60,11 +60,11 @@ class Workplace:
 
     def _vllms(self) -> list[EngineHost]:
         """A driver process for each vLLM, which starts it or attaches to it."""
-        seats = seats_of(self._config)
-        self.urls = tuple(seat.url for seat in seats)
+        specs = specs_of(self._config)
+        self.urls = tuple(spec.url for spec in specs)
         return [
-            EngineHost(seat.socket, seat.command, seat.log, self._source, EngineDeadlines(commit_s=300.0))
-            for seat in seats
+            EngineHost(spec.socket, spec.command, spec.log, self._source, EngineDeadlines(commit_s=300.0))
+            for spec in specs
         ]
 
     async def run(self) -> None:

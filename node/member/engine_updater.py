@@ -15,9 +15,9 @@ import trio
 from node.engines.base import Version
 from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import Commits
-from node.member.engine_client import EngineSeat
+from node.member.engine_client import EngineClient
 
-__all__ = ["Follower"]
+__all__ = ["EngineUpdater"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ class _Update:
     at: float
 
 
-class Follower:
+class EngineUpdater:
     """`idle()` waits until nothing is generated; `coming(version, root)` is told just before a commit and
     `paused(seconds)` just after it; `changed()` when something is different for whoever begins sequences."""
 
     def __init__(
         self,
-        engine: EngineSeat,
+        engine: EngineClient,
         clock: Callable[[], float],
         *,
         idle: Callable[[], Awaitable[None]],
@@ -84,7 +84,7 @@ class Follower:
         try:
             stage_s = await self._stage(update)
             self.taking = True
-            if not self._engine.carries:
+            if not self._engine.preemptible:
                 await self._idle()
             await self._commit(update, stage_s)
         finally:

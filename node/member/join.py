@@ -40,7 +40,7 @@ from swarm.transport.base import Unreachable
 from swarm.transport.identity import peer_id
 
 if TYPE_CHECKING:
-    from node.member.engine_runtime import Workplace
+    from node.member.engine_runtime import EngineRuntime
     from swarm.runtime.replica.model import Model
 
 __all__ = ["Member", "run"]
@@ -90,11 +90,11 @@ async def _run_in(way: following.Way, config: JoinConfig, key: Key, task_status:
             tensors = () if model.layout is None else model.layout.tensors
             nursery.start_soon(kernels.warm_up, {spec.dtype for spec in tensors})
             if config.engine != "none":
-                from node.member.engine_runtime import Workplace
+                from node.member.engine_runtime import EngineRuntime
 
-                workplace = Workplace(config, key, store, model, member.send_work)
-                member.employ(workplace)
-                nursery.start_soon(workplace.run)
+                engine_runtime = EngineRuntime(config, key, store, model, member.send_work)
+                member.employ(engine_runtime)
+                nursery.start_soon(engine_runtime.run)
             if config.raw_out is not None:
                 nursery.start_soon(_keep_file, member, model, config.raw_out)
             nursery.start_soon(audit, model, partial(_damaged, member))
@@ -179,7 +179,7 @@ class Member:
         self._joined = trio.Event()
         self._over: SwarmError | None = None
         self._end = trio.Event()
-        self._workplace: Workplace | None = None
+        self._engine_runtime: EngineRuntime | None = None
         self.committed_next = trio.Event()
         """Set when the replica becomes another version; then another one stands here."""
         self.news = ""
@@ -187,9 +187,9 @@ class Member:
         """Why the seed does not let us in for now; empty: it has not said so."""
         self._quiet_until = 0.0
 
-    def employ(self, workplace: "Workplace") -> None:
-        """Tell `workplace` of commits and of work."""
-        self._workplace = workplace
+    def employ(self, engine_runtime: "EngineRuntime") -> None:
+        """Tell `engine_runtime` of commits and of work."""
+        self._engine_runtime = engine_runtime
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled, until the authority turns us away for good, or until the swarm has a successor:
@@ -237,10 +237,10 @@ class Member:
         while True:
             account.sent_bytes = self.endpoint.transport.traffic.sent
             account.received_bytes = self.endpoint.transport.traffic.received
-            if self._workplace is not None:
-                account.engine = self._workplace.engine_name
-                account.engine_version = self._workplace.engine_version
-                account.tokens_s = self._workplace.worker.tokens_per_s
+            if self._engine_runtime is not None:
+                account.engine = self._engine_runtime.engine_name
+                account.engine_version = self._engine_runtime.engine_version
+                account.tokens_s = self._engine_runtime.worker.tokens_per_s
             if self._daily is not None and (told := self._daily.look()) is not None:
                 await self.endpoint.shell.post(told)
             await trio.sleep(0.2)
@@ -256,14 +256,14 @@ class Member:
         _log.info("holds", version=str(version), root=manifest.root)
         self.committed_next.set()
         self.committed_next = trio.Event()
-        if self._workplace is not None:
-            self._workplace.committed(version, manifest.root, changes)
+        if self._engine_runtime is not None:
+            self._engine_runtime.committed(version, manifest.root, changes)
 
     def notify(self, what: str, info: dict[str, Any]) -> None:
         match what:
             case "work":
-                if self._workplace is not None and info["peer"] == self.ticket.authority:
-                    self._workplace.worker.hear(info["body"])
+                if self._engine_runtime is not None and info["peer"] == self.ticket.authority:
+                    self._engine_runtime.worker.hear(info["body"])
                 return
             case "joined":
                 self._joined.set()
@@ -322,8 +322,8 @@ class Member:
     # ------------------------------------------------------------ for people
 
     async def _prove(self) -> None:
-        if self._workplace is not None:
-            await self._workplace.prove()
+        if self._engine_runtime is not None:
+            await self._engine_runtime.prove()
 
     def state(self) -> dict[str, Any]:
         """Plain values for `status`."""
@@ -351,8 +351,8 @@ class Member:
         }
         if self._daily is not None:
             own["uplink_today"] = self._daily.state()
-        if self._workplace is not None:
-            own |= self._workplace.state()
+        if self._engine_runtime is not None:
+            own |= self._engine_runtime.state()
         return {
             "role": "relay" if self._relay else "node",
             "swarm": peer_id(self.ticket.authority),
@@ -361,6 +361,6 @@ class Member:
             "stripes": stripes,
             "message": self.news or (self._daily.news if self._daily is not None else ""),
             "seed_reached": reached(self.endpoint.transport, self.ticket.authority, None),
-            "relays": self.endpoint.transport.places.state,
+            "relays": self.endpoint.transport.reservations.state,
             **relayed(self.endpoint.transport),
         }

@@ -10,7 +10,7 @@ from codec.errors import PeerError
 from node.engines.base import Version
 from node.ledger.messages import Renew, WorkLease, unpack_tokens
 
-__all__ = ["Held", "Holdings", "Job", "Result", "together"]
+__all__ = ["Held", "Job", "LeaseInventory", "Result", "together"]
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class Result:
     next_send: float
 
 
-class Holdings:
+class LeaseInventory:
     """All of one node's leases, oldest first."""
 
     def __init__(self) -> None:

@@ -10,9 +10,9 @@ import trio
 from codec.errors import PeerError
 from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import Answer, Ask, encode, pack_floats, unpack_tokens
-from node.member.engine_client import EngineSeat
+from node.member.engine_client import EngineClient
 
-__all__ = ["Witness"]
+__all__ = ["Scorer"]
 
 ASKS_HELD: Final = 8
 """Others' samples waiting to be scored; more than that and the older are for somebody else."""
@@ -20,10 +20,10 @@ ASKS_HELD: Final = 8
 _log = logging.getLogger(__name__)
 
 
-class Witness:
+class Scorer:
     """`send(body)` takes a message to the ledger and may lose it."""
 
-    def __init__(self, engine: EngineSeat, send: Callable[[bytes], Awaitable[None]]) -> None:
+    def __init__(self, engine: EngineClient, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._engine, self._send = engine, send
         self._asks: deque[Ask] = deque(maxlen=ASKS_HELD)
         self._news = trio.Event()

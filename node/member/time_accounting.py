@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final, Literal
 
-__all__ = ["STATES", "Hours", "State"]
+__all__ = ["STATES", "State", "TimeAccounting"]
 
 State = Literal["generate", "wait_work", "wait_version", "commit"]
 STATES: Final[tuple[State, ...]] = ("generate", "wait_work", "wait_version", "commit")
@@ -11,7 +11,7 @@ STATES: Final[tuple[State, ...]] = ("generate", "wait_work", "wait_version", "co
 work there is. commit: nothing is drawn because a version is being taken, or the engine filled anew."""
 
 
-class Hours:
+class TimeAccounting:
     """`clock`: any that only moves forward, s."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -49,11 +49,11 @@ from node.ledger.messages import (
     stream_of,
     work_hash,
 )
-from node.member.engine_client import EngineSeat
-from node.member.engine_updater import Follower
-from node.member.lease_inventory import Held, Holdings, Job, Result, together
-from node.member.scorer import Witness
-from node.member.time_accounting import Hours
+from node.member.engine_client import EngineClient
+from node.member.engine_updater import EngineUpdater
+from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
+from node.member.scorer import Scorer
+from node.member.time_accounting import TimeAccounting
 from swarm.guard import Source, guarded
 
 __all__ = ["NodeWorker", "Pace"]
@@ -109,7 +109,7 @@ class NodeWorker:
     def __init__(
         self,
         key: Key,
-        engine: EngineSeat,
+        engine: EngineClient,
         send: Callable[[bytes], Awaitable[None]],
         pace: Pace = Pace(),
         clock: Callable[[], float] = trio.current_time,
@@ -119,10 +119,10 @@ class NodeWorker:
         self._send = send
         self._pace = pace
         self._clock = clock
-        self._holdings = Holdings()
+        self._inventory = LeaseInventory()
         self._flights: list[_Flight] = []
-        self._witness = Witness(engine, send)
-        self._follower = Follower(
+        self._scorer = Scorer(engine, send)
+        self._updater = EngineUpdater(
             engine, clock, idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed
         )
         self._largest = 1
@@ -139,12 +139,12 @@ class NodeWorker:
         self._tested = not pace.self_test_tokens
         """The self-test is over: work may be asked for."""
         self._roots: OrderedDict[Version, bytes] = OrderedDict()
-        self.hours = Hours(clock)
+        self.time_accounting = TimeAccounting(clock)
         self.tokens_per_s = 0.0
         self._measured_s = 0.0
         self._unmeasured = 0
         self._generated_s = 0.0
-        self.commits = self._follower.commits
+        self.commits = self._updater.commits
         self.accepted = 0
         self.lost_tokens = 0
         """Drawn, and then worth nothing: cancelled, too late, refused."""
@@ -155,9 +155,9 @@ class NodeWorker:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._generate_for_ever, nursery)
-                nursery.start_soon(self._follower.run)
+                nursery.start_soon(self._updater.run)
                 nursery.start_soon(self._talk_for_ever)
-                nursery.start_soon(self._witness.run)
+                nursery.start_soon(self._scorer.run)
                 task_status.started()
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(2.0):
@@ -173,7 +173,7 @@ class NodeWorker:
 
     def update(self, version: Version, root: bytes, patch_fd: int) -> None:
         """The replica became `version`; the engine follows. Takes over `patch_fd` (see `codec.write_patch`)."""
-        self._follower.update(version, root, patch_fd)
+        self._updater.update(version, root, patch_fd)
         self._book_time()
 
     def state(self) -> dict[str, Any]:
@@ -183,14 +183,14 @@ class NodeWorker:
             "engine_ready": self._engine.ready,
             "engine_version": list(self._engine.version),
             "tokens_per_s": round(self.tokens_per_s, 3),
-            "jobs": self._holdings.waiting,
+            "jobs": self._inventory.waiting,
             "generating": self._rows,
-            "unanswered": len(self._holdings.results),
+            "unanswered": len(self._inventory.results),
             "accepted": self.accepted,
             "refused": dict(self.refused),
             "lost_tokens": self.lost_tokens,
-            "doing": self.hours.state,
-            "seconds": {name: round(value, 3) for name, value in self.hours.seconds.items()},
+            "doing": self.time_accounting.state,
+            "seconds": {name: round(value, 3) for name, value in self.time_accounting.seconds.items()},
             "useful": round(sheet.useful, 4),
             "worst_pause_s": max((commit.pause_s for commit in self.commits), default=0.0),
         }
@@ -198,23 +198,23 @@ class NodeWorker:
     def _hear(self, message: WorkMessage) -> None:
         match message:
             case WorkLease():
-                self._holdings.take(message, self._clock())
+                self._inventory.take(message, self._clock())
                 self._largest = max(self._largest, len(message.samples))
                 self._behind = False
             case Verdict(lease, sample, refused):
-                if (held := self._holdings.settle(lease, sample)) is not None:
+                if (held := self._inventory.settle(lease, sample)) is not None:
                     self._count(held, sample, refused)
             case Withdraw(leases):
                 for lease in leases:
                     self._drop(lease)
             case Renewed(lease, deadline_s):
-                self._holdings.renewed(lease, deadline_s, self._clock())
+                self._inventory.renewed(lease, deadline_s, self._clock())
             case Unfit(_, reason):
                 self._behind = reason in (Reason.TOO_OLD, Reason.LATE)
                 if not self._behind:
                     _log.warning("the ledger gives this node no work: %s", reason)
             case Ask():
-                self._witness.ask(message)
+                self._scorer.ask(message)
             case AskAbilities():
                 self._abilities_wanted = True
             case _:
@@ -229,9 +229,9 @@ class NodeWorker:
 
     def _drop(self, lease: int) -> None:
         """Nobody wants it, or its time is over; a flight that draws nothing else is cancelled."""
-        if self._holdings.drop(lease):
+        if self._inventory.drop(lease):
             for flight in self._flights:
-                if all(other.id not in self._holdings.leases for other, _ in flight.jobs):
+                if all(other.id not in self._inventory.leases for other, _ in flight.jobs):
                     self._cancel(flight)
 
     def _wake(self) -> None:
@@ -241,13 +241,13 @@ class NodeWorker:
 
     def _book_time(self) -> None:
         if not self._engine.ready:
-            self.hours.enter("commit")
+            self.time_accounting.enter("commit")
         elif self._flights:
-            self.hours.enter("generate")
-        elif self._follower.taking:
-            self.hours.enter("commit")
+            self.time_accounting.enter("generate")
+        elif self._updater.taking:
+            self.time_accounting.enter("commit")
         else:
-            self.hours.enter("wait_version" if self._behind else "wait_work")
+            self.time_accounting.enter("wait_version" if self._behind else "wait_work")
 
     # ------------------------------------------------------------ generating
 
@@ -310,7 +310,7 @@ class NodeWorker:
 
     async def _give_back(self) -> None:
         """All that is not finished goes to others."""
-        leases = self._holdings.unfinished
+        leases = self._inventory.unfinished
         for lease in leases:
             self._drop(lease)
         if leases:
@@ -322,7 +322,7 @@ class NodeWorker:
         if len(culprits) > 1:
             for held in culprits:
                 held.alone = True
-            self._holdings.undo(flight.jobs)
+            self._inventory.undo(flight.jobs)
             return
         held = culprits[0]
         _log.warning("the engine refuses lease %d: %s", held.id, why)
@@ -331,16 +331,16 @@ class NodeWorker:
 
     def _next_jobs(self) -> list[Job]:
         """What may be begun now."""
-        if (self._follower.taking or self._flights) and not self._engine.carries:
+        if (self._updater.taking or self._flights) and not self._engine.preemptible:
             return []
-        for lease in self._holdings.expired(self._clock()):
+        for lease in self._inventory.expired(self._clock()):
             self._drop(lease)
-        return self._holdings.begin(self._engine.version, self._pace.batch - self._rows)
+        return self._inventory.begin(self._engine.version, self._pace.batch - self._rows)
 
     def _apart(self, jobs: list[Job]) -> list[list[Job]]:
         """What is drawn in one call. It ends with its longest sample, and the others' places are empty until then: so
         it is one sample wherever that costs the engine nothing, unless a group wants to be drawn whole."""
-        if not self._engine.joins or jobs[0][0].message.whole:
+        if not self._engine.continuous_batching or jobs[0][0].message.whole:
             return [jobs]
         return [[job] for job in jobs]
 
@@ -366,9 +366,9 @@ class NodeWorker:
             if sample not in held.drawing:
                 continue  # drawn for company: somebody else has delivered it
             held.drawing.discard(sample)
-            if held.id in self._holdings.leases:
+            if held.id in self._inventory.leases:
                 sealed = seal_rollout(self._key, self._rollout(held, sample, completion))
-                self._holdings.results[held.id, sample] = Result(encode(SignedRollout(sealed)), held, now)
+                self._inventory.results[held.id, sample] = Result(encode(SignedRollout(sealed)), held, now)
 
     def _rollout(self, held: Held, sample: int, completion: Completion) -> Rollout:
         lease = held.message
@@ -392,7 +392,7 @@ class NodeWorker:
 
     def _measure(self) -> None:
         """Tokens by the time in which at least one sequence was drawn."""
-        generated_s = self.hours.seconds["generate"]
+        generated_s = self.time_accounting.seconds["generate"]
         seconds, tokens = generated_s - self._generated_s, self._unmeasured
         if seconds > 0:
             self._generated_s, self._unmeasured = generated_s, 0
@@ -413,12 +413,12 @@ class NodeWorker:
         for flight in self._flights:
             epoch, oldest = flight.version
             if all(epoch != version[0] or version[1] - oldest > held.message.max_lag for held, _ in flight.jobs):
-                self._holdings.undo(flight.jobs)  # to be drawn anew, at the new version
+                self._inventory.undo(flight.jobs)  # to be drawn anew, at the new version
                 self._cancel(flight)
 
     def _paused(self, seconds: float) -> None:
         if self._flights:
-            self.hours.correct(seconds)
+            self.time_accounting.correct(seconds)
 
     def _changed(self) -> None:
         self._behind = False
@@ -430,18 +430,18 @@ class NodeWorker:
         while True:
             news = self._news
             now = self._clock()
-            for lease in self._holdings.expired(now):
+            for lease in self._inventory.expired(now):
                 self._drop(lease)
-            for result in [result for result in self._holdings.results.values() if result.next_send <= now]:
+            for result in [result for result in self._inventory.results.values() if result.next_send <= now]:
                 result.next_send = now + self._pace.say_again_s
                 await self._send(result.body)
-            for renewal in self._holdings.renewals(now, self._pace.renew_every_s):
+            for renewal in self._inventory.renewals(now, self._pace.renew_every_s):
                 await self._send(encode(renewal))
             if self._abilities_wanted and self._engine.ready:
                 self._abilities_wanted = False
                 await self._send(encode(Abilities(tuple(sorted(self._engine.abilities)), self._engine.kind)))
             await self._ask_if_due()
-            times = [result.next_send for result in self._holdings.results.values()] + [
+            times = [result.next_send for result in self._inventory.results.values()] + [
                 self._asked_at + self._pace.ask_every_s
             ]
             if self._flights:
@@ -455,14 +455,14 @@ class NodeWorker:
         if not self._engine.ready or not self._tested:
             self._asked_at = now
             return
-        capacity = max(0, self._most - self._holdings.waiting - self._rows)
+        capacity = max(0, self._most - self._inventory.waiting - self._rows)
         asking = (capacity, self._engine.version, self._engine.root)
         if now < self._asked_at + self._pace.ask_every_s and not self._is_news(asking):
             return
         self._asked, self._asked_at = asking, now
         self._serial += 1
         epoch, version = self._engine.version
-        holding = tuple(sorted(self._holdings.leases))[:MAX_CAPACITY]
+        holding = tuple(sorted(self._inventory.leases))[:MAX_CAPACITY]
         message = WorkRequest(self._serial, capacity, epoch, version, self._engine.root, self.tokens_per_s, holding)
         await self._send(encode(message))
         await self._send(encode(self._timesheet()))
@@ -470,7 +470,7 @@ class NodeWorker:
     def _is_news(self, asking: _Asking) -> bool:
         """Room for a sample more is none while others wait to be begun: where each ends by itself, that would be a
         request for each."""
-        if self._asked is None or asking[1:] != self._asked[1:] or not self._holdings.waiting:
+        if self._asked is None or asking[1:] != self._asked[1:] or not self._inventory.waiting:
             return asking != self._asked
         return abs(asking[0] - self._asked[0]) >= max(1, self._pace.batch // FEW)
 
@@ -479,11 +479,11 @@ class NodeWorker:
         """Sequences to hold. Where places become free one by one, a group in hand is enough: what waits here is begun
         at the version that is live then, while the ledger knows of a newer one."""
         pace = self._pace
-        if not self._engine.joins:
+        if not self._engine.continuous_batching:
             return pace.capacity
         return min(pace.capacity, pace.batch + max(pace.batch // 4, self._largest))
 
     def _timesheet(self) -> Timesheet:
-        s = self.hours.seconds
+        s = self.time_accounting.seconds
         told = tuple(self.commits)[-COMMITS_TOLD:]
         return Timesheet(s["generate"], s["wait_work"], s["wait_version"], s["commit"], told)

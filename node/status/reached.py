@@ -16,9 +16,9 @@ _log = structlog.get_logger(__name__)
 def reached(transport: Libp2pTransport, peer: bytes, dialable: bool | None) -> str:
     """As `Way` says: direct, dialed us, punched, circuit. Without a connection as the roster says (`dialable`): "can be
     dialed" or "cannot be dialed"; empty: nothing is known."""
-    way = transport.way(peer)
-    if way is not None:
-        return way.value
+    path_kind = transport.path_kind(peer)
+    if path_kind is not None:
+        return path_kind.value
     return {None: "", True: "can be dialed", False: "cannot be dialed"}[dialable]
 
 
@@ -27,7 +27,7 @@ async def tell(transport: Libp2pTransport) -> None:
     told: dict[str, str] = {}
     while True:
         await trio.sleep(_LOOK_EVERY_S)
-        for relay, why in transport.places.state.items():
+        for relay, why in transport.reservations.state.items():
             if told.get(relay) == why:
                 continue
             told[relay] = why
@@ -42,4 +42,4 @@ def relayed(transport: Libp2pTransport) -> dict[str, Any]:
     relay = transport.relay
     if relay is None:
         return {}
-    return {"places": len(relay.places), "circuits": relay.circuits, "relayed_bytes": relay.relayed_bytes}
+    return {"places": len(relay.reservations), "circuits": relay.circuits, "relayed_bytes": relay.relayed_bytes}

@@ -24,7 +24,7 @@ from codec.rice import warm_up
 from codec.scan import scatter
 from codec.sign import Key
 from codec.staging import Torn, block_hash, encode, stage_chunk
-from node.tools.delta_baselines import ANCHORS, Timed, measure
+from node.tools.delta_baselines import BASELINES, Timed, measure
 from node.tools.delta_file import DeltaFile, DeltaWriter
 
 __all__ = ["DeltaReport", "Progress", "apply", "delta", "render"]
@@ -41,7 +41,7 @@ _SAMPLES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class AnchorReport:
+class BaselineReport:
     """What another way makes of the same step: no hashes, no signatures."""
 
     bits_per_change: float
@@ -71,7 +71,7 @@ class DeltaReport:
     encode_gb_s: float
     decode_gb_s: float
     exact: bool
-    anchors: dict[str, AnchorReport]
+    baselines: dict[str, BaselineReport]
     """The published ways on the same bits: LEB128 gaps and raw values; u16 gaps, raw values and zstd (where the package
     zstandard is installed)."""
     up_mbit: float
@@ -259,7 +259,7 @@ def _code(
         if not exact:
             raise RuntimeError("what was decoded is not NEW; nothing was written")
         writer.finish(manifest)
-    anchors = _anchors(source, target, tally.changed, progress)
+    baselines = _baselines(source, target, tally.changed, progress)
     elements = sum(tensor.elements for tensor in layout.tensors)
     cost, full, up = payload + len(manifest), layout.full_bytes, up_mbit * 1e6 / 8
     return DeltaReport(
@@ -275,7 +275,7 @@ def _code(
         encode_gb_s=full / 1e9 / max(tally.encode_s, 1e-9),
         decode_gb_s=full / 1e9 / max(tally.decode_s, 1e-9),
         exact=exact,
-        anchors=anchors,
+        baselines=baselines,
         up_mbit=up_mbit,
         nodes=nodes,
         star_full_s=nodes * full / up,
@@ -285,10 +285,10 @@ def _code(
     )
 
 
-def _anchors(source: _Mapped, target: _Mapped, changed: int, progress: Progress) -> dict[str, AnchorReport]:
+def _baselines(source: _Mapped, target: _Mapped, changed: int, progress: Progress) -> dict[str, BaselineReport]:
     """The published ways, block by block."""
     layout, full = source.layout, source.layout.full_bytes
-    timed = {name: Timed() for name in ANCHORS}
+    timed = {name: Timed() for name in BASELINES}
     for block in range(layout.n_blocks):
         for name, sums in timed.items():
             old, new, dtype = source.block(block), target.block(block), layout.block(block).dtype
@@ -297,7 +297,7 @@ def _anchors(source: _Mapped, target: _Mapped, changed: int, progress: Progress)
             measure(name, old, new, dtype, sums)
         progress((_ROUNDS - 1) * layout.n_blocks + block + 1, _ROUNDS * layout.n_blocks)
     return {
-        name: AnchorReport(
+        name: BaselineReport(
             8 * sums.payload_bytes / max(changed, 1),
             full / max(sums.payload_bytes, 1),
             full / 1e9 / max(sums.encode_s, 1e-9),
@@ -394,7 +394,7 @@ def render(report: DeltaReport) -> str:
         ),
         *(
             (f"  {_WAYS[name]}", f"{way.bits_per_change:.2f} bits a change, full copy {way.ratio:.0f} x")
-            for name, way in report.anchors.items()
+            for name, way in report.baselines.items()
         ),
         (f"to {report.nodes} nodes", f"at {report.up_mbit:g} Mbit/s a node up, at best"),
         ("  star, full copies", _seconds(report.star_full_s)),

@@ -16,7 +16,7 @@ import numpy as np
 from codec.bits import Bits, DType
 from codec.jit import kernel
 
-__all__ = ["ANCHORS", "Timed", "measure", "seconds"]
+__all__ = ["BASELINES", "Timed", "measure", "seconds"]
 
 
 @kernel
@@ -111,7 +111,7 @@ def _gaps16_back(payload: bytes, words: Bits) -> None:
     _gaps16_decode(np.frombuffer(raw, np.uint16, count), np.frombuffer(raw, words.dtype, count, 2 * count), words)
 
 
-ANCHORS: Final[dict[str, tuple[Callable[[Bits, Bits, DType], bytes], Callable[[bytes, Bits], None]]]] = {
+BASELINES: Final[dict[str, tuple[Callable[[Bits, Bits, DType], bytes], Callable[[bytes, Bits], None]]]] = {
     "leb128": (_leb128, _leb128_back),
 } | ({"gaps16_zstd": (_gaps16, _gaps16_back)} if _zstd() else {})
 """Each: (old, new, dtype) -> payload; and payload onto old bits, in place."""
@@ -129,7 +129,7 @@ class Timed:
 
 def measure(name: str, old: Bits, new: Bits, dtype: DType, timed: Timed, repeats: int = 1) -> None:
     """Take a part of a tensor through the anchor `name`: no blocks, no hash, no signature."""
-    there, back = ANCHORS[name]
+    there, back = BASELINES[name]
     spent, payload = seconds(repeats, lambda: there(old, new, dtype))
     timed.encode_s += spent
     timed.payload_bytes += len(payload)

@@ -25,7 +25,7 @@ from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.held_gateway import HeldGateway
-from node.trainers.messages import OpenGateway, OpenRollouts, Wanted
+from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
 from node.trainers.prompts import Prompt, Tokens, check_prompts
 from node.trainers.publish.publication import Publication
 from node.trainers.publish.publishing import OnBusy, PublishLine
@@ -90,9 +90,15 @@ class Swarm:
         base = None if base is None else Path(base).expanduser().absolute()
         found = attach(model, folder, base if start else None)
         line = PublishLine(
-            found.seat, found.link, found.copies, found.shares, threads or default_threads(found.seat.world),
-            lambda publication, within_s: holders(folder, publication, within_s), found.peers, found.seed,
-        )  # fmt: skip
+            found.rank_info,
+            found.link,
+            found.copies,
+            found.ownership,
+            threads or default_threads(found.rank_info.world),
+            lambda publication, within_s: holders(folder, publication, within_s),
+            found.peers,
+            found.seed,
+        )
         return cls(folder, line, base, found.seed, max_lag)
 
     def publish(self, model: Any, *, step: int, on_busy: OnBusy = "wait", timeout_s: float = 600.0) -> Publication:
@@ -119,13 +125,13 @@ class Swarm:
         (epoch, version) of the head. Raises `UsageError` when no version has this root, or its bits cannot be had;
         what `publish` raises.
         """
-        return self._back(Wanted(root=root), model, timeout_s)
+        return self._back(VersionRef(root=root), model, timeout_s)
 
     def rollback(self, version: int, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
         """As `resume`, by the number of a version in the history of the head."""
-        return self._back(Wanted(version=version), model, timeout_s)
+        return self._back(VersionRef(version=version), model, timeout_s)
 
-    def _back(self, wanted: Wanted, model: Any, timeout_s: float) -> tuple[int, int]:
+    def _back(self, wanted: VersionRef, model: Any, timeout_s: float) -> tuple[int, int]:
         if model is None:
             self._line.go_back(wanted, timeout_s)
         elif wanted.root != self._line.settle(timeout_s):

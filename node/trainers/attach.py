@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from codec.errors import UsageError
-from node.trainers.connection.link import Link, Seat
+from node.trainers.connection.link import Link, RankInfo
 from node.trainers.connection.seedlink import SeedProcess, dial
 from node.trainers.errors import SwarmDown
 from node.trainers.ranks.copies import Copies
-from node.trainers.ranks.ownership import Shares
+from node.trainers.ranks.ownership import Ownership
 from node.trainers.ranks.peers import Peers
 from node.trainers.tensors.weights import check_names, is_sharded
 
@@ -19,10 +19,10 @@ __all__ = ["Attached", "attach", "default_threads"]
 class Attached(NamedTuple):
     """What a publish line needs. `seed`: started by this process. `peers`: the processes of all ranks."""
 
-    seat: Seat
+    rank_info: RankInfo
     link: Link
     copies: Copies
-    shares: Shares
+    ownership: Ownership
     seed: SeedProcess | None
     peers: Peers
 
@@ -36,14 +36,14 @@ def attach(model: Any, home: Path, base: Path | None) -> Attached:
     """`base`: what to start a seed on where there is none (None: do not). See `Swarm.attach` for what it raises."""
     if model is not None and any(is_sharded(p) for p in getattr(model, "parameters", list)()):
         return _attach_ranks(model, home, base)
-    seat = Seat(home, os.urandom(16))
+    rank_info = RankInfo(home, os.urandom(16))
     seed = _find_or_start(home, base)
     try:
-        link = Link(seat)
+        link = Link(rank_info)
         if model is not None:
             check_names(link.replica.layout, model)
-        shares = Shares.alone(link.replica.layout)
-        return Attached(seat, link, Copies.create(link.replica.layout, 1), shares, seed, Peers())
+        ownership = Ownership.alone(link.replica.layout)
+        return Attached(rank_info, link, Copies.create(link.replica.layout, 1), ownership, seed, Peers())
     except BaseException:
         if seed is not None:
             seed.stop()
@@ -63,14 +63,14 @@ def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attached:
 
     try:
         ranks.lead(find)
-        seat = Seat(home, ranks.lead(lambda: os.urandom(16)), ranks.rank, ranks.world)
-        link = ranks.gather_own(lambda: Link(seat))
+        rank_info = RankInfo(home, ranks.lead(lambda: os.urandom(16)), ranks.rank, ranks.world)
+        link = ranks.gather_own(lambda: Link(rank_info))
         layout = link.replica.layout
-        shares = Shares(layout, ranks.gather(lambda: check_names(layout, model)))
-        made = Copies.create(layout, seat.world) if seat.leads else None
+        ownership = Ownership(layout, ranks.gather(lambda: check_names(layout, model)))
+        made = Copies.create(layout, rank_info.world) if rank_info.leads else None
         owner = ranks.lead(lambda: (os.getpid(), _shared(made)))
-        copies = ranks.gather_own(lambda: made or Copies.open(layout, seat.world, owner))
-        return Attached(seat, link, copies, shares, seed, Peers(ranks.gather(os.getpid)))
+        copies = ranks.gather_own(lambda: made or Copies.open(layout, rank_info.world, owner))
+        return Attached(rank_info, link, copies, ownership, seed, Peers(ranks.gather(os.getpid)))
     except BaseException:
         if seed is not None:
             seed.stop()

@@ -33,6 +33,8 @@ __all__ = [
     "Attach",
     "Attached",
     "Delta",
+    "Evict",
+    "Evicted",
     "FromSeed",
     "FromTrainer",
     "GatewayOpened",
@@ -48,16 +50,14 @@ __all__ = [
     "PublishEnd",
     "PublishOpened",
     "PublishSealed",
-    "PutOut",
     "Refusal",
     "Room",
     "Sample",
     "Stale",
     "State",
     "Taken",
-    "Wanted",
+    "VersionRef",
     "WentBack",
-    "WentOut",
 ]
 
 PROTOCOL: Final = 2
@@ -90,7 +90,7 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
     layout: bytes
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True):
+class VersionRef(msgspec.Struct, frozen=True, array_like=True):
     """A sealed version, by its root, or by its number in the history of the head."""
 
     root: Hash | None = None
@@ -105,7 +105,7 @@ class PublishBegin(msgspec.Struct, frozen=True, tag="begin"):
 
     step: U63
     number: U63
-    again: Wanted | None = None
+    again: VersionRef | None = None
 
 
 class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
@@ -164,7 +164,7 @@ class GoBack(msgspec.Struct, frozen=True, tag="back"):
     """Make this version the head again, in a new epoch, from what you keep."""
 
     number: U63
-    wanted: Wanted
+    wanted: VersionRef
 
 
 class WentBack(msgspec.Struct, frozen=True, tag="went"):
@@ -309,7 +309,7 @@ class Judged(msgspec.Struct, frozen=True, tag="judged"):
     record: list[dict[str, Any]]
 
 
-class PutOut(msgspec.Struct, frozen=True, tag="out"):
+class Evict(msgspec.Struct, frozen=True, tag="out"):
     """End the lease of `peer` (public key); `for_good`: and let it in no more. Or revoke the ticket of this id.
 
     `undo`: let it come in again.
@@ -321,7 +321,7 @@ class PutOut(msgspec.Struct, frozen=True, tag="out"):
     undo: bool = False
 
 
-class WentOut(msgspec.Struct, frozen=True, tag="gone"):
+class Evicted(msgspec.Struct, frozen=True, tag="gone"):
     """It is durable. `changed`: it was not so before. `peers`: whose leases ended."""
 
     changed: bool
@@ -349,7 +349,7 @@ FromTrainer = (
     | AskState
     | OpenGateway
     | Judge
-    | PutOut
+    | Evict
 )
 FromSeed = (
     Attached
@@ -362,6 +362,6 @@ FromSeed = (
     | State
     | GatewayOpened
     | Judged
-    | WentOut
+    | Evicted
     | Refusal
 )

@@ -20,8 +20,8 @@ from codec.pack import Packer, chunk_target, piece_target
 from codec.scan import scatter
 from codec.sign import Key
 from codec.staging import decode, encode
-from node.tools.delta_baselines import ANCHORS, Timed, seconds
-from node.tools.delta_baselines import measure as measure_anchor
+from node.tools.delta_baselines import BASELINES, Timed, seconds
+from node.tools.delta_baselines import measure as measure_baseline
 from scenarios.bench.codec_bounds import Bounds
 from scenarios.bench.codec_data import Part
 
@@ -137,7 +137,7 @@ def measure(
 
     `progress`: called with the elements done.
     """
-    found = Measurement(coders={name: Timed() for name in ("rice", "pco", *ANCHORS)})
+    found = Measurement(coders={name: Timed() for name in ("rice", "pco", *BASELINES)})
     wires = {name: _Wire(found, found.coders[name], expected_bytes, repeats) for name in ("rice", "pco")}
     copy = np.empty(8 * BLOCK_ELEMENTS, np.uint8)
     Manifest(_KEY.public, 0, 1, 0, _ROOT, _ROOT, _ROOT, (), 0, 0).seal(_KEY)  # loads the library of signatures
@@ -145,8 +145,8 @@ def measure(
     for part in parts:
         rice.warm_up(part.dtype)
         pco.warm_up(part.dtype)
-        for name in ANCHORS:
-            measure_anchor(name, part.old[:64], part.new[:64], part.dtype, Timed())
+        for name in BASELINES:
+            measure_baseline(name, part.old[:64], part.new[:64], part.dtype, Timed())
         held = held or _anonymous_bytes()  # after compilers and libraries are in
         for start in range(0, part.old.size, BLOCK_ELEMENTS):
             old, new = part.old[start : start + BLOCK_ELEMENTS], part.new[start : start + BLOCK_ELEMENTS]
@@ -160,8 +160,8 @@ def measure(
                     found.peak_bytes = max(found.peak_bytes, _anonymous_bytes() - held)
             found.changed += int(np.count_nonzero(old != new))
             block += 1
-        for name in ANCHORS:
-            measure_anchor(name, part.old, part.new, part.dtype, found.coders[name], repeats)
+        for name in BASELINES:
+            measure_baseline(name, part.old, part.new, part.dtype, found.coders[name], repeats)
         found.bounds.add(part.old, part.new, part.dtype)
         found.elements += part.old.size
         found.full_bytes += part.old.nbytes

@@ -30,7 +30,7 @@ from codec.chunk import CODER_RICE
 from node.engines.transformers import TransformersEngine
 from node.trainers.publish.encoding import Encoder
 from node.trainers.ranks.copies import SLOTS, Copies
-from node.trainers.ranks.ownership import Shares
+from node.trainers.ranks.ownership import Ownership
 from node.trainers.tensors.weights import Copier, check_names
 
 __all__ = ["LocalSwarm"]
@@ -45,7 +45,7 @@ class LocalSwarm:
         self.layout: Layout = self.checkpoint.layout
         check_names(self.layout, model)
         self.seed, self.node = Replica.from_checkpoint(self.checkpoint), Replica.from_checkpoint(self.checkpoint)
-        self.copies, self.shares = Copies.create(self.layout, 1), Shares.alone(self.layout)
+        self.copies, self.shares = Copies.create(self.layout, 1), Ownership.alone(self.layout)
         self._copier = Copier(self.layout, self.copies, self.shares, 0, self.seed.bits)
         self._encoder = Encoder(self.copies, self.shares, 0, 1, self.layout)
         self._key = Key(b"k" * 32)

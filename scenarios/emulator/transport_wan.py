@@ -8,8 +8,8 @@ and 4 MB that distributions allow. Rates are what the receiver's program got, wi
 
 | row | path | is |
 |---|---|---|
-| gigabit | 100 ms, 1 Gbit/s | as many connections as `Transport.ways` says: share of the link in the third second |
-| gigabit-one | the same | one connection |
+| gigabit | 100 ms, 1 Gbit/s | as many connections as `Transport.target_connections` says: share of the link in the
+third second | | gigabit-one | the same | one connection |
 | gigabit-stock | the same | py-libp2p as it comes |
 | loss | 200 ms, 200 Mbit/s, 1e-4 lost | share of the link |
 | loss-reno | the same | where the system lets nobody choose BBR |
@@ -47,8 +47,8 @@ class Row:
     mbit: float
     loss: float = 0.0
     kind: str = "ours"
-    ways: int | None = None
-    """Connections; None: as `Transport.ways` says."""
+    target_connections: int | None = None
+    """Connections; None: as `Transport.target_connections` says."""
     congestion: str | None = None
     """What our sockets get; None: what they choose."""
     seconds: float = 8.0
@@ -59,7 +59,7 @@ class Row:
 
 ROWS: Final[dict[str, Row]] = {
     "gigabit": Row(100, 1000),
-    "gigabit-one": Row(100, 1000, ways=1),
+    "gigabit-one": Row(100, 1000, target_connections=1),
     "gigabit-stock": Row(100, 1000, kind="stock"),
     "loss": Row(200, 200, 1e-4, seconds=15),
     "loss-reno": Row(200, 200, 1e-4, congestion="reno", seconds=15),
@@ -74,9 +74,13 @@ def measure(row: Row) -> dict[str, Any]:
     far = net.host("far", up_mbit=row.mbit, down_mbit=row.mbit)
     near = net.host("near", up_mbit=row.mbit, down_mbit=row.mbit, loss=row.loss)
     options = {
-        "kind": row.kind, "mbit": row.mbit, "ways": row.ways, "congestion": row.congestion, "seconds": row.seconds,
+        "kind": row.kind,
+        "mbit": row.mbit,
+        "ways": row.target_connections,
+        "congestion": row.congestion,
+        "seconds": row.seconds,
         "idle_s": row.idle_s,
-    }  # fmt: skip
+    }
     with net:
         server = _end(far, "serve", options)
         options["address"] = _line(server)["address"].replace("0.0.0.0", far.address)

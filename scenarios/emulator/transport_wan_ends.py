@@ -103,7 +103,7 @@ async def _push_ours(options: dict[str, Any]) -> None:
         await control.receive_some(1)
         report: dict[str, Any] = {"first_byte_s": time.monotonic() - start_s}
         await trio.sleep(1)  # until the round trip is known
-        report["ways"] = options["ways"] or transport.ways(_SERVER.public)
+        report["ways"] = options["ways"] or transport.target_connections(_SERVER.public)
         streams = [await transport.open_stream(_SERVER.public, Lane.BULK) for _ in range(report["ways"])]
         report["congestion"] = transport.congestion_control(_SERVER.public)
         if options["seconds"]:
@@ -202,7 +202,7 @@ async def _push_stock(options: dict[str, Any]) -> None:
         with trio.move_on_after(options["seconds"] + 1):
             while True:
                 await stream.write(piece)
-        _say(ways=1, opened_s=round(opened_s, 3))
+        _say(target_connections=1, opened_s=round(opened_s, 3))
         await trio.sleep_forever()
 
 

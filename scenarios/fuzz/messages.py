@@ -60,7 +60,7 @@ BUILD: Final[dict[type, Callable[[Scene], wire.Message]]] = {
     wire.Ping: lambda s: wire.Ping(7),
     wire.Pong: lambda s: wire.Pong(7),
     wire.Skip: lambda s: wire.Skip(s.stripe, 0, s.version, 0, 0),
-    wire.Wishes: lambda s: wire.Wishes(0, s.version + 1, 0, (0, 1)),
+    wire.LateChunkWants: lambda s: wire.LateChunkWants(0, s.version + 1, 0, (0, 1)),
     wire.Offer: lambda s: wire.Offer(0, s.version + 1, 0, 0),
     wire.Succession: lambda s: wire.Succession(seal_successor(_successor(s), s.authority)),
 }  # fmt: skip

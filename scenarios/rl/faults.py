@@ -35,7 +35,7 @@ import trio
 from node.ledger.settings import Settings
 from scenarios.harness.plot import drawing, png
 from scenarios.rl.faults_real import real
-from scenarios.rl.ledger_sim import Crew, Fault, Kind, Trainer, virtually
+from scenarios.rl.ledger_sim import Fault, Kind, LedgerSim, Trainer, virtually
 
 RATES: Final = (0.01, 0.05, 0.1, 0.2)
 FAULTS: Final[tuple[Fault, ...]] = ("killed", "stalled", "lying")
@@ -61,37 +61,37 @@ async def run(share: float, steps: int, nodes: int, groups: int, check: float, s
     struck: list[Any] = []
     kinds = cycle(FAULTS)
     async with trio.open_nursery() as nursery:
-        crew = Crew(nursery, Settings(check_share=check), seed)
-        await nursery.start(crew.service.run)
+        ledger_sim = LedgerSim(nursery, Settings(check_share=check), seed)
+        await nursery.start(ledger_sim.service.run)
         for _ in range(nodes):
-            await crew.hire(KIND)
-        trainer = Trainer(crew, groups, SAMPLES, train_s=TRAIN_S, max_tokens=2 * KIND.mean)
+            await ledger_sim.hire(KIND)
+        trainer = Trainer(ledger_sim, groups, SAMPLES, train_s=TRAIN_S, max_tokens=2 * KIND.mean)
 
         async def strike(member: Any, after_s: float, fault: Fault) -> None:
             await trio.sleep(after_s)
-            crew.strike(member, fault)
+            ledger_sim.strike(member, fault)
             struck.append(member)
             await trio.sleep(REPLACED_AFTER_S)
-            await crew.hire(KIND)
+            await ledger_sim.hire(KIND)
 
         times = []
         for number in range(WARM_UP + steps):
             if number == WARM_UP:
-                drawn, kept, taken = crew.drawn, crew.kept, trainer.taken_tokens
-            for member in [m for m in crew.members.values() if m.fault is None] if number >= WARM_UP else ():
+                drawn, kept, taken = ledger_sim.drawn, ledger_sim.kept, trainer.taken_tokens
+            for member in [m for m in ledger_sim.members.values() if m.fault is None] if number >= WARM_UP else ():
                 if chance.random() < share:
                     nursery.start_soon(strike, member, chance.uniform(0, expected_s), next(kinds))
             times.append(await trainer.step())
-        lost = (crew.drawn - drawn) - (trainer.taken_tokens - taken) - (crew.kept - kept)
-        report = crew.service.state()
+        lost = (ledger_sim.drawn - drawn) - (trainer.taken_tokens - taken) - (ledger_sim.kept - kept)
+        report = ledger_sim.service.state()
         result = {
             "share": share,
             "struck": len(struck),
             "steps_s": times[WARM_UP:],
             "mean_step_s": statistics.fmean(times[WARM_UP:]),
-            "drawn": crew.drawn - drawn,
+            "drawn": ledger_sim.drawn - drawn,
             "lost": lost,
-            "drawing": (drawing := sum(crew.drawing(member) for member in struck)),
+            "drawing": (drawing := sum(ledger_sim.drawing(member) for member in struck)),
             "at_stake": drawing + sum(member.delivered for member in struck),
             "trained_on": trainer.taken,
             "invented": trainer.invented,
@@ -100,7 +100,7 @@ async def run(share: float, steps: int, nodes: int, groups: int, check: float, s
             "useful": report["generating"],
         }
         nursery.cancel_scope.cancel()
-    crew.book.close()
+    ledger_sim.book.close()
     return result
 
 

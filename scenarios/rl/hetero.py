@@ -30,7 +30,7 @@ import trio
 
 from codec.errors import UsageError
 from node.ledger.settings import Settings
-from scenarios.rl.ledger_sim import Crew, Kind, Trainer, virtually
+from scenarios.rl.ledger_sim import Kind, LedgerSim, Trainer, virtually
 
 RATIOS: Final = (2.0, 8.0)
 SLOW: Final = Kind(tokens_s=20.0)
@@ -42,14 +42,14 @@ PUBLISHED_GAIN: Final = 0.35
 """The larger of SparrowRL's two, of two to one; nodes that are less unequal cannot gain so much."""
 
 
-async def crew_rate(kinds: Sequence[Kind], groups: int, steps: int) -> tuple[float, float]:
+async def ledger_sim_rate(kinds: Sequence[Kind], groups: int, steps: int) -> tuple[float, float]:
     """(tokens a second that this crew makes for a trainer, seconds of a step), under the virtual clock."""
     async with trio.open_nursery() as nursery:
-        crew = Crew(nursery, Settings(check_share=0.0))
-        await nursery.start(crew.service.run)
+        ledger_sim = LedgerSim(nursery, Settings(check_share=0.0))
+        await nursery.start(ledger_sim.service.run)
         for kind in kinds:
-            await crew.hire(kind)
-        trainer = Trainer(crew, groups, SAMPLES, train_s=TRAIN_S, max_tokens=2 * SLOW.mean)
+            await ledger_sim.hire(kind)
+        trainer = Trainer(ledger_sim, groups, SAMPLES, train_s=TRAIN_S, max_tokens=2 * SLOW.mean)
         for _ in range(WARM_UP):
             await trainer.step()
         tokens, began = trainer.taken_tokens, trio.current_time()
@@ -58,7 +58,7 @@ async def crew_rate(kinds: Sequence[Kind], groups: int, steps: int) -> tuple[flo
         seconds = trio.current_time() - began
         made = trainer.taken_tokens - tokens
         nursery.cancel_scope.cancel()
-    crew.book.close()
+    ledger_sim.book.close()
     return made / seconds, seconds / steps
 
 
@@ -69,7 +69,7 @@ def virtual_row(ratio: float, nodes: int, steps: int) -> dict[str, Any]:
     """Two batches of every node in a step, so that a slow node's samples are done before they are too old."""
 
     def rate(kinds: Sequence[Kind], share: int) -> tuple[float, float]:
-        made, step_s = virtually(crew_rate, kinds, share, steps)
+        made, step_s = virtually(ledger_sim_rate, kinds, share, steps)
         print(f"{ratio:.0f}:1, {len(kinds)} of {nodes} nodes: {made:.0f} tokens/s", file=sys.stderr)
         return made, step_s
 

@@ -28,7 +28,7 @@ from node.member.worker import NodeWorker, Pace
 from scenarios.sim.virtual.engine import LOGPROB, STOP, ModelledEngine, nothing
 from scenarios.sim.virtual.trio_time import one_order
 
-__all__ = ["Crew", "Engine", "Fault", "Kind", "Member", "Trainer", "virtually"]
+__all__ = ["Engine", "Fault", "Kind", "LedgerSim", "Member", "Trainer", "virtually"]
 
 Fault = Literal["killed", "stalled", "lying"]
 INVENTED: Final = -3.0
@@ -60,7 +60,15 @@ class Engine(ModelledEngine):
 
     def __init__(self, kind: Kind, version: Version, root: bytes) -> None:
         super().__init__(
-            kind.tokens_s, kind.mean, kind.spread, kind.stage_s, kind.pause_s, root, version, carries=True, scores=True
+            kind.tokens_s,
+            kind.mean,
+            kind.spread,
+            kind.stage_s,
+            kind.pause_s,
+            root,
+            version,
+            preemptible=True,
+            scores=True,
         )
 
     @property
@@ -116,7 +124,7 @@ class Member:
     delivered: int = 0
 
 
-class Crew:
+class LedgerSim:
     """Everything of one run. Versions' roots are made up: nobody transfers weights here."""
 
     def __init__(self, nursery: trio.Nursery, settings: Settings, seed: int = 0) -> None:
@@ -232,7 +240,7 @@ class Trainer:
 
     def __init__(
         self,
-        crew: Crew,
+        ledger_sim: LedgerSim,
         groups: int,
         n: int,
         *,
@@ -242,9 +250,9 @@ class Trainer:
         seal_s: float = 0.0,
         paced: bool = True,
     ) -> None:
-        self.crew, self._groups, self._train_s, self._seal_s = crew, groups, train_s, seal_s
+        self.ledger_sim, self._groups, self._train_s, self._seal_s = ledger_sim, groups, train_s, seal_s
         sampling = SamplingParams(max_tokens, stop_tokens=(STOP,))
-        self.session: Session = crew.service.open("run", n, sampling, max_lag, paced=paced)
+        self.session: Session = ledger_sim.service.open("run", n, sampling, max_lag, paced=paced)
         self._had: bytes | None = None
         """The group that it got last, and has not said that it has."""
         self._offered_at: dict[bytes, tuple[float, int]] = {}
@@ -275,13 +283,13 @@ class Trainer:
         await trio.sleep(self._train_s)
         self.steps += 1
         if self._seal_s:
-            self.crew.seal_after(self._seal_s)
+            self.ledger_sim.seal_after(self._seal_s)
         else:
-            await self.crew.seal()
+            await self.ledger_sim.seal()
         return trio.current_time() - began
 
     def _exchange(self, wanted: int) -> int:
-        service, session = self.crew.service, self.session
+        service, session = self.ledger_sim.service, self.session
         taken = 0
         while (session.groups or self._had) and taken < wanted:
             if self._had is not None:
@@ -291,12 +299,12 @@ class Trainer:
             group = session.groups.popleft()
             self._had = group.id
             oldest = min(done.oldest for done in group.done.values())
-            self.worst_lag = max(self.worst_lag, self.crew.head.version - oldest[1])
+            self.worst_lag = max(self.worst_lag, self.ledger_sim.head.version - oldest[1])
             at, step = self._offered_at.pop(group.id)
             self.waits_s.append(trio.current_time() - at)
             self.waits_steps.append(self.steps - step)
             self.taken_tokens += sum(len(done.rollout.token_ids) // 4 for done in group.done.values())
-            self.invented += sum(self.crew.members[done.node].engine.lies for done in group.done.values())
+            self.invented += sum(self.ledger_sim.members[done.node].engine.lies for done in group.done.values())
             self.taken += group.n
             taken += 1
         while self._offered < session.allowed:

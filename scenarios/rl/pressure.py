@@ -27,7 +27,7 @@ from typing import Any, Final
 import trio
 
 from node.ledger.settings import Settings
-from scenarios.rl.ledger_sim import Crew, Kind, Trainer, virtually
+from scenarios.rl.ledger_sim import Kind, LedgerSim, Trainer, virtually
 from scenarios.rl.pressure_real import real
 
 KIND: Final = Kind(rows=16, mean=400)
@@ -51,23 +51,23 @@ async def run(
     draw_s = sequence_s * max(1.0, groups * SAMPLES / at_once)
     train_s = draw_s / trainer
     async with trio.open_nursery() as nursery:
-        crew = Crew(nursery, Settings(check_share=0.0))
-        await nursery.start(crew.service.run)
+        ledger_sim = LedgerSim(nursery, Settings(check_share=0.0))
+        await nursery.start(ledger_sim.service.run)
         for _ in range(nodes):
-            await crew.hire(KIND)
-        taker = Trainer(
-            crew, groups, SAMPLES, train_s=train_s, max_tokens=2 * KIND.mean, max_lag=max_lag,
+            await ledger_sim.hire(KIND)
+        training_loop = Trainer(
+            ledger_sim, groups, SAMPLES, train_s=train_s, max_tokens=2 * KIND.mean, max_lag=max_lag,
             seal_s=SEAL_S if gathers == "before" else 0.0, paced=pace,
         )  # fmt: skip
         for _ in range(WARM_UP):
-            await taker.step()
-        drawn, tokens = crew.drawn, taker.taken_tokens
-        before, began = crew.service.state(), trio.current_time()
+            await training_loop.step()
+        drawn, tokens = ledger_sim.drawn, training_loop.taken_tokens
+        before, began = ledger_sim.service.state(), trio.current_time()
         for _ in range(steps):
-            await taker.step()
-        after, seconds = crew.service.state(), trio.current_time() - began
+            await training_loop.step()
+        after, seconds = ledger_sim.service.state(), trio.current_time() - began
         nursery.cancel_scope.cancel()
-    crew.book.close()
+    ledger_sim.book.close()
     unused, used = (after[name] - before[name] for name in ("samples_unused", "samples_used"))
     return {
         "trainer": trainer,
@@ -75,14 +75,14 @@ async def run(
         "gathers": gathers,
         "max_lag": max_lag,
         "groups": groups,
-        "drawn_by_used": (crew.drawn - drawn) / (taker.taken_tokens - tokens),
+        "drawn_by_used": (ledger_sim.drawn - drawn) / (training_loop.taken_tokens - tokens),
         "unused_by_used": unused / used,
         "useful": after["useful"],
         "generating": after["generating"],
         "step_ratio": seconds / steps / max(draw_s, train_s),
-        "worst_lag": taker.worst_lag,
-        "longest_wait_steps": max(taker.waits_steps[-steps * groups // 2 :]),
-        "longest_wait_s": max(taker.waits_s[-steps * groups // 2 :]),
+        "worst_lag": training_loop.worst_lag,
+        "longest_wait_steps": max(training_loop.waits_steps[-steps * groups // 2 :]),
+        "longest_wait_s": max(training_loop.waits_s[-steps * groups // 2 :]),
     }
 
 

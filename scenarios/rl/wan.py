@@ -69,7 +69,9 @@ def run_of(options: argparse.Namespace, compute: Compute, model: str, payload: s
     run = compute.run(model, payload=payload, synchronous=synchronous)
     if options.spread is not None and not 0 <= options.spread < 1:
         raise UsageError("--spread lies between 0 and 1: a half is from half to one and a half of the mean.")
-    return replace(run, joins=not options.batches, spread=run.spread if options.spread is None else options.spread)
+    return replace(
+        run, continuous_batching=not options.batches, spread=run.spread if options.spread is None else options.spread
+    )
 
 
 def wan_of(compute: Compute, gbit: float | None, regions: int, congestion: str) -> Wan:

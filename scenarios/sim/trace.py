@@ -72,12 +72,12 @@ class _Watch:
         before, self._busy_s = self._busy_s, self._busy()
         self.used.append((self._busy_s - before) / LOOK_S)
         id_ = self._begun.published.id
-        dealt = self._world.authority.core.state.chunks.version(id_)
-        assert dealt is not None
+        assigned = self._world.authority.core.state.chunks.version(id_)
+        assert assigned is not None
         for node in self._waiting:
             version = node.core.state.chunks.version(id_)
             if version is not None and version.manifest is not None:
-                late = {dealt.chunks[seq].stripe for seq in version.missing()}
+                late = {assigned.chunks[seq].stripe for seq in version.missing()}
                 for stripe in set(range(self._world.tuning.stripes)) - late:
                     self.whole_at.setdefault((node.number, stripe), self._world.now)
         self._waiting = [node for node in self._waiting if id_ not in node.held_at and node.alive]

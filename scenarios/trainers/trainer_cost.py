@@ -17,7 +17,7 @@ from codec.layout import BLOCK_ELEMENTS
 from node.trainers.connection.seedlink import ask_state
 from node.trainers.publish.encoding import Encoder
 from node.trainers.ranks.copies import Copies
-from node.trainers.ranks.ownership import Part, Shares
+from node.trainers.ranks.ownership import Ownership, Part
 from scenarios.harness.processes import swarm_on
 
 __all__ = ["cost", "scaling"]
@@ -141,7 +141,7 @@ def scaling(tensors: int, blocks: int, tries: int) -> dict[str, Any]:
         copies.tensor(0, spec)[:] = words.view(np.uint8)
     for rank in range(2):
         copies.tell(0, rank, 1, np.arange(len(layout.tensors)))
-    Encoder(copies, Shares.alone(layout), 0, 1, layout).await_ready()  # kernels are compiled before anybody is timed
+    Encoder(copies, Ownership.alone(layout), 0, 1, layout).await_ready()  # kernels are compiled before anybody is timed
     replica.encode_block(0, copies.block(0, 0))
     times: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(tries):
@@ -155,7 +155,7 @@ def _encode(layout: Layout, replica: Replica, copies: Copies, world: int) -> flo
     """Seconds from when all ranks are ready until the last has encoded its share."""
     rows = layout.tensors[0].shape[0]
     cut = [Part(0, rank * rows // world, (rank + 1) * rows // world - rank * rows // world) for rank in range(world)]
-    shares = Shares(layout, [{spec.name: part for spec in layout.tensors} for part in cut])
+    shares = Ownership(layout, [{spec.name: part for spec in layout.tensors} for part in cut])
     context = multiprocessing.get_context("fork")
     start = context.Barrier(world)
     ended: Any = context.SimpleQueue()

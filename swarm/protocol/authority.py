@@ -84,8 +84,8 @@ from swarm.protocol.membership.roster import AUTHORITY
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.state import State
 from swarm.protocol.topology.replanning import Scheme
-from swarm.protocol.transfer.assignment import Dealer
-from swarm.protocol.transfer.bootstrap_limiter import Takers
+from swarm.protocol.transfer.assignment import Assigner
+from swarm.protocol.transfer.bootstrap_limiter import BootstrapLimiter
 from swarm.protocol.transfer.egress import Egress
 from swarm.protocol.transfer.serving import key_of, serve_chunk, serve_manifest
 
@@ -131,10 +131,12 @@ class Authority:
         self.state = State.new(key, key.public, tuning, rng)
         self.state.latest_boot, self.state.succession = latest_boot, succession
         self.state.uplink.bytes_s = lambda: up_mbit * 125_000  # in no roster stands what it is
-        self.egress = self.state.exchange.purse = egress or Egress()
+        self.egress = self.state.exchange.egress_budget = egress or Egress()
         self._sizes = sizes
-        whole_copies = tuning.takers if egress is None or egress.copies is None else int(egress.copies)
-        self._takers = Takers(min(tuning.takers, whole_copies), tuning.request_deadline_s)
+        whole_copies = tuning.bootstrap_members if egress is None or egress.copies is None else int(egress.copies)
+        self._bootstrap_limiter = BootstrapLimiter(
+            min(tuning.bootstrap_members, whole_copies), tuning.request_deadline_s
+        )
         self.boot = boot
         self._clock = clock
         # Serials of this boot lie above all that any earlier one can have given, released ones too.
@@ -149,7 +151,7 @@ class Authority:
         self.state.exchange.entitled = lambda stripe, peer: (
             self.state.roster is None or self.scheme.is_head(stripe, peer)
         )
-        self.dealer = Dealer(self.state.exchange, self.state.chunks, self.scheme.is_head)
+        self.assigner = Assigner(self.state.exchange, self.state.chunks, self.scheme.is_head)
         self._beat_serial = 0
         self._next_beat = now
         self.superseded = False
@@ -207,7 +209,7 @@ class Authority:
     def apply(self, event: Event, now: float) -> list[Effect]:
         if not self.superseded and type(event) in self._on:
             self._on[type(event)](event, now)
-            self.dealer.deal(now, self.state.effects)
+            self.assigner.assign(now, self.state.effects)
         return self.state.take_effects()
 
     @property
@@ -267,8 +269,8 @@ class Authority:
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
         self.state.sessions.down(event.peer, event.dial_failed, now)
-        self.state.gifts.lost(event.peer)
-        self._takers.done(event.peer)
+        self.state.uploads.lost(event.peer)
+        self._bootstrap_limiter.done(event.peer)
         self.state.exchange.detached(event.peer, None, self.state.effects)
         if not event.dial_failed:
             self.egress.gone(event.peer)
@@ -351,7 +353,7 @@ class Authority:
             enrolment.saving = report.saving
             self.scheme.stale = True
         if report.catching_up >= 1:
-            self._takers.done(report.peer)
+            self._bootstrap_limiter.done(report.peer)
         if report.catching_up >= 1 and not enrolment.held_once:
             enrolment.held_once = True
             self.scheme.stale = True
@@ -418,11 +420,11 @@ class Authority:
             self.state.chunks.versions[VersionId(chunk.key.epoch, chunk.key.version)].fill(chunk)
             self.egress.made(chunk.key, chunk.header_bytes + sum(chunk.sizes))
             self.scheme.opened()
-            self.dealer.add(chunk)
+            self.assigner.add(chunk)
 
     def _want(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
         """Of somebody who catches up and finds nobody else who has it."""
-        turn = not isinstance(want, WantBlock) or self._takers.admits(session.peer, now)
+        turn = not isinstance(want, WantBlock) or self._bootstrap_limiter.admits(session.peer, now)
         turn = turn and not self.state.succession  # it will be asked for again, in the new swarm
         if not turn or not self.egress.take_of_model(self._sizes(want)):
             self.state.send(session.peer, Lacks(want.request))
@@ -441,7 +443,7 @@ class Authority:
     def _local_abandon(self, event: LocalAbandon, now: float) -> None:
         """An attempt will not be sealed: none of it is dealt, assigned or charged any more, and the plan may move."""
         state, id_ = self.state, event.version
-        self.dealer.forget((id_.epoch, id_.version, event.attempt))
+        self.assigner.forget((id_.epoch, id_.version, event.attempt))
         version = state.chunks.version(id_)
         if version is not None and version.attempt == event.attempt:
             state.chunks.drop(id_)
@@ -455,7 +457,7 @@ class Authority:
         id_ = VersionId(manifest.epoch, manifest.version)
         state.chunks.manifest(manifest, event.manifest, now, state.effects)
         state.settle(id_, manifest, event.manifest)
-        self.dealer.prune()
+        self.assigner.prune()
         self.scheme.sealed(now)
         for peer in state.children():
             state.send(peer, ManifestNews(event.manifest))

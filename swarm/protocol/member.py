@@ -53,6 +53,7 @@ from swarm.protocol.core.wire import (
     Join,
     Lacks,
     LacksChunk,
+    LateChunkWants,
     ManifestNews,
     Offer,
     Ping,
@@ -69,7 +70,6 @@ from swarm.protocol.core.wire import (
     WantManifest,
     WantRoster,
     Welcome,
-    Wishes,
     Work,
 )
 from swarm.protocol.membership.greeting import give_roster
@@ -77,12 +77,12 @@ from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.membership import Membership
 from swarm.protocol.membership.roster import AUTHORITY
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
-from swarm.protocol.membership.succession import Follower
+from swarm.protocol.membership.succession import SuccessionRelay
 from swarm.protocol.state import State
 from swarm.protocol.transfer.catchup import Catchup, Phase
 from swarm.protocol.transfer.chunks import Chunk
 from swarm.protocol.transfer.links import Links
-from swarm.protocol.transfer.load_shedding import Relief
+from swarm.protocol.transfer.load_shedding import LoadShedding
 from swarm.protocol.transfer.offers import Offers
 from swarm.protocol.transfer.pull import Pulls
 from swarm.protocol.transfer.serving import key_of, serve_chunk, serve_manifest
@@ -121,17 +121,19 @@ class Peer:
         self.state.latest_boot = latest_boot
         self.pulls = Pulls(tuning)
         exchange = self.state.exchange
-        self.relief = Relief(tuning, self._near, exchange.parent, self.state.chunks.dealt)
+        self.load_shedding = LoadShedding(tuning, self._near, exchange.parent, self.state.chunks.assigned)
         self.offers = Offers(self.state)
         self.membership = Membership(self.state, join, authority)
         exchange.entitled = self._entitled
         self._gone: dict[bytes, float] = {}
         """Whose sessions ended, and when, until they are back."""
         self.catchup = Catchup(self.state, self._sources)
-        self.progress = Progress(self.state, self.pulls, self.relief, relay_only=join.relay_only, repair=self._repair)
+        self.progress = Progress(
+            self.state, self.pulls, self.load_shedding, relay_only=join.relay_only, repair=self._repair
+        )
         self._relay_only = join.relay_only
         self.links = Links(self.state)
-        self.follower = Follower(self.state)
+        self.succession_relay = SuccessionRelay(self.state)
         if layout_hash is not None:
             self.catchup.has_layout(layout_hash)
         if held is not None:
@@ -167,8 +169,8 @@ class Peer:
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
             Credit: self._credit,
             WantChunk: self._want_chunk,
-            Wishes: lambda s, m, now: self.offers.heard(s.peer, m, now),
-            Offer: lambda s, m, now: self.relief.offered(s.peer, key_of(m), now, self.state.effects),
+            LateChunkWants: lambda s, m, now: self.offers.heard(s.peer, m, now),
+            Offer: lambda s, m, now: self.load_shedding.offered(s.peer, key_of(m), now, self.state.effects),
             LacksChunk: self._lacks_chunk,
             Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
             Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
@@ -218,9 +220,9 @@ class Peer:
         if event.dial_failed and event.peer == self.state.swarm:
             self.state.notify("unreachable", why=event.why)
         self.pulls.lost(event.peer)
-        self.relief.lost(event.peer)
+        self.load_shedding.lost(event.peer)
         self.offers.lost(event.peer)
-        self.state.gifts.lost(event.peer)
+        self.state.uploads.lost(event.peer)
         self.membership.lost(event.peer, session, now)
         self.catchup.lost(event.peer, now)
         if session is not None and session.slot is not None:
@@ -272,7 +274,7 @@ class Peer:
             if session.peer == self.state.swarm:
                 self.membership.refused(message.code, message.why, now)
         elif isinstance(message, Succession):
-            self.follower.heard(session.peer, message)
+            self.succession_relay.heard(session.peer, message)
         elif not session.ready:
             raise PeerError(f"{type(message).__name__}: before hello")
         elif type(message) in self._says:
@@ -379,10 +381,10 @@ class Peer:
 
     def _lacks_chunk(self, session: Session, message: LacksChunk, now: float) -> None:
         self.pulls.lacks(session.peer, key_of(message))
-        self.relief.lacks(session.peer, key_of(message), self.state.effects)
+        self.load_shedding.lacks(session.peer, key_of(message), self.state.effects)
 
     def _relieved(self, chunk: Chunk) -> bool:
-        return chunk.key in self.relief
+        return chunk.key in self.load_shedding
 
     def _near(self) -> list[bytes]:
         """Whom to tell what comes late: neighbours of our region, or where those are few all; never the authority."""
@@ -403,11 +405,11 @@ class Peer:
         self.state.sent(event, now)
         if event.pull:
             self.offers.look(now)
-            self.state.exchange.serve_guests(now, self.state.effects)
+            self.state.exchange.serve_late_joiners(now, self.state.effects)
 
     def _want_chunk(self, session: Session, message: WantChunk, now: float) -> None:
         offered = self.offers.taken(session.peer, key_of(message))
-        if offered or self.state.exchange.has_time(now) or not self.state.guests.has(session.peer):
+        if offered or self.state.exchange.has_time(now) or not self.state.late_joiners.has(session.peer):
             serve_chunk(self.state, session.peer, message, now)
 
     def _want_blob(self, session: Session, message: WantBlob, now: float) -> None:
@@ -431,14 +433,14 @@ class Peer:
     def _tick(self, event: Timer, now: float) -> None:
         state = self.state
         if event.name == "relief":
-            self.relief.due(now, state.effects)
+            self.load_shedding.due(now, state.effects)
             return
         state.sessions.expire_mute(now, state.effects)
         state.exchange.tick(now, state.effects)
         self.membership.renewals.catching_up = self.caught_up
         for peer in self.membership.tick(now, self.pulls.asked()):
             self.pulls.lost(peer)
-            self.relief.lost(peer)
+            self.load_shedding.lost(peer)
         if state.grant is not None:
             self._measure(now)
             waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]

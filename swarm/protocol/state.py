@@ -18,8 +18,8 @@ from swarm.protocol.membership.rosterbook import RosterBook
 from swarm.protocol.membership.session import Sessions
 from swarm.protocol.transfer.chunks import Chunks
 from swarm.protocol.transfer.exchange import Exchange
-from swarm.protocol.transfer.late_joiners import Guests
-from swarm.protocol.transfer.pull import Gifts
+from swarm.protocol.transfer.late_joiners import LateJoiners
+from swarm.protocol.transfer.pull import Uploads
 
 __all__ = ["State"]
 
@@ -36,8 +36,8 @@ class State:
     chunks: Chunks
     uplink: Uplink
     exchange: Exchange
-    guests: Guests
-    gifts: Gifts
+    late_joiners: LateJoiners
+    uploads: Uploads
     sessions: Sessions
     leases: Leases
     rosters: RosterBook
@@ -67,11 +67,11 @@ class State:
             me = rosters.roster.member_of(key.public) if rosters.roster is not None else None
             return me.up_mbit * 125_000 if me is not None else 0.0
 
-        guests = Guests(sessions, leases)
-        uplink = Uplink(up_bytes_s, careful=lambda: guests.early)
-        exchange = Exchange(chunks, tuning, sessions.rtt_s, uplink, guests)
+        late_joiners = LateJoiners(sessions, leases)
+        uplink = Uplink(up_bytes_s, careful=lambda: late_joiners.early)
+        exchange = Exchange(chunks, tuning, sessions.rtt_s, uplink, late_joiners)
         return cls(
-            key, swarm, tuning, rng, chunks, uplink, exchange, guests, Gifts(tuning), sessions, leases, rosters,
+            key, swarm, tuning, rng, chunks, uplink, exchange, late_joiners, Uploads(tuning), sessions, leases, rosters,
         )  # fmt: skip
 
     @property
@@ -98,7 +98,7 @@ class State:
     def sent(self, event: SendDone, now: float) -> None:
         """A header or piece has left for a peer."""
         if event.pull:
-            self.gifts.sent(event.peer, event.key)
+            self.uploads.sent(event.peer, event.key)
         elif event.stripe is not None:
             self.exchange.sent(event.peer, event.stripe, event.key, event.index, now, self.effects)
 
@@ -121,7 +121,7 @@ class State:
         """We hold this version now. Chunks of the last `retain_versions` stay for others; older ones go."""
         self.held, self.manifest, self.sealed_manifest = id_, manifest, sealed
         self.floor = max(self.floor, id_)
-        self.guests.settled(id_)
+        self.late_joiners.settled(id_)
         self.manifests[id_] = sealed
         for old in sorted(self.manifests)[: -self.tuning.retain_versions]:
             del self.manifests[old]

@@ -29,7 +29,7 @@ from swarm.runtime.sessions.inbound import header_stored
 from swarm.runtime.threads import RunSync, in_thread
 from swarm.store import Seal, Store, StoredChunk
 
-__all__ = ["Attempt", "Seed", "genesis"]
+__all__ = ["Attempt", "SeedPublisher", "genesis"]
 
 _ATTEMPTS: Final = "attempts/{}.{}"
 _BLOCKS_AT_A_TIME: Final = 16
@@ -76,7 +76,7 @@ def genesis(
     return seal
 
 
-class Seed:
+class SeedPublisher:
     """What `node.coordinator.publisher` asks of the swarm. One attempt is open at a time; calls come one after
     another."""
 

@@ -15,7 +15,7 @@ import trio
 from codec.errors import SwarmError
 from swarm.guard import Source, guarded
 
-__all__ = ["Accept", "Lane", "PeerKey", "Stream", "Traffic", "Transport", "Unreachable", "Way", "attend"]
+__all__ = ["Accept", "Lane", "PathKind", "PeerKey", "Stream", "Traffic", "Transport", "Unreachable", "attend"]
 
 PeerKey = bytes
 """A peer's raw Ed25519 public key, 32 bytes."""
@@ -32,7 +32,7 @@ class Lane(Enum):
     BULK = "bulk"
 
 
-class Way(Enum):
+class PathKind(Enum):
     """How a peer is reached."""
 
     DIALED = "direct"
@@ -120,7 +120,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def way(self, peer: PeerKey) -> Way | None:
+    def path_kind(self, peer: PeerKey) -> PathKind | None:
         """How the peer is reached; None when it is not connected."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class Transport(ABC):
         again included. None where nobody counts them."""
         return None
 
-    def ways(self, peer: PeerKey) -> int:
+    def target_connections(self, peer: PeerKey) -> int:
         """How many bulk streams at once fill the path to `peer`; each gets a connection of its own. 1 on short paths.
 
         Depends on the measured round trip, so ask when there is something to send. More streams than this are allowed

@@ -36,7 +36,8 @@ __all__ = ["Host", "build_host", "security"]
 
 MAX_CONNECTIONS: Final = 4096
 MAX_CONNECTIONS_A_PEER: Final = 12
-"""Eight for bulk at most (`parallel.WAYS`), one for control, and some to spare while old ones go. Each costs memory."""
+"""Eight for bulk at most (`parallel.TARGET_CONNECTIONS`), one for control, and some to spare while old ones go. Each
+costs memory."""
 NEGOTIATION_S: Final = 10.0
 """For the two ends of a stream to agree on what it carries."""
 

@@ -5,16 +5,16 @@ from typing import Final
 
 import trio
 
-from swarm.transport.base import Lane, Stream, Way
+from swarm.transport.base import Lane, PathKind, Stream
 from swarm.transport.connection.multistream import HEADER, encode
 from swarm.transport.connection.muxer import MuxedConnection
 from swarm.transport.yamux import Connection, YamuxStream
 
-__all__ = ["LANE_OF", "PROTOCOL_OF", "WAYS_ID", "Edge", "LaneStream", "StreamChannel"]
+__all__ = ["LANE_OF", "PROTOCOL_OF", "TARGET_CONNECTIONS_ID", "Edge", "LaneStream", "StreamChannel"]
 
 PROTOCOL_OF: Final = {Lane.CONTROL: "/swarm-node/control/1", Lane.BULK: "/swarm-node/bulk/1"}
 LANE_OF: Final = {protocol: lane for lane, protocol in PROTOCOL_OF.items()}
-WAYS_ID: Final = "/swarm-node/ways/1"
+TARGET_CONNECTIONS_ID: Final = "/swarm-node/ways/1"
 """Asks the end that dialed to have so many bulk connections (one byte); it answers how many there are (one byte)."""
 
 
@@ -120,15 +120,15 @@ class Edge:
         return [connection for connection in self._lanes if not connection.is_closed]
 
     @property
-    def way(self) -> Way | None:
+    def path_kind(self) -> PathKind | None:
         """The best of those that live: who would go through a relay as long as there is anything else?"""
-        ways = {connection.way for connection in self.connections}
-        return next((way for way in Way if way in ways), None)
+        target_connections = {connection.path_kind for connection in self.connections}
+        return next((path_kind for path_kind in PathKind if path_kind in target_connections), None)
 
     @property
     def round_trip_s(self) -> float:
         """The shortest ever, of any connection that lives; 0 while it is not known."""
-        shortest_s = min((each.yamux.way_s for each in self.connections), default=math.inf)
+        shortest_s = min((each.yamux.path_kind_s for each in self.connections), default=math.inf)
         return 0.0 if math.isinf(shortest_s) else shortest_s
 
     def idle(self, now_s: float, idle_s: float) -> list[MuxedConnection]:

@@ -24,10 +24,10 @@ from codec.errors import PeerError
 from codec.sign import Key
 from swarm.guard import Source, guarded
 from swarm.protocol.core.reach import is_circuit
-from swarm.transport.base import Accept, Lane, PeerKey, Traffic, Transport, Unreachable, Way, attend
+from swarm.transport.base import Accept, Lane, PathKind, PeerKey, Traffic, Transport, Unreachable, attend
 from swarm.transport.connection.admission import Admission, AdmissionRules, Arrival
 from swarm.transport.connection.gate import Gate, GateRules
-from swarm.transport.connection.migrating_connection import Path
+from swarm.transport.connection.migrating_connection import MigratingConnection
 from swarm.transport.connection.multistream import answer
 from swarm.transport.connection.muxer import MuxedConnection, MuxedStream
 from swarm.transport.connection.tcp import TcpTransport, bind, checked_announcements, descriptors, multiaddr_text
@@ -35,13 +35,13 @@ from swarm.transport.connection.upgrade import Upgrader
 from swarm.transport.dialer import Dialer, DialRules
 from swarm.transport.host import MAX_CONNECTIONS_A_PEER, NEGOTIATION_S, Host, build_host, security
 from swarm.transport.identity import peer_id, peer_key
-from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, WAYS_ID, Edge, LaneStream, StreamChannel
+from swarm.transport.lanes import LANE_OF, PROTOCOL_OF, TARGET_CONNECTIONS_ID, Edge, LaneStream, StreamChannel
 from swarm.transport.nat.circuit import HOP_ID, STOP_ID
 from swarm.transport.nat.punch import PUNCH_ID, Puncher
 from swarm.transport.nat.relay import Relay, RelayRules
-from swarm.transport.nat.relayed_links import CONTINUE_ID, Legs
-from swarm.transport.nat.reservations import Places
-from swarm.transport.parallel import DEFAULT_MBIT, WAYS, socket_window_bytes, ways
+from swarm.transport.nat.relayed_links import CONTINUE_ID, RelayedLinks
+from swarm.transport.nat.reservations import Reservations
+from swarm.transport.parallel import CONNECTION_COUNTS, DEFAULT_MBIT, socket_window_bytes, target_connections
 from swarm.transport.probe import answers_as
 from swarm.transport.tuning import BBR
 from swarm.transport.yamux import Limits, PeerBudgets, YamuxStream
@@ -108,8 +108,8 @@ class Libp2pTransport(Transport):
         self.nursery: trio.Nursery | None = None
         """While `serve` runs: what belongs to connections."""
         self.tcp: TcpTransport | None = None
-        self.legs = Legs(self)
-        self.places = Places(self, via)
+        self.relayed_links = RelayedLinks(self)
+        self.reservations = Reservations(self, via)
         self.puncher = Puncher(self)
         self.relay: Relay | None = None
         if relay_for is not None:
@@ -119,11 +119,11 @@ class Libp2pTransport(Transport):
         rules = admission_rules or AdmissionRules()
         rules = replace(rules, pending=min(rules.pending, descriptors() // 4))
         self._admission = Admission(rules, self._gate.is_home)
-        self._arriving: dict[Path, Arrival] = {}  # circuits whose peer is not known yet
+        self._arriving: dict[MigratingConnection, Arrival] = {}  # circuits whose peer is not known yet
         self._serves: dict[str, Callable[[MuxedConnection, YamuxStream], Awaitable[None]]] = {
-            WAYS_ID: self._on_ways,
-            STOP_ID: lambda connection, stream: self.legs.on_stop(connection.peer, stream),
-            CONTINUE_ID: self.legs.on_continue,
+            TARGET_CONNECTIONS_ID: self._on_target_connections,
+            STOP_ID: lambda connection, stream: self.relayed_links.on_stop(connection.peer, stream),
+            CONTINUE_ID: self.relayed_links.on_continue,
             PUNCH_ID: self.puncher.follow,
         }
         if self.relay is not None:
@@ -142,7 +142,7 @@ class Libp2pTransport(Transport):
                 self.host = self._build_host(tcp, list(listeners))
                 async with self.host.run(listen_addrs=[Multiaddr(address) for address in listeners]):
                     task_status.started(list(listeners))
-                    nursery.start_soon(self.places.keep)
+                    nursery.start_soon(self.reservations.keep)
                     nursery.start_soon(self._watch_strangers)
                     await self._sweep()
         finally:
@@ -245,7 +245,7 @@ class Libp2pTransport(Transport):
         if self.host is None:
             raise Unreachable("not serving")
         if is_circuit(address):
-            return await self.legs.dial(peer, address)
+            return await self.relayed_links.dial(peer, address)
         conn = await self.host.get_network().dial_addr(Multiaddr(address), self.id_of(peer))
         assert isinstance(conn, SwarmConn)
         assert isinstance(conn.muxed_conn, MuxedConnection)
@@ -255,9 +255,9 @@ class Libp2pTransport(Transport):
         await trio.lowlevel.checkpoint()
         return self.host is not None and await answers_as(self.host, self.id_of(peer), address)
 
-    def way(self, peer: PeerKey) -> Way | None:
+    def path_kind(self, peer: PeerKey) -> PathKind | None:
         edge = self._edges.get(peer)
-        return edge.way if edge else None
+        return edge.path_kind if edge else None
 
     async def _sweep(self) -> None:
         """Close what lies idle, and whose lease is over, for ever."""
@@ -294,7 +294,7 @@ class Libp2pTransport(Transport):
     def remote_address(self, peer: PeerKey) -> str | None:
         for connection in self._connections(peer):
             if connection.path is not None:
-                return connection.path.leg.seen_at
+                return connection.path.link.seen_at
             address = connection.get_remote_address()
             if address:
                 return multiaddr_text(address)
@@ -312,12 +312,15 @@ class Libp2pTransport(Transport):
 
     # Streams.
 
-    def ways(self, peer: PeerKey) -> int:
+    def target_connections(self, peer: PeerKey) -> int:
         edge = self._edges.get(peer)
-        if edge is None or edge.way in (Way.CIRCUIT, Way.PUNCHED):  # each further one would cost its relay a circuit
+        if edge is None or edge.path_kind in (
+            PathKind.CIRCUIT,
+            PathKind.PUNCHED,
+        ):  # each further one would cost its relay a circuit
             return 1
         by_bandwidth = self.congestion_control(peer) == BBR.decode()
-        return ways(edge.round_trip_s, self._window_bytes, self._up_mbit, by_bandwidth)
+        return target_connections(edge.round_trip_s, self._window_bytes, self._up_mbit, by_bandwidth)
 
     async def open_stream(self, peer: PeerKey, lane: Lane) -> LaneStream:
         await trio.lowlevel.checkpoint()
@@ -350,7 +353,9 @@ class Libp2pTransport(Transport):
         """Have a bulk connection that is free, unless there are as many as the path is worth."""
         edge = self._edges[peer]
         bulk = edge.live(Lane.BULK)
-        if any(not each.yamux.stream_count for each in bulk) or len(bulk) + edge.dialing >= self.ways(peer):
+        if any(not each.yamux.stream_count for each in bulk) or len(bulk) + edge.dialing >= self.target_connections(
+            peer
+        ):
             return
         edge.dialing += 1
         try:
@@ -370,7 +375,7 @@ class Libp2pTransport(Transport):
             return
         try:
             with trio.fail_after(self._rules.address_s):
-                async with await self.open_on(connection, WAYS_ID) as stream:
+                async with await self.open_on(connection, TARGET_CONNECTIONS_ID) as stream:
                     await stream.send_all(bytes([count]))
                     await stream.receive_some(1)
         except (trio.BrokenResourceError, trio.TooSlowError) as error:
@@ -381,7 +386,7 @@ class Libp2pTransport(Transport):
         async with stream:
             await self.relay.serve(connection.peer, stream, connection.yamux.lift_allowance)
 
-    async def take_inbound(self, path: Path, source: str) -> None:
+    async def take_inbound(self, path: MigratingConnection, source: str) -> None:
         """Serve a connection that came by a relay (`source`: as admission counts it) until it ends."""
         tcp = self.tcp
         if tcp is None or tcp.handler is None or (arrival := await tcp.reception.turn(source)) is None:
@@ -397,13 +402,13 @@ class Libp2pTransport(Transport):
                 tcp.reception.over(arrival)
                 await path.close()
 
-    async def _on_ways(self, connection: MuxedConnection, stream: YamuxStream) -> None:
+    async def _on_target_connections(self, connection: MuxedConnection, stream: YamuxStream) -> None:
         """The other end of `_ask_for`."""
         peer = connection.peer
         async with stream:
             with trio.fail_after(NEGOTIATION_S):
                 asked = await stream.receive_some(1)
-            wanted = min(asked[0], WAYS[-1]) if asked else 0
+            wanted = min(asked[0], CONNECTION_COUNTS[-1]) if asked else 0
             for _ in range(wanted):  # so many dials at most: the peer may close each connection as soon as it stands
                 edge, addresses = self._edges.get(peer), self._addresses.get(peer)
                 if not edge or not addresses:  # never dialed, or its last connection closed meanwhile

@@ -19,7 +19,7 @@ import trio
 
 from codec.sign import Key
 from swarm.protocol.core.reach import circuit, is_circuit, relay_of
-from swarm.transport.base import Accept, Lane, PeerKey, Stream, Traffic, Transport, Unreachable, Way, attend
+from swarm.transport.base import Accept, Lane, PathKind, PeerKey, Stream, Traffic, Transport, Unreachable, attend
 
 __all__ = ["Link", "MemoryNetwork", "MemoryStream", "MemoryTransport"]
 
@@ -146,14 +146,14 @@ class MemoryNetwork:
         self._dialed.add((a, b))
         (self._circuits.add if through_relay else self._circuits.discard)(pair)
 
-    def way(self, a: PeerKey, b: PeerKey) -> Way | None:
+    def path_kind(self, a: PeerKey, b: PeerKey) -> PathKind | None:
         """How `a` reaches `b`."""
         pair = frozenset((a, b))
         if pair not in self._streams:
             return None
         if pair in self._circuits:
-            return Way.CIRCUIT
-        return Way.DIALED if (a, b) in self._dialed else Way.ACCEPTED
+            return PathKind.CIRCUIT
+        return PathKind.DIALED if (a, b) in self._dialed else PathKind.ACCEPTED
 
     def part(self, a: PeerKey, b: PeerKey) -> None:
         self._break(frozenset((a, b)))
@@ -380,12 +380,12 @@ class MemoryTransport(Transport):
     async def probe(self, peer: PeerKey, address: str) -> bool:
         await self._round_trip(peer)
         found = self.network.find(self.key, peer, address) is not None
-        if found and self.way(peer) is Way.CIRCUIT and not is_circuit(address):
+        if found and self.path_kind(peer) is PathKind.CIRCUIT and not is_circuit(address):
             self.network.join(self.key, peer)
         return found
 
-    def way(self, peer: PeerKey) -> Way | None:
-        return self.network.way(self.key, peer)
+    def path_kind(self, peer: PeerKey) -> PathKind | None:
+        return self.network.path_kind(self.key, peer)
 
     async def open_stream(self, peer: PeerKey, lane: Lane) -> MemoryStream:
         await trio.lowlevel.checkpoint()

@@ -11,9 +11,9 @@ import math
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DEFAULT_MBIT", "WAYS", "socket_window_bytes", "ways"]
+__all__ = ["CONNECTION_COUNTS", "DEFAULT_MBIT", "socket_window_bytes", "target_connections"]
 
-WAYS: Final = (1, 2, 4, 8)
+CONNECTION_COUNTS: Final = (1, 2, 4, 8)
 _SHORT_S: Final = 0.02
 """Below this round trip, one: losses mend quickly, and a connection costs CPU time."""
 DEFAULT_MBIT: Final = 1000.0
@@ -22,7 +22,7 @@ _DEFAULT_BUFFER_BYTES: Final = 6_291_456
 _SYSCTLS: Final = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
 
 
-def ways(round_trip_s: float, window_bytes: int, mbit: float, by_bandwidth: bool) -> int:
+def target_connections(round_trip_s: float, window_bytes: int, mbit: float, by_bandwidth: bool) -> int:
     """Enough connections of `window_bytes` each for `mbit` at this round trip; one while that is 0 (not known).
 
     `by_bandwidth`: they are paced by measured bandwidth (BBR), so that neither loss nor idleness slows them.
@@ -30,9 +30,9 @@ def ways(round_trip_s: float, window_bytes: int, mbit: float, by_bandwidth: bool
     if round_trip_s < _SHORT_S:
         return 1
     if not by_bandwidth:
-        return WAYS[-1]
+        return CONNECTION_COUNTS[-1]
     wanted = math.ceil(mbit * 1e6 / 8 * round_trip_s / window_bytes)
-    return next((each for each in WAYS if each >= wanted), WAYS[-1])
+    return next((each for each in CONNECTION_COUNTS if each >= wanted), CONNECTION_COUNTS[-1])
 
 
 def socket_window_bytes() -> int:

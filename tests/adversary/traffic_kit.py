@@ -25,6 +25,7 @@ from swarm.protocol.core.wire import (
     Hello,
     Join,
     LacksChunk,
+    LateChunkWants,
     ManifestNews,
     Message,
     Offer,
@@ -37,7 +38,6 @@ from swarm.protocol.core.wire import (
     WantChunk,
     WantManifest,
     WantRoster,
-    Wishes,
     Work,
     pack_frame,
 )
@@ -126,8 +126,12 @@ def odd_messages(member: Member) -> Blocks:
     """Messages that are not for the one who gets them, or make no sense, but break no rule of form."""
     news = HeartbeatNews(member.heartbeat)
     block = packed(
-        news, Wishes(0, 1, 0, tuple(range(24))), Offer(0, 1, 0, 0), Hello(member.sealed_grant, 0, 0, 0, 0), member.join,
-    )  # fmt: skip
+        news,
+        LateChunkWants(0, 1, 0, tuple(range(24))),
+        Offer(0, 1, 0, 0),
+        Hello(member.sealed_grant, 0, 0, 0, 0),
+        member.join,
+    )
     while True:
         yield block * 32
 

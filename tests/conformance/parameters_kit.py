@@ -76,7 +76,7 @@ class LocalEngine:
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
         self.version, self.root = (0, 0), ROOT
-        self.ready, self.carries, self.joins, self.scores = True, True, False, True
+        self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
         self.abilities, self.kind = engine.abilities, engine.kind
         self.drawn = 0
         """Tokens, of all samples."""

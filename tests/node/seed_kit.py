@@ -16,7 +16,7 @@ from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec, open_header
 from codec.chunk import CODER_RICE, verify_piece
 from codec.errors import UsageError
 from node.coordinator.publisher import Attempt
-from node.coordinator.trainer_server import Desk
+from node.coordinator.trainer_server import TrainerServer
 from node.ledger.book import Book
 from node.ledger.messages import (
     Cannot,
@@ -38,7 +38,7 @@ from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.trainers.connection.seedlink import SOCKET_NAME
-from node.trainers.messages import PutOut, WentOut
+from node.trainers.messages import Evict, Evicted
 from swarm.store import Seal
 
 LAYOUT = Layout(
@@ -65,7 +65,7 @@ def random_replica(layout: Layout = LAYOUT, seed: int = 0) -> Replica:
 
 
 class FakeSeed:
-    """Everything that `node.coordinator.publisher.Seed` asks for; `receiver` is what the nodes have."""
+    """Everything that `node.coordinator.publisher.VersionSink` asks for; `receiver` is what the nodes have."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -152,8 +152,8 @@ class FakeSeed:
         self.on_abandoned()
         self.staged, self.chunks = [], []
 
-    async def put_out(self, asked: PutOut) -> WentOut:
-        return WentOut(False, [])  # nobody is here
+    async def put_out(self, asked: Evict) -> Evicted:
+        return Evicted(False, [])  # nobody is here
 
     def state(self) -> dict[str, Any]:
         return {"nodes": [{"held": list(self.head)}, {"held": [0, 0]}, {"held": None}]}
@@ -221,12 +221,14 @@ class RunningSeed:
         self.node.service = self.service
         self.seed.on_sealed = self.service.sealed
         self.seed.on_begun, self.seed.on_abandoned = self.service.begun, self.service.abandoned
-        desk = Desk(self.seed, lambda: self.seed.head, self.service, lambda: self.seed.files)
+        trainer_server = TrainerServer(self.seed, lambda: self.seed.head, self.service, lambda: self.seed.files)
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.service.run)
-                await nursery.start(lambda task_status: desk.run(self.home / SOCKET_NAME, task_status=task_status))
+                await nursery.start(
+                    lambda task_status: trainer_server.run(self.home / SOCKET_NAME, task_status=task_status)
+                )
                 self._ready.set()
                 while True:
                     self.node.ask()

@@ -7,7 +7,7 @@ import pytest
 
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.layout import Layout, TensorSpec
-from node.coordinator.coordinator import _Seat
+from node.coordinator.coordinator import Coordinator
 from node.settings.config import SeedConfig
 
 LAYOUT = Layout((TensorSpec("w", "BF16", (8_190_735_360,)),))
@@ -18,10 +18,10 @@ def coder(config: SeedConfig, ups: list[float] | None, changed: int | None, down
     roster = None if ups is None else SimpleNamespace(members=[SimpleNamespace(up_mbit=up) for up in ups])
     manifest = None if changed is None else SimpleNamespace(changed=changed)
     core = SimpleNamespace(state=SimpleNamespace(roster=roster, manifest=manifest), down_mbits=downs)
-    seat = _Seat.__new__(_Seat)
-    seat.core, seat._config = core, config
-    seat._seed = SimpleNamespace(replica=SimpleNamespace(layout=LAYOUT))
-    return seat.coder()
+    coordinator = Coordinator.__new__(Coordinator)
+    coordinator.core, coordinator._config = core, config
+    coordinator._seed = SimpleNamespace(replica=SimpleNamespace(layout=LAYOUT))
+    return coordinator.coder()
 
 
 @pytest.mark.parametrize(

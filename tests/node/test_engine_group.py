@@ -19,7 +19,7 @@ class Fake:
     def __init__(self, name: str, version: int = 0, commit_s: float = 0.0) -> None:
         self.name, self.commit_s = name, commit_s
         self.version, self.root = (0, version), bytes([version]) * 32
-        self.carries, self.joins, self.scores = True, False, False
+        self.preemptible, self.continuous_batching, self.scores = True, False, False
         self.restarts = self.reloads = 0
         self.up = trio.Event()
         self.up.set()

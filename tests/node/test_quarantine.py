@@ -21,7 +21,7 @@ def test_a_node_is_put_aside_shown_and_released(tmp_path: Path, capsys: pytest.C
         aside = said(key, "--why", "a test")
         assert aside["changed"]
         assert [entry["what"] for entry in aside["record"]] == ["quarantined"]
-        assert [sentence["why"] for sentence in said()["quarantine"].values()] == ["a test"]
+        assert [penalty["why"] for penalty in said()["quarantine"].values()] == ["a test"]
         assert not said(key)["changed"], "it is there already"
         free = said(key, "--release")
         assert (free["changed"], free["quarantine"]) == (True, {})

@@ -11,7 +11,7 @@ from work_kit import SAMPLING, TOKENS, Swarm, collect, gid, head, root
 from node.engines.base import Completion, SamplingParams, Span
 from node.engines.host import Commitment
 from node.ledger.messages import Reason, Renew, Timesheet, decode, pack_tokens
-from node.member.time_accounting import Hours
+from node.member.time_accounting import TimeAccounting
 
 
 class CarryingEngine:
@@ -20,7 +20,7 @@ class CarryingEngine:
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
         self.version, self.root = (0, 0), root(0)
-        self.ready, self.carries, self.joins, self.scores = True, True, False, True
+        self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
         self.running = 0
         self.cancelled = 0
         self.frozen = False
@@ -229,22 +229,22 @@ async def test_every_second_is_accounted_for(tmp_path, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-def test_hours_add_up():
+def test_time_accounting_add_up():
     now = [0.0]
-    hours = Hours(lambda: now[0])
+    time_accounting = TimeAccounting(lambda: now[0])
     for state, seconds in (("generate", 3.0), ("wait_work", 2.0), ("generate", 1.0), ("commit", 0.5)):
-        hours.enter(state)
+        time_accounting.enter(state)
         now[0] += seconds
-    assert hours.seconds == {"generate": 4.0, "wait_work": 2.0, "wait_version": 0.0, "commit": 0.5}
-    assert hours.state == "commit"
-    hours.enter("generate")
+    assert time_accounting.seconds == {"generate": 4.0, "wait_work": 2.0, "wait_version": 0.0, "commit": 0.5}
+    assert time_accounting.state == "commit"
+    time_accounting.enter("generate")
     now[0] += 1.0
-    hours.correct(0.25)
-    assert hours.seconds == {"generate": 4.75, "wait_work": 2.0, "wait_version": 0.0, "commit": 0.75}
-    assert hours.state == "generate"
-    hours.correct(100.0)
-    assert hours.seconds["generate"] == 0.0
-    assert sum(hours.seconds.values()) == 7.5
+    time_accounting.correct(0.25)
+    assert time_accounting.seconds == {"generate": 4.75, "wait_work": 2.0, "wait_version": 0.0, "commit": 0.75}
+    assert time_accounting.state == "generate"
+    time_accounting.correct(100.0)
+    assert time_accounting.seconds["generate"] == 0.0
+    assert sum(time_accounting.seconds.values()) == 7.5
 
 
 async def test_an_engine_that_cannot_carry_finishes_first_and_begins_nothing_meanwhile(tmp_path, autojump_clock):

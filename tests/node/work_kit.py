@@ -48,7 +48,7 @@ class TimedEngine:
         self.fail_next = False
         self.committed: list[tuple[int, int]] = []
         self.stage_s = 0.5
-        self.carries, self.joins, self.scores = False, False, True
+        self.preemptible, self.continuous_batching, self.scores = False, False, True
         self.scored = lambda token_ids: (-1.0,) * len(token_ids)
 
     @property

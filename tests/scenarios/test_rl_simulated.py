@@ -191,7 +191,7 @@ def test_status_says_the_share_of_useful_time_that_the_engines_count(small: Path
 def test_where_lengths_differ_no_place_is_empty_if_each_sequence_is_drawn_by_itself(small: Path) -> None:
     run = replace(Compute(small).run("tiny", grain=1), spread=0.5)
     apart = train(run, Wan(None), steps=2, warm=2)
-    batches = train(replace(run, joins=False), Wan(None), steps=2, warm=2)
+    batches = train(replace(run, continuous_batching=False), Wan(None), steps=2, warm=2)
     assert apart.tokens_s / (1 - apart.wasted) > 0.98 * run.ideal_tokens_s
     assert batches.tokens_s / (1 - batches.wasted) < 0.9 * run.ideal_tokens_s
 

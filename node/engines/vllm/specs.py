@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from node.settings.config import JoinConfig
 
-__all__ = ["Seat", "seats_of"]
+__all__ = ["VllmSpec", "specs_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class VllmSpec:
     """One vLLM. `socket`: that the node serves its driver. `url`: of its OpenAI endpoint."""
 
     socket: Path
@@ -22,14 +22,14 @@ class Seat:
     url: str
 
 
-def seats_of(config: "JoinConfig") -> list[Seat]:
+def specs_of(config: "JoinConfig") -> list[VllmSpec]:
     """One for each URL, or for each engine to start."""
     if config.engine_url:
-        return [_seat(config, i, ["--url", url], url) for i, url in enumerate(config.engine_url)]
+        return [_spec(config, i, ["--url", url], url) for i, url in enumerate(config.engine_url)]
     return [_started(config, i) for i in range(config.engines)]
 
 
-def _started(config: "JoinConfig", i: int) -> Seat:
+def _started(config: "JoinConfig", i: int) -> VllmSpec:
     port = config.engine_port + i if config.engine_port else _free_port()
     flags = ["--vllm-python", str(config.vllm_python or sys.executable), "--port", str(port), "--tp", str(config.tp)]
     flags += ["--log", str(config.home / f"vllm{_suffix(i)}.log")]
@@ -37,14 +37,14 @@ def _started(config: "JoinConfig", i: int) -> Seat:
         flags += ["--threads", str(max(1, config.threads // config.engines))]
     if config.engines > 1:  # of all GPUs, its own
         flags += ["--first-gpu", str(i * config.tp)]
-    return _seat(config, i, flags, f"http://127.0.0.1:{port}", config.vllm_arg)
+    return _spec(config, i, flags, f"http://127.0.0.1:{port}", config.vllm_arg)
 
 
-def _seat(config: "JoinConfig", i: int, flags: list[str], url: str, more: tuple[str, ...] = ()) -> Seat:
+def _spec(config: "JoinConfig", i: int, flags: list[str], url: str, more: tuple[str, ...] = ()) -> VllmSpec:
     name = f"engine{_suffix(i)}"
     path = config.home / f"{name}.sock"
     command = [sys.executable, "-m", "node.engines.vllm.worker", "--socket", str(path), "--policy", config.running]
-    return Seat(path, (*command, *flags, "--", *more), config.home / f"{name}.log", url)
+    return VllmSpec(path, (*command, *flags, "--", *more), config.home / f"{name}.log", url)
 
 
 def _suffix(i: int) -> str:

@@ -64,7 +64,14 @@ class VllmWorker(Worker):
             threading.Thread(target=run, name=name, daemon=True).start()
         abilities, kind = _abilities(self._where)
         self._channel.send(
-            Ready(os.getpid(), carries=True, scores=True, joins=True, abilities=tuple(sorted(abilities)), kind=kind)
+            Ready(
+                os.getpid(),
+                preemptible=True,
+                scores=True,
+                continuous_batching=True,
+                abilities=tuple(sorted(abilities)),
+                kind=kind,
+            )
         )
         self._work_off(self._tasks)
 

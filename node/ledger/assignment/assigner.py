@@ -9,13 +9,13 @@ from node.ledger.assignment.fair_share import duration_s, finishable, sample_s, 
 from node.ledger.assignment.leases import LeaseTable, remember
 from node.ledger.assignment.pool import Pool
 from node.ledger.assignment.use import Use
-from node.ledger.assignment.version_timing import Average, Timetable
+from node.ledger.assignment.version_timing import Average, VersionTiming
 from node.ledger.messages import Reason
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head, Lease, Node
 from node.ledger.trust.judge import lag_reason
 
-__all__ = ["MOST_LEASES", "Dealer"]
+__all__ = ["MOST_LEASES", "Assigner"]
 
 MOST_LEASES: Final = 256
 """Of one request at once, at 15 microseconds each; a node that has room for more gets the next in the next turn."""
@@ -43,7 +43,7 @@ class _Hand:
 
     def __post_init__(self) -> None:
         self.whole = min(self.node.capacity, self.count + self.node.outstanding)
-        self.trial = self.node.pulse.stalled
+        self.trial = self.node.liveness.stalled
 
     @property
     def empty(self) -> bool:
@@ -70,7 +70,7 @@ class _Hand:
             self.limits[lag] -= samples
 
 
-class Dealer:
+class Assigner:
     """Moves samples of `pool` from free to leased, and leases into `table`. `nodes`, `members`: the ledger's own."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Dealer:
         uses: Mapping[str, Use],
     ) -> None:
         self.settings = settings
-        self.timetable = Timetable()
+        self.version_timing = VersionTiming()
         self.length = Average()
         """Tokens of a sample, lately."""
         self._pool = pool
@@ -94,7 +94,7 @@ class Dealer:
         self._homes: OrderedDict[bytes, bytes] = OrderedDict()
         """affinity -> the node that has its prefix"""
 
-    def deal(self, node: Node, head: Head, lag: int, capacity: int, now: float) -> tuple[list[Lease], Reason]:
+    def assign(self, node: Node, head: Head, lag: int, capacity: int, now: float) -> tuple[list[Lease], Reason]:
         """Leases for `node`, which has room for `capacity` sequences; and, where there are none, why. `lag`: the most
         that any work allows.
 
@@ -160,7 +160,7 @@ class Dealer:
         assert node.version is not None
         if node.version == head.name:
             return False
-        return self.timetable.usable_s(node.version, head.name, group.max_lag, now) < sample_s(
+        return self.version_timing.usable_s(node.version, head.name, group.max_lag, now) < sample_s(
             node, self._tokens(group)
         )
 
@@ -168,9 +168,9 @@ class Dealer:
         """How many samples like those of `group` the node's version allows it to take."""
         version = node.version
         assert version is not None
-        if version == head.name and not self.timetable.late_for_next(node.key, group.max_lag):
+        if version == head.name and not self.version_timing.late_for_next(node.key, group.max_lag):
             return capacity
-        usable_s = self.timetable.usable_s(version, head.name, group.max_lag, now)
+        usable_s = self.version_timing.usable_s(version, head.name, group.max_lag, now)
         found = finishable(node, usable_s, self._tokens(group))
         idle = version == head.name and not node.outstanding  # there is none newer that it could wait for
         return max(found, 1) if idle else found
@@ -195,7 +195,7 @@ class Dealer:
         """How long until it may begin: until its engine should hold the head, where what it holds is too old."""
         if node.version is None or lag_reason(node.version, head, lag) is not Reason.TOO_OLD:
             return 0.0
-        return self.timetable.arrival_s(node.key, head.name, now) or 0.0
+        return self.version_timing.arrival_s(node.key, head.name, now) or 0.0
 
     def _kept_for_another(self, group: Group, node: bytes, now: float) -> bool:
         """Another node has this session's prefix in its cache, room for it, and may ask any moment."""
@@ -208,7 +208,7 @@ class Dealer:
     def _lease(self, node: Node, head: Head, group: Group, samples: tuple[int, ...], now: float) -> Lease:
         if not node.outstanding:
             node.busy_since, node.busy_tokens = now, 0
-            node.pulse.begin(now)
+            node.liveness.begin(now)
         node.outstanding += len(samples)
         lease = Lease(
             id=self._table.next_id,

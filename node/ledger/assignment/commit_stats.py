@@ -7,13 +7,13 @@ from typing import Any, Final
 from node.engines.base import Version
 from node.ledger.messages import Timesheet
 
-__all__ = ["Takings"]
+__all__ = ["CommitStats"]
 
 KEPT: Final = 256
 """Versions remembered."""
 
 
-class Takings:
+class CommitStats:
     """Fed with timesheets, which overlap; read by `status`."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from node.ledger.settings import Settings
 
-__all__ = ["Lost", "Pulse"]
+__all__ = ["Liveness", "Lost"]
 
 Lost = Literal["silent", "stalled"]
 SPEAKS_EVERY_S: Final = 5.0
@@ -28,7 +28,7 @@ WORD_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class Pulse:
+class Liveness:
     """Times are the ledger's clock, s."""
 
     heard: float = float("-inf")

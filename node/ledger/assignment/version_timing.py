@@ -6,7 +6,7 @@ from typing import Final
 
 from node.engines.base import Version
 
-__all__ = ["Average", "Timetable"]
+__all__ = ["Average", "VersionTiming"]
 
 WEIGHT: Final = 0.3
 """Of the newest observation: steps of one training run are alike, and a change is known after about three."""
@@ -24,7 +24,7 @@ class Average:
 
 
 @dataclass(slots=True)
-class Timetable:
+class VersionTiming:
     """Fed with seals and with the versions that nodes ask at. Times are the caller's clock, s."""
 
     interval: Average = field(default_factory=Average)

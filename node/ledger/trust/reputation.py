@@ -8,7 +8,7 @@ from typing import Final
 from node.ledger.messages import Reason
 from node.ledger.settings import Settings
 
-__all__ = ["BLAMED", "Conduct", "Sentence"]
+__all__ = ["BLAMED", "Penalty", "Reputation"]
 
 BLAMED: Final = frozenset(
     {
@@ -25,7 +25,7 @@ BLAMED: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence:
+class Penalty:
     """Why a node is in quarantine, and until when by the ledger's clock (None: until somebody releases it)."""
 
     why: str
@@ -33,14 +33,14 @@ class Sentence:
 
 
 @dataclass(slots=True)
-class Conduct:
+class Reputation:
     """One node's record."""
 
     judged: deque[Reason | None] = field(default_factory=deque)
     """What became of its last results; None: accepted."""
     leases: deque[bool] = field(default_factory=deque)
     """Of its last leases, whether they ran out with nothing to show."""
-    sentence: Sentence | None = None
+    penalty: Penalty | None = None
     times: int = 0
     """Quarantines so far, those that are over included."""
     checked: int = 0

@@ -12,10 +12,10 @@ from node.ipc.channel import Channel, close_fds
 from node.trainers.connection.seedlink import dial, expect, speaking
 from node.trainers.messages import PROTOCOL, Attach, Attached
 
-__all__ = ["Link", "Seat"]
+__all__ = ["Link", "RankInfo"]
 
 
-class Seat:
+class RankInfo:
     """Which rank of which trainer this process is: `session` (16 bytes) is the same on all of them."""
 
     def __init__(self, home: Path, session: bytes, rank: int = 0, world: int = 1) -> None:
@@ -33,13 +33,13 @@ class Link:
     Pages of the replica that nobody here reads cost this process nothing.
     """
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, rank_info: RankInfo) -> None:
         """Raises `SwarmDown`, `SwarmTimeout`, `UsageError`."""
         with speaking("this trainer attached"):
-            self.channel: Channel = dial(seat.home)
+            self.channel: Channel = dial(rank_info.home)
             with contextlib.ExitStack() as undo:
                 undo.callback(self.channel.close)
-                self.channel.send(Attach(PROTOCOL, seat.session, seat.rank, seat.world))
+                self.channel.send(Attach(PROTOCOL, rank_info.session, rank_info.rank, rank_info.world))
                 attached, (replica_fd, hashes_fd) = expect(self.channel, Attached)
                 undo.callback(close_fds, [replica_fd])
                 try:

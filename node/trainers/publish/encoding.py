@@ -13,7 +13,7 @@ from codec.bits import DTYPES
 from codec.rice import warm_up
 from node.trainers.errors import SwarmTimeout
 from node.trainers.ranks.copies import LOOK_S, Copies
-from node.trainers.ranks.ownership import Shares
+from node.trainers.ranks.ownership import Ownership
 from node.trainers.ranks.peers import have, named
 
 __all__ = ["COPIED_WITHIN_S", "Encoder", "not_published"]
@@ -29,9 +29,9 @@ Found = tuple[BlockDelta, int]
 class Encoder:
     """One rank's encoders. `blocks`: those that it encodes, ascending."""
 
-    def __init__(self, copies: Copies, shares: Shares, rank: int, threads: int, layout: Layout) -> None:
-        self._copies, self._shares = copies, shares
-        self.blocks = shares.blocks_of(rank)
+    def __init__(self, copies: Copies, ownership: Ownership, rank: int, threads: int, layout: Layout) -> None:
+        self._copies, self._ownership = copies, ownership
+        self.blocks = ownership.blocks_of(rank)
         self._ahead = 2 * threads
         self._pool = ThreadPoolExecutor(threads, "swarm-encode")
         self._warm = self._pool.submit(_load_kernels, sorted({spec.dtype for spec in layout.tensors}))
@@ -93,14 +93,14 @@ class Encoder:
         still_wanted: Callable[[Sequence[int]], None],
         what: str,
     ) -> None:
-        ranks = self._shares.touching(block)
+        ranks = self._ownership.touching(block)
         look_at = time.monotonic() + LOOK_EVERY_S
         while not self._copies.written(slot, publish, ranks, tensor):
             now = time.monotonic()
             if now >= look_at:
                 late = self._copies.unwritten(slot, publish, ranks, tensor)
                 if now >= deadline and late:
-                    raise SwarmTimeout(not_published(late, self._shares.world, what))
+                    raise SwarmTimeout(not_published(late, self._ownership.world, what))
                 still_wanted(late)
                 look_at = now + LOOK_EVERY_S
             time.sleep(LOOK_S)

@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass, field
 
 from codec.errors import SwarmError
-from node.trainers.messages import Wanted
+from node.trainers.messages import VersionRef
 from node.trainers.publish.publication import Publication
 
 __all__ = ["Entry", "Return"]
@@ -17,7 +17,7 @@ class Entry:
     number: int
     publication: Publication
     slot: int
-    again: Wanted | None = None
+    again: VersionRef | None = None
     copied_at: float = 0.0
     begun: bool = False
     written: threading.Event = field(default_factory=threading.Event)
@@ -36,7 +36,7 @@ class Return:
     """A way back to an older version, in its turn."""
 
     number: int
-    wanted: Wanted
+    wanted: VersionRef
     done: threading.Event = field(default_factory=threading.Event)
     error: SwarmError | None = None
     what: str = "the way back"

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from codec.errors import SwarmError
 from node.ipc.channel import ChannelTimeout, process_named
-from node.trainers.connection.link import Link, Seat
+from node.trainers.connection.link import Link, RankInfo
 from node.trainers.connection.patience import Wait, log, saying
 from node.trainers.connection.seedlink import SeedProcess, expect, speaking
 from node.trainers.connection.seedwatch import SeedWatch
@@ -30,7 +30,7 @@ from node.trainers.messages import (
     PublishEnd,
     PublishOpened,
     PublishSealed,
-    Wanted,
+    VersionRef,
     WentBack,
 )
 from node.trainers.publish import encoding
@@ -39,7 +39,7 @@ from node.trainers.publish.encoding import Encoder, not_published
 from node.trainers.publish.entries import Entry, Return
 from node.trainers.publish.publication import Holders, Publication
 from node.trainers.ranks.copies import BUSY, DOWN, LOOK_S, SLOTS, Copies, Decision
-from node.trainers.ranks.ownership import Shares
+from node.trainers.ranks.ownership import Ownership
 from node.trainers.ranks.peers import Peers, have, named
 from node.trainers.ranks.together import Together
 from node.trainers.tensors.weights import Copier
@@ -71,10 +71,10 @@ class PublishLine:
 
     def __init__(
         self,
-        seat: Seat,
+        rank_info: RankInfo,
         link: Link,
         copies: Copies,
-        shares: Shares,
+        ownership: Ownership,
         threads: int,
         holders: Callable[[Publication, float], Holders],
         peers: Peers | None = None,
@@ -83,16 +83,18 @@ class PublishLine:
         """`threads`: encoders of this rank. `holders`: the nodes that hold a publication, or an error when the seed has
         not said it in so many seconds. `peers`: the processes of all ranks. `seed`: started by this process."""
         self.layout = link.replica.layout
-        self._seat, self._link, self._copies = seat, link, copies
-        self._ranks, self._watch = Together(seat, copies, peers or Peers()), SeedWatch(seat.home, seed)
+        self._rank_info, self._link, self._copies = rank_info, link, copies
+        self._ranks, self._watch = Together(rank_info, copies, peers or Peers()), SeedWatch(rank_info.home, seed)
         self._cause: Callable[[], str] = lambda: "nothing"  # what the line's thread waits for, when somebody asks
         self._heard: list[Any] = []
         """What the seed has said of a publish that is not ours yet: at most one."""
         self._failed = 0
         """The newest publish that failed here: the seed may still say that it is open."""
         self._holders = holders
-        self._copier = Copier(self.layout, copies, shares, seat.rank, lambda name: self._link.replica.bits(name))
-        self._encoder = Encoder(copies, shares, seat.rank, threads, self.layout)
+        self._copier = Copier(
+            self.layout, copies, ownership, rank_info.rank, lambda name: self._link.replica.bits(name)
+        )
+        self._encoder = Encoder(copies, ownership, rank_info.rank, threads, self.layout)
         self._number = 0
         self._spare = set(range(SLOTS))
         self._line: deque[Entry | Return] = deque()
@@ -117,7 +119,7 @@ class PublishLine:
     # ------------------------------------------------------------ the trainer's thread
 
     def publish(
-        self, source: Any, step: int, on_busy: OnBusy, timeout_s: float, again: Wanted | None = None
+        self, source: Any, step: int, on_busy: OnBusy, timeout_s: float, again: VersionRef | None = None
     ) -> Publication:
         """Copy `source`; see `Swarm.publish`. `again`: its bits are those of this sealed version."""
         self._check_open()
@@ -132,14 +134,14 @@ class PublishLine:
             self._copier.fill(slot, entry.number, source, entry.written.set)
         except BaseException:
             entry.told = True
-            self._copies.finish(slot, self._seat.rank, entry.number, failed=True)
+            self._copies.finish(slot, self._rank_info.rank, entry.number, failed=True)
             entry.written.set()
             raise
         entry.copied_at = time.perf_counter()
         publication.seconds |= {"wait": waited - started, "copy": entry.copied_at - waited}
         return publication
 
-    def go_back(self, wanted: Wanted, timeout_s: float) -> None:
+    def go_back(self, wanted: VersionRef, timeout_s: float) -> None:
         """Make a sealed version the head again, after what is on its way. Raises what the seed says, `SwarmTimeout`."""
         self._check_open()
         self._number += 1
@@ -172,7 +174,7 @@ class PublishLine:
     def waits_for(self) -> str:
         """What the oldest publish that is not sealed waits for: "rank 1 of 2, which has not published step 3"."""
         if (away_s := self._watch.away_s) is not None:
-            return f"the seed of {self._seat.home}, which ended {away_s:.0f} s ago, to be started again"
+            return f"the seed of {self._rank_info.home}, which ended {away_s:.0f} s ago, to be started again"
         return self._cause()
 
     def close(self, timeout_s: float) -> None:
@@ -210,7 +212,7 @@ class PublishLine:
 
     def _room(self, number: int, step: int, on_busy: OnBusy, timeout_s: float) -> int:
         """The copy that this publish may use."""
-        if self._seat.leads:
+        if self._rank_info.leads:
             return self._decide(number, step, on_busy, timeout_s)
         decision = self._ranks.await_decision(number, step, timeout_s)
         if decision.slot == DOWN:
@@ -221,7 +223,7 @@ class PublishLine:
                 if self._news.wait_for(lambda: decision.slot in self._spare, timeout_s):
                     self._spare.remove(decision.slot)
                     return decision.slot
-            self._copies.finish(decision.slot, self._seat.rank, number, failed=True)
+            self._copies.finish(decision.slot, self._rank_info.rank, number, failed=True)
         raise self._busy(timeout_s)
 
     def _decide(self, number: int, step: int, on_busy: OnBusy, timeout_s: float) -> int:
@@ -338,7 +340,7 @@ class PublishLine:
         self._link.channel.close()
         while True:
             try:
-                link = Link(self._seat)
+                link = Link(self._rank_info)
                 break
             except SwarmDown as error:
                 self._watch.note_lost()
@@ -366,7 +368,7 @@ class PublishLine:
         self._stream(entry, opened, attempt)
         encoded = time.perf_counter()
         sealed = self._await_sealed(entry)
-        if self._seat.world == 1 and sealed.root != attempt.root:
+        if self._rank_info.world == 1 and sealed.root != attempt.root:
             raise PublishFailed("The seed sealed another root than this trainer's.")
         self._link.hashes[:] = attempt.hashes
         self._link.epoch, self._link.version, self._link.root = opened.epoch, opened.version, sealed.root
@@ -380,11 +382,11 @@ class PublishLine:
 
     def _open(self, entry: Entry) -> PublishOpened | None:
         """Begin the version (rank 0), or hear that it has begun. None: it was withdrawn meanwhile."""
-        if self._seat.leads:
+        if self._rank_info.leads:
             self._cause = lambda: "this process to load its encoder"
             self._encoder.await_ready()
             self._cause = lambda: f"this process to copy {entry.what}"
-            while not self._copies.begun(entry.slot, entry.number, self._seat.rank):
+            while not self._copies.begun(entry.slot, entry.number, self._rank_info.rank):
                 if entry.publication.superseded:
                     return None
                 entry.written.wait(FOLLOW_S)  # more looks would take the interpreter from the thread that copies
@@ -401,7 +403,7 @@ class PublishLine:
 
         Rank 0 looks after the others meanwhile too: one that could not copy its weights has hung up, and the seed waits
         for it."""
-        who = self._seed_named if self._seat.leads else lambda: self._ranks.first
+        who = self._seed_named if self._rank_info.leads else lambda: self._ranks.first
         self._cause = lambda: f"{who()} to begin {entry.what}"
         wait = Wait(OPENED_WITHIN_S, lambda: f"{entry.what} waits for {self.waits_for()}")
         while True:
@@ -411,7 +413,7 @@ class PublishLine:
             try:
                 message = self._heard.pop() if self._heard else expect(self._link.channel, kind, FOLLOW_S)[0]
             except ChannelTimeout as error:
-                given_up = self._over if self._seat.leads else self._closed
+                given_up = self._over if self._rank_info.leads else self._closed
                 if given_up or wait.over:
                     text = f"{entry.what.capitalize()} waited {wait.waited_s:.0f} s for {who()} to begin it."
                     raise SwarmTimeout(text) from error
@@ -489,10 +491,10 @@ class PublishLine:
             link.channel.send(PublishBlocks(tuple(batch)), timeout_s=TAKEN_WITHIN_S)
         link.channel.send(PublishEnd(attempt.changed, attempt.runs, attempt.root))
         attempt.ended = True
-        self._copies.note_sent(slot, self._seat.rank, number)
+        self._copies.note_sent(slot, self._rank_info.rank, number)
 
     def _go_back(self, back: Return) -> None:
-        if self._seat.leads:
+        if self._rank_info.leads:
             self._link.channel.send(GoBack(back.number, back.wanted))
             expect(self._link.channel, WentBack, SEALED_WITHIN_S)
         else:

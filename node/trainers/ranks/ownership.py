@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
 
-__all__ = ["Part", "Shares"]
+__all__ = ["Ownership", "Part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ Held = Mapping[str, Part | None]
 """What one rank holds, by checkpoint name; None: all of the tensor."""
 
 
-class Shares:
+class Ownership:
     """The shares of all ranks; the same on each, because it follows from what all hold and from the layout alone."""
 
     def __init__(self, layout: Layout, held: Sequence[Held]) -> None:
@@ -55,7 +55,7 @@ class Shares:
         """int32 (n_blocks,): the rank that encodes each block."""
 
     @classmethod
-    def alone(cls, layout: Layout) -> "Shares":
+    def alone(cls, layout: Layout) -> "Ownership":
         """One process that holds everything."""
         return cls(layout, [{spec.name: None for spec in layout.tensors}])
 

@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-from node.trainers.connection.link import Seat
+from node.trainers.connection.link import RankInfo
 from node.trainers.connection.patience import Wait
 from node.trainers.connection.seedwatch import RECONNECT_S
 from node.trainers.errors import PublishFailed, SwarmTimeout
@@ -19,11 +19,11 @@ FIRST: Final = [0]
 class Together:
     """How far the others are with a publish, and whether one of them ended. Publishes are named by slot and number."""
 
-    def __init__(self, seat: Seat, copies: Copies, peers: Peers) -> None:
+    def __init__(self, rank_info: RankInfo, copies: Copies, peers: Peers) -> None:
         """`peers`: the processes of all ranks."""
-        self.world = seat.world
-        self.first = named(FIRST, seat.world)
-        self._rank, self._copies, self._peers = seat.rank, copies, peers
+        self.world = rank_info.world
+        self.first = named(FIRST, rank_info.world)
+        self._rank, self._copies, self._peers = rank_info.rank, copies, peers
 
     def check(self, slot: int, number: int, what: str) -> None:
         """Raises `PublishFailed` when a rank cannot copy its weights, or ended before it had sent what it encodes."""

@@ -18,7 +18,7 @@ from codec.bits import Bits
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
 from node.trainers.ranks.copies import Copies
-from node.trainers.ranks.ownership import Part, Shares
+from node.trainers.ranks.ownership import Ownership, Part
 from node.trainers.tensors.naming import Held, Naming, all_at_hand, is_sharded
 
 __all__ = ["Copier", "check_names", "is_sharded"]
@@ -63,7 +63,7 @@ class Copier:
     """Writes one rank's part of each version into the shared copies."""
 
     def __init__(
-        self, layout: Layout, copies: Copies, shares: Shares, rank: int, now: Callable[[str], Bits] | None = None
+        self, layout: Layout, copies: Copies, shares: Ownership, rank: int, now: Callable[[str], Bits] | None = None
     ) -> None:
         """`now(name)`: the bits that the swarm has of a tensor, for those that the model has no use for."""
         self._layout, self._copies, self._shares, self._rank = layout, copies, shares, rank

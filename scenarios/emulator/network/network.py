@@ -185,12 +185,12 @@ class Network:
     def round_trip_ms(self, one: Host, other: Host) -> float:
         """Between two hosts, queues empty."""
         if callable(self._rtt_ms):
-            way = self._rtt_ms(one.region, other.region)
+            path_kind = self._rtt_ms(one.region, other.region)
         elif self._between_ms is not None and one.region != other.region:
-            way = self._between_ms
+            path_kind = self._between_ms
         else:
-            way = self._rtt_ms
-        return way + 2 * (one.delay_ms + other.delay_ms)
+            path_kind = self._rtt_ms
+        return path_kind + 2 * (one.delay_ms + other.delay_ms)
 
     def entered(self) -> dict[str, int]:
         """By region: bytes of IP packets bound for its hosts that have left those of other regions so far."""

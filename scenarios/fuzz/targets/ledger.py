@@ -176,7 +176,7 @@ class _World(World):
             case work.GiveBack():
                 return replace(sample, leases=(lease.lease,))
             case work.Answer():
-                check = next(iter(self.ledger.court.checks.open), 1)
+                check = next(iter(self.ledger.quarantine.checks.open), 1)
                 return replace(sample, check=check, version=self.version)
             case work.SignedRollout():
                 return work.SignedRollout(work.seal_rollout(self.me, self.signed()[1]))
@@ -198,7 +198,7 @@ class _World(World):
     def check(self) -> None:
         for node in self.honest:
             found = self.ledger.nodes.get(node)
-            if found is None or found.conduct.sentence is not None:
+            if found is None or found.reputation.penalty is not None:
                 raise Broken("an honest node is in quarantine")
         if self.cases > 2000 and self.groups_done == 0:
             raise Broken("no group was ever done")

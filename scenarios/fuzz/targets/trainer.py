@@ -16,13 +16,13 @@ import node.gateway
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec
 from codec.errors import PeerError, UsageError
 from node.coordinator.publisher import Attempt
-from node.coordinator.trainer_server import Desk
+from node.coordinator.trainer_server import TrainerServer
 from node.ipc.channel import ChannelClosed
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
-from node.trainers.messages import FromTrainer, PutOut, WentOut
+from node.trainers.messages import Evict, Evicted, FromTrainer
 from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.local import ScriptedChannel, frame, local_kinds
 from scenarios.fuzz.scene import AUTHORITY
@@ -71,8 +71,8 @@ class _Seed:
     def state(self) -> dict[str, Any]:
         return {}
 
-    async def put_out(self, asked: PutOut) -> WentOut:
-        return WentOut(False, [])
+    async def put_out(self, asked: Evict) -> Evicted:
+        return Evicted(False, [])
 
 
 class _NoGateway:
@@ -111,7 +111,7 @@ class _World(World):
         self.book = Book(Path(":memory:"))
         ledger = self.book.restore(Settings(), Head(0, 3, bytes(32)), 0.0)
         self.service = LedgerService(ledger, self.book, _nobody, clock=lambda: self.now)
-        self.desk = Desk(self.seed, lambda: (0, 3), self.service)  # type: ignore[arg-type]
+        self.trainer_server = TrainerServer(self.seed, lambda: (0, 3), self.service)  # type: ignore[arg-type]
         self._gateway = node.gateway.Gateway
         node.gateway.Gateway = _NoGateway  # type: ignore[assignment, misc]
 
@@ -148,7 +148,7 @@ class _World(World):
 
     async def _converse(self, channel: Any) -> None:
         with trio.move_on_after(600):
-            await self.desk._converse(channel)
+            await self.trainer_server._converse(channel)
         self._write()
 
     def _write(self) -> None:
@@ -165,7 +165,7 @@ class _World(World):
         self.service.state()
 
     def sizes(self) -> dict[str, int]:
-        return sizes_of(self.desk, "desk")
+        return sizes_of(self.trainer_server, "desk")
 
     def close(self) -> None:
         node.gateway.Gateway = self._gateway  # type: ignore[misc]

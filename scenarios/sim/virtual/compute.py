@@ -34,7 +34,7 @@ class Run:
     grain: int
     spread: float
     """A completion has so much more or less, uniformly, as a share of the mean."""
-    joins: bool
+    continuous_batching: bool
     """Each sequence is drawn by itself, and the next takes its place; else a batch ends with its longest."""
     prompt_tokens: int
     tokens_s: float
@@ -125,7 +125,7 @@ class Compute:
             tokens=tokens,
             grain=grain,
             spread=job["length_spread"],
-            joins=True,
+            continuous_batching=True,
             prompt_tokens=job["prompt_tokens"],
             tokens_s=figures["tokens_s"] / (nodes * rows * grain),
             train_s=job["samples_step"] * tokens * grain * train_token_s,

@@ -40,8 +40,8 @@ class ModelledEngine:
     pause_s: float
     root: bytes
     version: Version = BASE_VERSION
-    carries: bool = True
-    joins: bool = True
+    preemptible: bool = True
+    continuous_batching: bool = True
     scores: bool = False
     abilities: frozenset[str] = frozenset()
     kind: str = "modelled"

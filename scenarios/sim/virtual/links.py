@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scenarios.sim.virtual.clock import Clock
 from swarm.protocol.core.events import Event
-from swarm.transport.parallel import ways
+from swarm.transport.parallel import target_connections
 
 if TYPE_CHECKING:
     from scenarios.sim.virtual.node import Node
@@ -111,15 +111,15 @@ class Flow:
         "ssthresh",
         "stalled",
         "steady",
+        "target_connections",
         "to",
         "unsent",
         "waking",
-        "ways",
     )  # fmt: skip
 
     def __init__(self, node: "Node", to: "Node", session: int, one_way: float, paths: Paths) -> None:
         self.node, self.to, self.session, self.one_way = node, to, session, one_way
-        self.ways = ways(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False)
+        self.ways = target_connections(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False)
         self.first = self.ways * FIRST_WINDOW_BYTES
         self.fast = self.ways
         """Connections that have lost nothing yet."""

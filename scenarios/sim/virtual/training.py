@@ -151,13 +151,19 @@ class _Record(Book):
         self._lengths: dict[tuple[bytes, int], int] = {}
 
 
-class _Seat:
+class _SimulatedNode:
     """A node: its simulated host, its engine, its worker."""
 
     def __init__(self, world: World, node: Node, run: Run) -> None:
         self.node = node
         self.engine = ModelledEngine(
-            run.tokens_s, run.tokens, run.spread, run.stage_s, run.pause_s, node.root, joins=run.joins
+            run.tokens_s,
+            run.tokens,
+            run.spread,
+            run.stage_s,
+            run.pause_s,
+            node.root,
+            continuous_batching=run.continuous_batching,
         )
         pace = Pace(capacity=2 * run.rows, batch=run.rows)
 
@@ -215,7 +221,7 @@ class _Training:
         what, info = effect.what, effect.info
         if node is not self.world.authority:
             if what == "work":
-                self.seats[node.key.public].worker.hear(info["body"])
+                self.sim_nodes[node.key.public].worker.hear(info["body"])
         elif what == "work":
             self.service.hear(info["peer"], info["body"])
         elif what == "member_joined":
@@ -228,7 +234,7 @@ class _Training:
 
     def _arrived(self, node: Node, version: VersionId) -> None:
         self.held_at.setdefault(version, []).append(self.world.now)
-        self.seats[node.key.public].worker.update((version.epoch, version.version), root_of(version), nothing())
+        self.sim_nodes[node.key.public].worker.update((version.epoch, version.version), root_of(version), nothing())
         self.world.halt()
 
     def _seal(self, version: VersionId) -> None:
@@ -249,12 +255,12 @@ class _Training:
             self.service = LedgerService(ledger, self.book, self._send, off_loop=_durable)
             for node in self.nodes:
                 self.service.member_up(node.key.public)
-            self.seats = {node.key.public: _Seat(world, node, self.run) for node in self.nodes}
+            self.sim_nodes = {node.key.public: _SimulatedNode(world, node, self.run) for node in self.nodes}
             world.told = self._told
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.service.run)
-                for seat in self.seats.values():
-                    await nursery.start(seat.worker.run)
+                for sim_node in self.sim_nodes.values():
+                    await nursery.start(sim_node.worker.run)
                 nursery.start_soon(self._train, steps)
                 usual_s = self.run.tokens / self.run.tokens_s + self.run.train_s + self.run.extract_s
                 limit_s = LIMIT_STEPS * usual_s * steps
@@ -317,15 +323,15 @@ class _Training:
         return groups
 
     def _mark(self, groups: Iterable[Group], trained: int) -> Mark:
-        seats = self.seats.values()
+        sim_nodes = self.sim_nodes.values()
         oldest = min(map(_oldest, groups))
         return Mark(
             at=trio.current_time(),
             lag=self.lag,
             lag_trained=trained - oldest,
-            drawn=sum(seat.engine.drawn for seat in seats),
-            wasted=self.book.in_vain + sum(seat.worker.lost_tokens for seat in seats),
-            busy_s=sum(seat.engine.busy_s for seat in seats),
+            drawn=sum(sim_node.engine.drawn for sim_node in sim_nodes),
+            wasted=self.book.in_vain + sum(sim_node.worker.lost_tokens for sim_node in sim_nodes),
+            busy_s=sum(sim_node.engine.busy_s for sim_node in sim_nodes),
             told_s=self._told_s(),
         )
 

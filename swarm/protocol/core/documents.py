@@ -22,9 +22,9 @@ from codec.unpack import unpack
 from swarm.protocol.core.events import VersionId
 
 __all__ = [
-    "MAX_GIFTS",
     "MAX_LINKS",
     "MAX_SLOTS",
+    "MAX_UPLOADS",
     "UNTIMED",
     "AuthorityTime",
     "Capability",
@@ -57,7 +57,7 @@ MAX_SLOTS = 2048 * 8
 Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 MAX_LINKS = 32
 """Neighbours in one report: twice as many as there are stripes on either side, and then some."""
-MAX_GIFTS = 16
+MAX_UPLOADS = 16
 """Peers in one report to which blocks were given; with more, the others' turn is next time."""
 
 
@@ -169,7 +169,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """What it measured of its neighbours; once a version."""
     fetched_bytes: U63 = 0
     """Of blocks and what goes with them, since this grant: a claim, see `quota`."""
-    gave: Annotated[tuple[tuple[Slot, U63], ...], msgspec.Meta(max_length=MAX_GIFTS)] = ()
+    gave: Annotated[tuple[tuple[Slot, U63], ...], msgspec.Meta(max_length=MAX_UPLOADS)] = ()
     """To whom it gave how much of that, since this grant; only what is new lately."""
     saving: bool = False
     """What it may send today is as good as used up: it is to stand inside no tree."""

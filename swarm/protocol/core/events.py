@@ -315,7 +315,7 @@ class SendPiece(Effect):
     key: ChunkKey
     index: int
     pull: bool = False
-    guest: bool = False
+    late_joiner: bool = False
     """To a child that waits for the others: below pushes in rank, too."""
 
 

@@ -44,18 +44,18 @@ class Tuning:
     parent takes what its siblings wait for."""
     rtt_guess_s: float = 0.1
     """A round trip that is not measured yet."""
-    relief_after_s: float = 0.25
+    load_shedding_after_s: float = 0.25
     """A chunk of which nothing has come so long after its header is late, unless it is about to come. Less, and a burst
     is taken for a parent that cannot keep up."""
     owed_s: float = 0.04
     """A parent in time may owe two pieces, and what a stripe brings in this. Headers and pieces come the same way, so
     its length is of no account. A late chunk besides which more is owed is not about to come."""
-    relief_deadline_s: float = 1.0
+    load_shedding_deadline_s: float = 1.0
     """A neighbour that brought nothing of what it offered for so long is not believed: it is the parent's again."""
-    relief_pause_s: float = 0.3
+    load_shedding_pause_s: float = 0.3
     """How often a member looks at what comes late, and tells its neighbours. Twice as often, two fifths of
     all messages among eight nodes were wishes, and nobody was sooner."""
-    relief_end_s: float = 0.05
+    load_shedding_end_s: float = 0.05
     """And how often once all of a version has been dealt: little of it is left, and uplinks have nothing else to do."""
     idle_s: float = 0.015
     """Whoever has less waiting for its children than its uplink carries in this offers what others' parents owe."""
@@ -78,7 +78,7 @@ class Tuning:
     """Blocks asked for at a time while catching up (2 MiB each in bf16, so 32 MiB), over all sources."""
     requests_per_peer: int = 4
     """Of which from one peer."""
-    takers: int = 2
+    bootstrap_members: int = 2
     """Members that the trainer itself gives blocks of the model at a time, where nobody else has it. One would do; two,
     so that one that is slow or dies does not hold up all."""
     retain_versions: int = 16

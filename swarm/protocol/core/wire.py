@@ -22,8 +22,8 @@ __all__ = [
     "BLOB_NAME_BYTES",
     "FRAME_HEAD",
     "MAX_FRAME_BODY",
+    "MAX_LATE_WANTS",
     "MAX_MESSAGE_BYTES",
-    "MAX_WISHES",
     "PROTOCOL",
     "Attach",
     "Blob",
@@ -38,6 +38,7 @@ __all__ = [
     "Join",
     "Lacks",
     "LacksChunk",
+    "LateChunkWants",
     "ManifestNews",
     "Message",
     "Neighbour",
@@ -56,7 +57,6 @@ __all__ = [
     "WantManifest",
     "WantRoster",
     "Welcome",
-    "Wishes",
     "Work",
     "decode",
     "encode",
@@ -70,7 +70,7 @@ MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_DOCUMENT: Final = 3 << 20
 MAX_WORK: Final = 1 << 20
 BLOB_NAME_BYTES: Final = 256
-MAX_WISHES: Final = 24
+MAX_LATE_WANTS: Final = 24
 """Chunks that one list of wishes may name."""
 
 Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -298,18 +298,18 @@ class Skip(Message, frozen=True, tag=24):
     seq: U32
 
 
-class Wishes(Message, frozen=True, tag=25):
+class LateChunkWants(Message, frozen=True, tag=25):
     """To a neighbour: these chunks come late to me. Offer me one if you hold it and have uplink to spare. Replaces what
     I said before; empty: nothing."""
 
     epoch: U32
     version: U63
     attempt: U32
-    seqs: Annotated[tuple[U32, ...], msgspec.Meta(max_length=MAX_WISHES)]
+    seqs: Annotated[tuple[U32, ...], msgspec.Meta(max_length=MAX_LATE_WANTS)]
 
 
 class Offer(Message, frozen=True, tag=26):
-    """Answer to `Wishes`: ask me for this chunk, and I send it now."""
+    """Answer to `LateChunkWants`: ask me for this chunk, and I send it now."""
 
     epoch: U32
     version: U63
@@ -327,7 +327,7 @@ class Succession(Message, frozen=True, tag=27):
 _ALL = (
     Join | Welcome | Refused | Hello | RosterNews | HeartbeatNews | ManifestNews | Reports | Attach | Detach | Credit
     | WantChunk | LacksChunk | WantBlob | WantBlock | Lacks | WantManifest | Work | Bye
-    | RosterStep | WantRoster | Ping | Pong | Skip | Wishes | Offer | Succession
+    | RosterStep | WantRoster | Ping | Pong | Skip | LateChunkWants | Offer | Succession
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)

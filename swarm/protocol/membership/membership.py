@@ -264,8 +264,8 @@ class Membership:
             return
         edge = state.exchange.parents.get(stripe)
         if self._reach(roster, parent, now) and state.sessions.ready(parent) and (edge is None or edge.peer != parent):
-            heir = planned != AUTHORITY and parent != state.peer_of(planned)
-            state.exchange.attach_to(stripe, parent, state.floor, now, state.effects, heir=heir)
+            failover = planned != AUTHORITY and parent != state.peer_of(planned)
+            state.exchange.attach_to(stripe, parent, state.floor, now, state.effects, failover=failover)
 
     def _usable(self, roster: Roster, slot: int, now: float) -> bool:
         """It lives, we have not lost it, and there is a session with it or a way to have one."""

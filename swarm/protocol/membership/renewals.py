@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from swarm.protocol.core.documents import MAX_GIFTS, Link, Report, claimed_reporter, open_report, seal
+from swarm.protocol.core.documents import MAX_UPLOADS, Link, Report, claimed_reporter, open_report, seal
 from swarm.protocol.core.events import VersionId
 from swarm.protocol.core.wire import Reports
 from swarm.protocol.membership.roster import Roster
@@ -103,11 +103,11 @@ class Renewals:
         self._gave[peer] = self._gave.get(peer, 0) + size
         self._untold[peer] = TOLD_TIMES
 
-    def _gifts(self) -> tuple[tuple[int, int], ...]:
+    def _uploads(self) -> tuple[tuple[int, int], ...]:
         """Those that are to be told, by slot."""
         roster = self._state.roster
         made: list[tuple[int, int]] = []
-        for peer, times in list(self._untold.items())[:MAX_GIFTS]:
+        for peer, times in list(self._untold.items())[:MAX_UPLOADS]:
             del self._untold[peer]
             if times > 1:
                 self._untold[peer] = times - 1  # at the end: the others' turn
@@ -139,7 +139,7 @@ class Renewals:
                 state.swarm, state.key.public, grant.slot, grant.serial, self._counter,
                 state.leases.hash, held.epoch, held.version, account.engine_version.epoch,
                 account.engine_version.version, account.engine, account.sent_bytes, account.received_bytes,
-                account.tokens_s, leaving, self.catching_up, lost, links, self._fetched_bytes, self._gifts(),
+                account.tokens_s, leaving, self.catching_up, lost, links, self._fetched_bytes, self._uploads(),
                 self.saving,
             ),
             state.key,

@@ -18,7 +18,7 @@ from codec.unpack import unpack
 from swarm.protocol.core.wire import Succession
 from swarm.protocol.state import State
 
-__all__ = ["Follower", "Successor", "open_successor", "seal_successor"]
+__all__ = ["SuccessionRelay", "Successor", "open_successor", "seal_successor"]
 
 _DOMAIN: Final = b"swarm-node succession 1"
 _MAX_BYTES: Final = 4096
@@ -63,7 +63,7 @@ def open_successor(sealed: bytes, swarm: bytes) -> Successor:
     return document
 
 
-class Follower:
+class SuccessionRelay:
     """A member's part: hear it once, pass it on, tell the face."""
 
     def __init__(self, state: State) -> None:

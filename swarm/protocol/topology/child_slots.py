@@ -12,19 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
-    "BORDER_SEATS",
+    "BORDER_CHILD_SLOTS",
     "DISJOINT_FROM",
     "SPILL",
-    "RegionSeats",
+    "RegionChildSlots",
     "Supply",
     "apportion",
-    "region_seats",
+    "region_child_slots",
     "standing_places",
 ]
 
 SPILL = 1.05
 """A region is asked for up to so many times its fair share of seats before borders are crossed more than once."""
-BORDER_SEATS = 2
+BORDER_CHILD_SLOTS = 2
 """An edge into a region takes so many seats of its giver: a whole region waits for it, and over a long way a queue
 that is ever full leaves it less than its part."""
 WAYS_OUT = 1 / 64
@@ -49,7 +49,7 @@ class Supply:
 
 
 @dataclass(slots=True)
-class RegionSeats:
+class RegionChildSlots:
     """What one region offers, by stripe: children inside itself, and across its border."""
 
     local: list[int]
@@ -60,20 +60,21 @@ class RegionSeats:
     """By stripe: the seats of each giver; in all `local[k] + cross[k]`, and `BORDER_SEATS - 1` more for each entry."""
 
 
-def apportion(seats: int, weights: Mapping[int, float]) -> dict[int, int]:
-    """`seats` in proportion to weights (positive), by d'Hondt: least largest seats/weight. Ties: the lower slot."""
+def apportion(child_slots: int, weights: Mapping[int, float]) -> dict[int, int]:
+    """`child_slots` in proportion to weights (positive), by d'Hondt: least largest seats/weight. Ties: the lower
+    slot."""
     total = sum(weights.values())
-    shares = {slot: int(seats * weight / total) for slot, weight in weights.items()}
+    shares = {slot: int(child_slots * weight / total) for slot, weight in weights.items()}
     queue = [((shares[slot] + 1) / weight, slot) for slot, weight in weights.items()]
     heapq.heapify(queue)
-    for _ in range(seats - sum(shares.values())):
+    for _ in range(child_slots - sum(shares.values())):
         _, slot = queue[0]
         shares[slot] += 1
         heapq.heapreplace(queue, ((shares[slot] + 1) / weights[slot], slot))
     return shares
 
 
-def region_seats(regions: Mapping[str, Supply], stripes: int, home: str = "") -> dict[str, RegionSeats]:
+def region_child_slots(regions: Mapping[str, Supply], stripes: int, home: str = "") -> dict[str, RegionChildSlots]:
     """What each region offers in each stripe. In every stripe all of it comes to N - 1 seats. `home`: where the trainer
     stands; a way out of it is kept in each stripe, so that heads can stand near the trainer; more where it is large."""
     count = sum(supply.members for supply in regions.values())
@@ -86,11 +87,11 @@ def region_seats(regions: Mapping[str, Supply], stripes: int, home: str = "") ->
         local[name] = need if len(regions) == 1 else min(need, int(SPILL * fair))
     givers = [name for name in regions if uplink[name] > 0]
     cross = _cross(stripes * (count - 1) - sum(local.values()), local, {g: uplink[g] for g in givers})
-    weighed = BORDER_SEATS > 1 and count >= LARGE_REGION * len(regions)
+    weighed = BORDER_CHILD_SLOTS > 1 and count >= LARGE_REGION * len(regions)
     ways_out = int(home in givers and 2 * stripes * whole <= stripes * (count - 1) * uplink[home])
     if ways_out and weighed:
-        ways_out = max(1, int(WAYS_OUT * local[home] / (BORDER_SEATS * stripes)))
-    made = {name: RegionSeats(_even(local[name], stripes), [0] * stripes, [0] * stripes) for name in regions}
+        ways_out = max(1, int(WAYS_OUT * local[home] / (BORDER_CHILD_SLOTS * stripes)))
+    made = {name: RegionChildSlots(_even(local[name], stripes), [0] * stripes, [0] * stripes) for name in regions}
     for stripe in range(stripes):
         lacking = count - 1 - sum(made[name].local[stripe] for name in regions)
         entries = len(regions) - 1
@@ -110,20 +111,21 @@ def region_seats(regions: Mapping[str, Supply], stripes: int, home: str = "") ->
             cross[name] -= taken
             lacking -= taken
     for name, supply in regions.items():
-        seats = made[name]
+        child_slots = made[name]
         totals = [
-            a + b + (BORDER_SEATS - 1) * c for a, b, c in zip(seats.local, seats.cross, seats.entries, strict=True)
+            a + b + (BORDER_CHILD_SLOTS - 1) * c
+            for a, b, c in zip(child_slots.local, child_slots.cross, child_slots.entries, strict=True)
         ]
-        seats.by_slot = standing_places(totals, supply)
+        child_slots.by_slot = standing_places(totals, supply)
     return made
 
 
-def _cross(seats: int, local: Mapping[str, int], uplink: Mapping[str, float]) -> dict[str, int]:
+def _cross(child_slots: int, local: Mapping[str, int], uplink: Mapping[str, float]) -> dict[str, int]:
     """Seats across borders, by region, so that with the local ones loads come out as even as they can."""
     cross = dict.fromkeys(uplink, 0)
     queue = [((local[g] + 1) / weight, g) for g, weight in uplink.items()]
     heapq.heapify(queue)
-    for _ in range(seats):
+    for _ in range(child_slots):
         _, name = queue[0]
         cross[name] += 1
         heapq.heapreplace(queue, ((local[name] + cross[name] + 1) / uplink[name], name))
@@ -187,4 +189,4 @@ def _disjoint(room: Sequence[int], *kinds: Mapping[int, float]) -> list[dict[int
             sides[stripe][slot] = uplinks[slot]
             weight[stripe] += uplinks[slot]
             total[stripe] += uplinks[slot]
-    return [apportion(seats, side) if side else {} for seats, side in zip(room, sides, strict=True)]
+    return [apportion(child_slots, side) if side else {} for child_slots, side in zip(room, sides, strict=True)]

@@ -1,4 +1,5 @@
-"""Trees grown from seats: a plan from nothing. See `seats` for who may feed how many, `planner` for small changes."""
+"""Trees grown from seats: a plan from nothing. See `child_slots` for who may feed how many, `planner` for small
+changes."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -7,11 +8,11 @@ from itertools import islice
 
 from swarm.protocol.core.reach import is_circuit, scope
 from swarm.protocol.membership.roster import AUTHORITY, Member
-from swarm.protocol.topology.child_slots import BORDER_SEATS, RegionSeats, Supply, region_seats
+from swarm.protocol.topology.child_slots import BORDER_CHILD_SLOTS, RegionChildSlots, Supply, region_child_slots
 
 __all__ = ["Spot", "grow", "parents_of", "spot_of"]
 
-KEPT_SEATS = 2
+KEPT_CHILD_SLOTS = 2
 """Who feeds across a border keeps so many seats for its own region: it comes first there."""
 LOOK_AHEAD = 64
 """How many givers are looked at for one that a node behind NAT can have an edge with."""
@@ -55,14 +56,14 @@ def grow(who: Mapping[int, Spot], stripes: int, home: str = "") -> list[dict[int
     closed = frozenset(slot for slot, spot in who.items() if spot.reachable < widest)
     supplies = {
         name: Supply(
-            len(inside),
-            {s.slot: s.uplink for s in inside if s.uplink > 0},
-            closed.intersection(s.slot for s in inside),
+            len(interior),
+            {s.slot: s.uplink for s in interior if s.uplink > 0},
+            closed.intersection(s.slot for s in interior),
         )
-        for name, inside in sorted(regions.items())
+        for name, interior in sorted(regions.items())
     }
-    seats = region_seats(supplies, stripes, home)
-    return [_Tree(who, seats, closed, stripe, home).grow() for stripe in range(stripes)]
+    child_slots = region_child_slots(supplies, stripes, home)
+    return [_Tree(who, child_slots, closed, stripe, home).grow() for stripe in range(stripes)]
 
 
 class _Tree:
@@ -71,7 +72,7 @@ class _Tree:
     def __init__(
         self,
         who: Mapping[int, Spot],
-        seats: Mapping[str, RegionSeats],
+        child_slots: Mapping[str, RegionChildSlots],
         closed: frozenset[int],
         stripe: int,
         home: str,
@@ -80,12 +81,12 @@ class _Tree:
         self._closed = closed
         self._home = home
         self._stripe = stripe
-        self._room = {slot: n for region in seats.values() for slot, n in region.by_slot[stripe].items() if n > 0}
-        self._inside = sorted(self._room, key=lambda s: (-self._room[s], s))
-        self._cross = {name: region.cross[stripe] for name, region in seats.items()}
-        self._entries = {name: region.entries[stripe] > 0 for name, region in seats.items()}
-        self._local = {name: region.local[stripe] for name, region in seats.items()}
-        self._givers: dict[str, tuple[deque[int], deque[int]]] = {name: (deque(), deque()) for name in seats}
+        self._room = {slot: n for region in child_slots.values() for slot, n in region.by_slot[stripe].items() if n > 0}
+        self._interior = sorted(self._room, key=lambda s: (-self._room[s], s))
+        self._cross = {name: region.cross[stripe] for name, region in child_slots.items()}
+        self._entries = {name: region.entries[stripe] > 0 for name, region in child_slots.items()}
+        self._local = {name: region.local[stripe] for name, region in child_slots.items()}
+        self._givers: dict[str, tuple[deque[int], deque[int]]] = {name: (deque(), deque()) for name in child_slots}
         """By region, in order of placing: those that everyone can dial, and the others."""
         self._entered: set[str] = set()
         self._order: dict[int, int] = {}
@@ -94,18 +95,18 @@ class _Tree:
     def grow(self) -> dict[int, int]:
         root = self._root()
         self._place(root, AUTHORITY)
-        waiting = self._hang_inside([slot for slot in self._inside if slot != root])
+        waiting = self._attach_interior([slot for slot in self._interior if slot != root])
         leaves = [slot for slot in self._who if slot not in self._room and slot != root]
         turn = self._stripe * len(leaves) // 8 % len(leaves) if leaves else 0
         # Leaves behind NAT choose first: of the givers with room they need one that they can have an edge with.
         for slot in waiting + sorted(leaves[turn:] + leaves[:turn], key=lambda s: s not in self._closed):
-            if not self._hang(slot):
+            if not self._attach(slot):
                 self._place(slot, self._anyone(slot))
         return self.parent
 
     def _root(self) -> int:
         """Who hangs on the trainer: it must be able to feed the other regions, and stands near if anyone there can."""
-        if not self._inside:  # a swarm of one
+        if not self._interior:  # a swarm of one
             return max(self._who.values(), key=lambda s: (s.uplink, -s.slot)).slot
 
         def rank(slot: int) -> tuple[bool, bool, int, bool, int, int]:
@@ -114,7 +115,7 @@ class _Tree:
             open_ = slot not in self._closed
             return feeds_all, region == self._home, self._cross[region], open_, self._room[slot], -slot
 
-        return max(self._inside, key=rank)
+        return max(self._interior, key=rank)
 
     def _place(self, slot: int, parent: int) -> None:
         self.parent[slot] = parent
@@ -125,18 +126,18 @@ class _Tree:
         if parent != AUTHORITY:
             near = self._who[parent].region == region
             heavy = enters and self._entries[self._who[parent].region]
-            self._room[parent] -= min(BORDER_SEATS, self._room[parent]) if heavy else 1
+            self._room[parent] -= min(BORDER_CHILD_SLOTS, self._room[parent]) if heavy else 1
             ledger = self._local if near else self._cross
             ledger[self._who[parent].region] -= 1
         if self._room.get(slot, 0) > 0:
             self._givers[region][slot in self._closed].append(slot)
 
-    def _hang_inside(self, waiting: list[int]) -> list[int]:
+    def _attach_interior(self, waiting: list[int]) -> list[int]:
         """Hang the interior nodes: enter every region that can be entered, hang all that can be had inside those, and
         again. Who could not be hung is returned."""
         while waiting:
-            left = self._enter(waiting, BORDER_SEATS + KEPT_SEATS)
-            left = [slot for slot in left if not self._hang_near(slot)]
+            left = self._enter(waiting, BORDER_CHILD_SLOTS + KEPT_CHILD_SLOTS)
+            left = [slot for slot in left if not self._attach_near(slot)]
             if len(left) == len(waiting):
                 left = self._enter(waiting, 1)
             if len(left) == len(waiting):
@@ -144,19 +145,19 @@ class _Tree:
             waiting = left
         return waiting
 
-    def _enter(self, waiting: list[int], seats: int) -> list[int]:
+    def _enter(self, waiting: list[int], child_slots: int) -> list[int]:
         """Hang one of each region that is not entered yet across a border, under who has so many seats. Those that may
         feed others first."""
         left = list(waiting)
         for slot in sorted(waiting, key=lambda s: self._cross[self._who[s].region] <= 0):
-            if self._who[slot].region not in self._entered and self._hang_across(slot, seats):
+            if self._who[slot].region not in self._entered and self._attach_across(slot, child_slots):
                 left.remove(slot)
         return left
 
-    def _hang(self, slot: int) -> bool:
-        return self._hang_near(slot) or self._hang_across(slot, 1)
+    def _attach(self, slot: int) -> bool:
+        return self._attach_near(slot) or self._attach_across(slot, 1)
 
-    def _hang_near(self, slot: int) -> bool:
+    def _attach_near(self, slot: int) -> bool:
         spot = self._who[slot]
         if spot.region not in self._entered or self._local[spot.region] <= 0:
             return False
@@ -165,19 +166,19 @@ class _Tree:
             self._place(slot, giver)
         return giver is not None
 
-    def _hang_across(self, slot: int, seats: int) -> bool:
+    def _attach_across(self, slot: int, child_slots: int) -> bool:
         """Under the highest giver of another region that may feed across; where a region was entered already, only once
         its own seats are used up."""
         spot = self._who[slot]
         if spot.region in self._entered and self._local[spot.region] > 0:
             return False
         found = [g for name in self._givers if self._cross[name] > 0 and name != spot.region
-                 if (g := self._first(spot, name, seats)) is not None]  # fmt: skip
+                 if (g := self._first(spot, name, child_slots)) is not None]  # fmt: skip
         if found:
             self._place(slot, min(found, key=lambda g: self._order[g]))
         return bool(found)
 
-    def _first(self, spot: Spot, region: str, seats: int) -> int | None:
+    def _first(self, spot: Spot, region: str, child_slots: int) -> int | None:
         """The first giver of a region with so much room that it can have an edge with. Who can be dialed takes the
         seats that only such may have first."""
         open_, closed = self._givers[region]
@@ -185,7 +186,7 @@ class _Tree:
             while givers and self._room[givers[0]] <= 0:
                 givers.popleft()
             for giver in islice(givers, LOOK_AHEAD):
-                if self._room[giver] >= seats and self._who[giver].joins(spot):
+                if self._room[giver] >= child_slots and self._who[giver].joins(spot):
                     return giver
         return None
 

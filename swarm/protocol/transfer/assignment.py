@@ -11,10 +11,10 @@ from swarm.protocol.core.events import Effect
 from swarm.protocol.transfer.chunks import Chunk, Chunks
 from swarm.protocol.transfer.exchange import HEADER, Exchange
 
-__all__ = ["Dealer"]
+__all__ = ["Assigner"]
 
 
-class Dealer:
+class Assigner:
     """Chunks that no stripe has been given yet, in the order in which they were sealed."""
 
     def __init__(self, exchange: Exchange, chunks: Chunks, is_head: Callable[[int, bytes], bool]) -> None:
@@ -24,7 +24,7 @@ class Dealer:
         self._chunks = chunks
         self._is_head = is_head
         self._queue: deque[Chunk] = deque()
-        self._dealt_bytes: dict[int, int] = {}
+        self._assigned_bytes: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -40,7 +40,7 @@ class Dealer:
         """Let go of chunks that the book no longer has: of dead attempts, and of versions too old for anyone."""
         self._queue = deque(c for c in self._queue if self._chunks.find(c.key) is c)
 
-    def deal(self, now: float, effects: list[Effect]) -> None:
+    def assign(self, now: float, effects: list[Effect]) -> None:
         """Give out as many chunks as the heads' credit allows."""
         while self._queue:
             stripe = self._next()
@@ -50,7 +50,7 @@ class Dealer:
             if self._chunks.find(chunk.key) is not chunk:
                 continue
             chunk.stripe = stripe
-            self._dealt_bytes[stripe] = self._dealt_bytes.get(stripe, 0) + chunk.header_bytes + sum(chunk.sizes)
+            self._assigned_bytes[stripe] = self._assigned_bytes.get(stripe, 0) + chunk.header_bytes + sum(chunk.sizes)
             self._exchange.push(chunk, HEADER, None, now, effects)
             for index in range(len(chunk.sizes)):
                 self._exchange.push(chunk, index, None, now, effects)
@@ -64,12 +64,12 @@ class Dealer:
                 spare_of = heads if self._is_head(stripe, peer) else others
                 spare_of[stripe] = max(spare_of.get(stripe, 0), 0 if edge.lagging else edge.spare)
         spare_of = heads or others  # without any head (we have just started) anybody will do
-        dealt = self._dealt_bytes
-        hungry = [(dealt.get(k, 0), k) for k, spare in spare_of.items() if spare > 0]
+        assigned = self._assigned_bytes
+        hungry = [(assigned.get(k, 0), k) for k, spare in spare_of.items() if spare > 0]
         if not hungry:
             return None
         least, stripe = min(hungry)
         for k, spare in spare_of.items():
             if spare <= 0:  # what it could not take is not owed to it
-                dealt[k] = max(dealt.get(k, 0), least)
+                assigned[k] = max(assigned.get(k, 0), least)
         return stripe

@@ -4,10 +4,10 @@ A crowd that joins an empty swarm would cost it a copy each, and nobody would be
 one after the other; the rest ask again, and as soon as somebody is whole they are sent to that one.
 """
 
-__all__ = ["Takers"]
+__all__ = ["BootstrapLimiter"]
 
 
-class Takers:
+class BootstrapLimiter:
     """`most` at a time; one that asks for nothing for `patience_s` makes room. Times in s, local."""
 
     def __init__(self, most: int, patience_s: float) -> None:

@@ -88,7 +88,7 @@ class Version:
         return (s for s in seqs if s not in self.chunks or not self.chunks[s].whole)
 
     @property
-    def dealt(self) -> bool:
+    def assigned(self) -> bool:
         """The headers of all chunks that the seal lists are here: nothing more is to come of it but pieces."""
         return self.manifest is not None and len(self.chunks) == len(self.manifest.chunk_ids)
 
@@ -122,10 +122,10 @@ class Chunks:
             version = self.versions[id_] = Version(id_, attempt, generation=version.generation + 1)
         return version if version.attempt == attempt else None
 
-    def dealt(self, key: ChunkKey) -> bool:
+    def assigned(self, key: ChunkKey) -> bool:
         """Whether all of the version that this chunk belongs to has been dealt."""
         version = self.at(key)
-        return version is not None and version.dealt
+        return version is not None and version.assigned
 
     def at(self, key: ChunkKey) -> Version | None:
         """The version that a chunk of this name would belong to, if it is known at this attempt."""

@@ -34,7 +34,7 @@ class ChildEdge:
     behind: int = 0
     """What waits at the child for its own children, each, as it says."""
     lagging: bool = False
-    guest: bool = False
+    late_joiner: bool = False
     """It came while the newest version was on its way, or the plan hangs it on another: it waits for the others."""
     current: ChunkKey | None = None
     """The chunk whose pieces go now."""

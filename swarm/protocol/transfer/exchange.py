@@ -10,7 +10,7 @@ With its credit a child says how far *behind* its own children are. Nobody stops
 passed on when its turn comes), but the authority deals the next chunk to a stripe that is not behind.
 
 Headers run ahead of pieces: a child knows at once what its parent is to bring, and gets what comes late from whoever
-has uplink to spare (see `relief`). It then tells the parent to *skip* the chunk.
+has uplink to spare (see `load_shedding`). It then tells the parent to *skip* the chunk.
 
 A *guest* is given pieces while little waits for the others, and our uplink has little to send. A child is one that
 came in the middle of a version, or that the plan hangs on somebody else who is there: else members that attach to
@@ -32,7 +32,7 @@ from swarm.protocol.core.wire import Attach, Credit, Detach
 from swarm.protocol.transfer.chunks import Chunk, Chunks, mask_of
 from swarm.protocol.transfer.edges import BEHIND_BYTES, ChildEdge, ParentEdge
 from swarm.protocol.transfer.egress import Egress
-from swarm.protocol.transfer.late_joiners import Guests
+from swarm.protocol.transfer.late_joiners import LateJoiners
 
 __all__ = ["Exchange"]
 
@@ -51,7 +51,7 @@ CREDIT_STEP_BYTES = 128 << 10
 LAG_LEAST_S = 0.5
 LAG_TIMES = 10
 """A child that takes nothing for ten times as long as it usually needs, and at least half a second, lags."""
-HEIR_S = 0.4
+FAILOVER_PATIENCE_S = 0.4
 """Who takes a lost parent's place brings what it has within this; the rest is asked of others."""
 
 
@@ -64,19 +64,20 @@ class Exchange:
         tuning: Tuning,
         rtt_s: Callable[[bytes], float] = lambda peer: 0.0,
         uplink: Uplink | None = None,
-        guests: Guests | None = None,
+        late_joiners: LateJoiners | None = None,
     ) -> None:
-        """`rtt_s`: the round trip to a peer, 0 while it is not known. `guests`: who waits for others; None: nobody."""
+        """`rtt_s`: the round trip to a peer, 0 while it is not known. `late_joiners`: who waits for others; None:
+        nobody."""
         self._rtt_s = rtt_s
         self._uplink = uplink or Uplink(lambda: 0.0)
-        self._guests = guests
-        self._guest_edges: dict[tuple[int, bytes], ChildEdge] = {}
+        self._late_joiners = late_joiners
+        self._late_joiner_edges: dict[tuple[int, bytes], ChildEdge] = {}
         """By stripe and peer."""
         self._chunks = chunks
         self._tuning = tuning
         self.children: dict[int, dict[bytes, ChildEdge]] = {}
         self.parents: dict[int, ParentEdge] = {}
-        self.purse: Egress | None = None
+        self.egress_budget: Egress | None = None
         """What pays for all that is given away; None: nothing needs to be paid for."""
         self._piece_bytes = 0
         """Of the newest chunk that we heard of."""
@@ -97,16 +98,18 @@ class Exchange:
     # ------------------------------------------------------------ as a child
 
     def attach_to(
-        self, stripe: int, peer: bytes, after: VersionId, now: float, effects: list[Effect], *, heir: bool = False
+        self, stripe: int, peer: bytes, after: VersionId, now: float, effects: list[Effect], *, failover: bool = False
     ) -> None:
-        """Hang on `peer` for this stripe, and on nobody else. `heir`: in place of one that is lost, so it may well not
-        have what that one owed us: that is pulled soon."""
+        """Hang on `peer` for this stripe, and on nobody else. `failover`: in place of one that is lost, so it may well
+        not have what that one owed us: that is pulled soon."""
         old = self.parents.get(stripe)
         if old is not None and old.peer != peer:
             effects.append(Send(old.peer, Detach(stripe)))
         window = self._window(stripe, peer)
         self.parents[stripe] = ParentEdge(peer, 0, window, now)
-        self._patient_s[stripe] = max(HEIR_S, 3 * self._rtt_s(peer)) if heir else self._tuning.pull_after_s
+        self._patient_s[stripe] = (
+            max(FAILOVER_PATIENCE_S, 3 * self._rtt_s(peer)) if failover else self._tuning.pull_after_s
+        )
         self._moved(stripe, now)
         effects.append(Send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after))))
 
@@ -184,7 +187,7 @@ class Exchange:
         """What waits for a child of this stripe, on average. Not at most: of a thousand nodes some are always late, and
         the others need not be."""
         children = self.children.get(stripe, {}).values()
-        waiting = [child.backlog for child in children if not child.lagging and not child.guest]
+        waiting = [child.backlog for child in children if not child.lagging and not child.late_joiner]
         return sum(waiting) // len(waiting) if waiting else 0
 
     # ------------------------------------------------------------ as a parent
@@ -200,10 +203,10 @@ class Exchange:
             edge.flying, edge.flying_bytes = old.flying, old.flying_bytes
             self._unpay(peer, old.waiting)
         self.children[message.stripe][peer] = edge
-        self._guest_edges.pop((message.stripe, peer), None)
-        if self._is_guest(message.stripe, peer):
-            edge.guest = True
-            self._guest_edges[message.stripe, peer] = edge
+        self._late_joiner_edges.pop((message.stripe, peer), None)
+        if self._is_late_joiner(message.stripe, peer):
+            edge.late_joiner = True
+            self._late_joiner_edges[message.stripe, peer] = edge
         has = {ChunkKey(h.epoch, h.version, h.attempt, h.seq): h.pieces for h in message.have}
         for id_ in sorted(self._chunks.versions):
             if id_ <= after:
@@ -219,31 +222,31 @@ class Exchange:
                         self._enqueue(edge, chunk, index, now)
         self._go_on(peer, message.stripe, edge, now, effects)
 
-    def _is_guest(self, stripe: int, peer: bytes) -> bool:
-        return (self._guests is not None and self._guests.has(peer)) or not self.entitled(stripe, peer)
+    def _is_late_joiner(self, stripe: int, peer: bytes) -> bool:
+        return (self._late_joiners is not None and self._late_joiners.has(peer)) or not self.entitled(stripe, peer)
 
     def _review(self) -> None:
         """Say anew who is a guest: a version has begun, the plan has changed, or somebody has gone or come back."""
-        self._guest_edges.clear()
+        self._late_joiner_edges.clear()
         for stripe, edges in self.children.items():
             for peer, edge in edges.items():
-                edge.guest = self._is_guest(stripe, peer)
-                if edge.guest:
-                    self._guest_edges[stripe, peer] = edge
+                edge.late_joiner = self._is_late_joiner(stripe, peer)
+                if edge.late_joiner:
+                    self._late_joiner_edges[stripe, peer] = edge
 
     def review(self, now: float, effects: list[Effect]) -> None:
         """The plan has changed, or somebody has gone or come back: who is no guest any more need not wait."""
-        before = list(self._guest_edges.items())
+        before = list(self._late_joiner_edges.items())
         self._review()
         for (stripe, peer), edge in before:
-            if not edge.guest and self.children.get(stripe, {}).get(peer) is edge:
+            if not edge.late_joiner and self.children.get(stripe, {}).get(peer) is edge:
                 self._pump(peer, stripe, edge, now, effects)
 
     def detached(self, peer: bytes, stripe: int | None, effects: list[Effect]) -> None:
         """A child left one stripe, or (None) all of them."""
         for k in [stripe] if stripe is not None else list(self.children):
             if (edge := self.children.get(k, {}).pop(peer, None)) is not None:
-                self._guest_edges.pop((k, peer), None)
+                self._late_joiner_edges.pop((k, peer), None)
                 self._unpay(peer, edge.waiting)
                 self._tell_behind(k, effects)
 
@@ -265,17 +268,17 @@ class Exchange:
         if index == HEADER and chunk.sizes:
             self._pieces_of(chunk.sizes[0], effects)
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
-        if index == HEADER and self._guests is not None and self._guests.opened(id_, now):
+        if index == HEADER and self._late_joiners is not None and self._late_joiners.opened(id_, now):
             self._review()
         for peer, edge in self.children.get(chunk.stripe, {}).items():
             if peer == source or id_ <= edge.after or chunk.key in edge.skipped or chunk.key in edge.unpaid:
                 continue
             if index == HEADER:
                 self._lead(peer, chunk.stripe, edge, chunk, now, effects)
-            elif self._enqueue(edge, chunk, index, now) and not edge.guest:
+            elif self._enqueue(edge, chunk, index, now) and not edge.late_joiner:
                 self._pump(peer, chunk.stripe, edge, now, effects)
         if index != HEADER:
-            self.serve_guests(now, effects)
+            self.serve_late_joiners(now, effects)
 
     def _pieces_of(self, size: int, effects: list[Effect]) -> None:
         """This is how large pieces are now. Credit that was left for smaller ones may not do for a single one, which
@@ -308,13 +311,13 @@ class Exchange:
 
     def paid(self, peer: bytes, chunk: Chunk, pieces: Iterable[int]) -> list[int]:
         """Of these pieces, which `peer` asks for, those that may be given, with the header."""
-        if self.purse is None:
+        if self.egress_budget is None:
             return list(pieces) if self.gives else []
-        if not self.purse.take(chunk.key, HEADER, chunk.header_bytes, peer):
+        if not self.egress_budget.take(chunk.key, HEADER, chunk.header_bytes, peer):
             return []
-        paid = [index for index in pieces if self.purse.take(chunk.key, index, chunk.sizes[index], peer)]
+        paid = [index for index in pieces if self.egress_budget.take(chunk.key, index, chunk.sizes[index], peer)]
         if not paid:
-            self.purse.back(chunk.key, HEADER, chunk.header_bytes, peer)
+            self.egress_budget.back(chunk.key, HEADER, chunk.header_bytes, peer)
         return paid
 
     def spare(self, stripe: int, peer: bytes) -> int:
@@ -327,9 +330,9 @@ class Exchange:
         self.gives = gives
         for stripe, edges in self.children.items():
             for peer, edge in edges.items():
-                if not edge.guest:
+                if not edge.late_joiner:
                     self._pump(peer, stripe, edge, now, effects)
-        self.serve_guests(now, effects)
+        self.serve_late_joiners(now, effects)
 
     def tick(self, now: float, effects: list[Effect]) -> None:
         """Find children that lag."""
@@ -340,7 +343,7 @@ class Exchange:
                 if stuck and not edge.lagging:
                     edge.lagging = True
                     self._tell_behind(stripe, effects)
-        self.serve_guests(now, effects)
+        self.serve_late_joiners(now, effects)
 
     def skip(self, peer: bytes, stripe: int, key: ChunkKey) -> None:
         """A child gets this chunk elsewhere: what has not been handed over need not be."""
@@ -369,14 +372,14 @@ class Exchange:
     def waiting_bytes(self) -> int:
         """What waits for children's credit, or to be handed over; guests left out."""
         edges = (edge for edges in self.children.values() for edge in edges.values())
-        return sum(edge.waiting_bytes for edge in edges if not edge.guest)
+        return sum(edge.waiting_bytes for edge in edges if not edge.late_joiner)
 
     def has_time(self, now: float) -> bool:
         """Whether guests may be given something: little waits for the others, and the uplink has little to send, so
         that whatever comes for the others leaves soon."""
         little = self._little_bytes
         edges = (edge for edges in self.children.values() for edge in edges.values())
-        waiting = sum(edge.waiting_bytes for edge in edges if not edge.guest and not edge.lagging)
+        waiting = sum(edge.waiting_bytes for edge in edges if not edge.late_joiner and not edge.lagging)
         return waiting < little and self._uplink.queued_bytes(now) < little
 
     @property
@@ -398,7 +401,7 @@ class Exchange:
     def _enqueue(self, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> bool:
         """False when there is no egress left for it; without its header no piece of a chunk may go."""
         size = _size(chunk, index)
-        if self.purse is not None and not self.purse.take(chunk.key, index, size, edge.peer):
+        if self.egress_budget is not None and not self.egress_budget.take(chunk.key, index, size, edge.peer):
             if index == HEADER:
                 edge.unpaid.add(chunk.key)
             return False
@@ -421,9 +424,9 @@ class Exchange:
 
     def _unpay(self, peer: bytes, waiting: Iterable[tuple[Chunk, int, int]]) -> None:
         """What waits does not leave."""
-        if self.purse is not None:
+        if self.egress_budget is not None:
             for chunk, index, size in waiting:
-                self.purse.back(chunk.key, index, size, peer)
+                self.egress_budget.back(chunk.key, index, size, peer)
 
     def _pump(
         self,
@@ -445,18 +448,20 @@ class Exchange:
             self._hand_over(peer, stripe, edge, chunk, index, now, effects)
 
     def _go_on(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
-        if not edge.guest:
+        if not edge.late_joiner:
             self._pump(peer, stripe, edge, now, effects)
-        self.serve_guests(now, effects)
+        self.serve_late_joiners(now, effects)
 
-    def serve_guests(self, now: float, effects: list[Effect]) -> None:
+    def serve_late_joiners(self, now: float, effects: list[Effect]) -> None:
         """Those that were given least first. Whether there is time for them is found out once and not for each, or
         members that attach to everybody would have us do nothing else."""
-        waiting = [(edge.sent, stripe, peer) for (stripe, peer), edge in self._guest_edges.items() if edge.waiting]
+        waiting = [
+            (edge.sent, stripe, peer) for (stripe, peer), edge in self._late_joiner_edges.items() if edge.waiting
+        ]
         if not waiting or not self.has_time(now):
             return
         for _, stripe, peer in sorted(waiting):
-            self._pump(peer, stripe, self._guest_edges[stripe, peer], now, effects, self._little_bytes)
+            self._pump(peer, stripe, self._late_joiner_edges[stripe, peer], now, effects, self._little_bytes)
 
     def _choose(self, edge: ChildEdge) -> None:
         """Which chunk it gets next: of those that wait whole, the one that fewest children were given. Where we cannot
@@ -482,7 +487,7 @@ class Exchange:
         if index == HEADER:
             effects.append(SendHeader(peer, stripe, key))
         else:
-            effects.append(SendPiece(peer, stripe, key, index, guest=edge.guest))
+            effects.append(SendPiece(peer, stripe, key, index, late_joiner=edge.late_joiner))
 
 
 def _size(chunk: Chunk, index: int) -> int:

@@ -8,10 +8,10 @@ from swarm.protocol.core.events import VersionId
 from swarm.protocol.membership.lease import Leases
 from swarm.protocol.membership.session import Sessions
 
-__all__ = ["Guests"]
+__all__ = ["LateJoiners"]
 
 
-class Guests:
+class LateJoiners:
     """As one peer sees it: of the newest version that it heard of, whose grants are younger."""
 
     def __init__(self, sessions: Sessions, leases: Leases) -> None:

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from codec import ChunkKey
 from swarm.protocol.core.events import Effect, Send, SetTimer, VersionId
 from swarm.protocol.core.tuning import Tuning
-from swarm.protocol.core.wire import MAX_WISHES, Skip, WantChunk, Wishes
+from swarm.protocol.core.wire import MAX_LATE_WANTS, LateChunkWants, Skip, WantChunk
 from swarm.protocol.transfer.chunks import Chunk, bits_of
 
-__all__ = ["PROMISES", "WISHES_HOLD_S", "Relief"]
+__all__ = ["LATE_WANTS_HOLD_S", "PROMISES", "LoadShedding"]
 
-WISHES_HOLD_S = 1.0
+LATE_WANTS_HOLD_S = 1.0
 """A list of wishes is good for so long; it is said again before that."""
 PROMISES = 2
 """That one neighbour is believed at a time."""
@@ -45,21 +45,21 @@ class _Promised:
     deadline: float
 
 
-class Relief:
-    """Of one member. `neighbours()`: whom to tell, never the authority. `parent`: who brings a stripe. `dealt`: whether
-    the headers of all chunks of this one's version are here."""
+class LoadShedding:
+    """Of one member. `neighbours()`: whom to tell, never the authority. `parent`: who brings a stripe. `assigned`:
+    whether the headers of all chunks of this one's version are here."""
 
     def __init__(
         self,
         tuning: Tuning,
         neighbours: Callable[[], list[bytes]],
         parent: Callable[[int], bytes | None],
-        dealt: Callable[[ChunkKey], bool],
+        assigned: Callable[[ChunkKey], bool],
     ) -> None:
         self._tuning = tuning
         self._neighbours = neighbours
         self._parent = parent
-        self._dealt = dealt
+        self._assigned = assigned
         self._owed: dict[int, dict[ChunkKey, tuple[Chunk, float]]] = {}
         """By stripe, in the order of their headers: chunks that are not whole yet, and from when on they are late."""
         self._owed_bytes: dict[int, int] = {}
@@ -67,7 +67,7 @@ class Relief:
         self._due_at = float("inf")
         """When the timer goes off."""
         self._promised: dict[ChunkKey, _Promised] = {}
-        self._wishes: list[ChunkKey] = []
+        self._wants: list[ChunkKey] = []
         self._told: dict[bytes, list[ChunkKey]] = {}
         """What each neighbour was told."""
         self._told_at = float("-inf")
@@ -80,7 +80,9 @@ class Relief:
     def owes(self, chunk: Chunk, now: float, effects: list[Effect]) -> None:
         """Its header has come."""
         if chunk.stripe is not None:
-            late = now + (self._tuning.relief_end_s if self._dealt(chunk.key) else self._tuning.relief_after_s)
+            late = now + (
+                self._tuning.load_shedding_end_s if self._assigned(chunk.key) else self._tuning.load_shedding_after_s
+            )
             self._owed.setdefault(chunk.stripe, {})[chunk.key] = chunk, late
             self._wake(late, effects)
 
@@ -101,13 +103,13 @@ class Relief:
         if chunk.whole:
             del self._promised[chunk.key]
         elif peer == promised.source:
-            promised.deadline = now + self._tuning.relief_deadline_s
+            promised.deadline = now + self._tuning.load_shedding_deadline_s
 
     def offered(self, peer: bytes, key: ChunkKey, now: float, effects: list[Effect]) -> None:
         """`peer` holds it and has uplink to spare. Taken if it is late still: what the parent has come to meanwhile may
         be on its way, and would come twice. Who offers what we need no more is told what we do need."""
         chunk = next((chunks[key][0] for chunks in self._owed.values() if key in chunks), None)
-        self._wishes = [wish for wish in self._wishes if wish != key]
+        self._wants = [want for want in self._wants if want != key]
         if (
             chunk is None
             or chunk.stripe is None
@@ -117,7 +119,7 @@ class Relief:
         ):
             self._tell([peer], effects)
             return
-        self._promised[key] = _Promised(chunk.stripe, peer, now + self._tuning.relief_deadline_s)
+        self._promised[key] = _Promised(chunk.stripe, peer, now + self._tuning.load_shedding_deadline_s)
         parent = self._parent(chunk.stripe)
         if parent is not None and parent != peer:
             effects.append(Send(parent, Skip(chunk.stripe, *key)))
@@ -154,14 +156,16 @@ class Relief:
             if now >= promised.deadline:
                 self._broke[promised.source] = now + BROKEN_S
                 self._back_to_parent(key, promised, effects)
-        wishes = sorted(key for stripe in self._owed for key in self._late(stripe, now))
-        self._wishes = [key for key in wishes[:MAX_WISHES] if key[:3] == wishes[0][:3]][::-1]
-        if now - self._told_at >= 0.6 * WISHES_HOLD_S:  # whoever has a list is told it again
+        wants = sorted(key for stripe in self._owed for key in self._late(stripe, now))
+        self._wants = [key for key in wants[:MAX_LATE_WANTS] if key[:3] == wants[0][:3]][::-1]
+        if now - self._told_at >= 0.6 * LATE_WANTS_HOLD_S:  # whoever has a list is told it again
             self._told = {peer: keys for peer, keys in self._told.items() if not keys}
             self._told_at = now
         self._tell(self._neighbours(), effects)
         nexts = [
-            now + self._tuning.relief_end_s if self._dealt(key) else max(late, now + self._tuning.relief_pause_s)
+            now + self._tuning.load_shedding_end_s
+            if self._assigned(key)
+            else max(late, now + self._tuning.load_shedding_pause_s)
             for chunks in self._owed.values()
             for key, (_, late) in chunks.items()
         ]
@@ -169,14 +173,14 @@ class Relief:
             self._wake(min(nexts), effects)
 
     def _tell(self, peers: list[bytes], effects: list[Effect]) -> None:
-        wishes = self._wishes
+        wants = self._wants
         for i, peer in enumerate(peers):
-            if self._told.get(peer, []) != wishes:
-                self._told[peer] = wishes
-                turn = i * len(wishes) // max(1, len(peers))
-                of = wishes[0][:3] if wishes else (0, 0, 0)
-                seqs = tuple(key.seq for key in wishes[turn:] + wishes[:turn])
-                effects.append(Send(peer, Wishes(*of, seqs)))
+            if self._told.get(peer, []) != wants:
+                self._told[peer] = wants
+                turn = i * len(wants) // max(1, len(peers))
+                of = wants[0][:3] if wants else (0, 0, 0)
+                seqs = tuple(key.seq for key in wants[turn:] + wants[:turn])
+                effects.append(Send(peer, LateChunkWants(*of, seqs)))
 
     def forget(self, floor: VersionId) -> None:
         """Versions up to this one are settled."""
@@ -200,11 +204,11 @@ class Relief:
         late: list[ChunkKey] = []
         for key in reversed(left):
             chunk, at = chunks[key]
-            dealt = self._dealt(key)
+            assigned = self._assigned(key)
             in_time = chunk.sizes[0]
-            if not dealt:
+            if not assigned:
                 in_time += chunk.sizes[0] + int(self._tuning.owed_s * self._tuning.stripe_bytes_s)
-            if (dealt or now >= at) and not chunk.have and owed - left[key] >= in_time:
+            if (assigned or now >= at) and not chunk.have and owed - left[key] >= in_time:
                 late.append(key)
                 owed -= left[key]
         return late

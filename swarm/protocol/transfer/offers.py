@@ -1,9 +1,9 @@
 """Offers: uplink that has nothing better to do goes to whoever waits longest for what we hold.
 
-Neighbours say what they wish for (see `relief`). When little waits for our own children, we offer one of them a chunk
-that we hold whole: to whoever has the oldest wish, for what was dealt first is latest, and in the order of its list. It
-is sent when the other end says so; until then, and while it is on its way, it counts as one of the few that are given
-at a time.
+Neighbours say what they wish for (see `load_shedding`). When little waits for our own children, we offer one of them a
+chunk that we hold whole: to whoever has the oldest wish, for what was dealt first is latest, and in the order of its
+list. It is sent when the other end says so; until then, and while it is on its way, it counts as one of the few that
+are given at a time.
 
 How much is little, and how many are few, goes by the time that they take our uplink: a slow one that promises as much
 as a fast one brings it late, when it could have come from another, and its own children wait for it.
@@ -12,10 +12,10 @@ as a fast one brings it late, when it could have come from another, and its own 
 from typing import Final
 
 from codec import ChunkKey
-from swarm.protocol.core.wire import Offer, Wishes
+from swarm.protocol.core.wire import LateChunkWants, Offer
 from swarm.protocol.state import State
 from swarm.protocol.transfer.chunks import Chunk
-from swarm.protocol.transfer.load_shedding import WISHES_HOLD_S
+from swarm.protocol.transfer.load_shedding import LATE_WANTS_HOLD_S
 
 __all__ = ["Offers"]
 
@@ -34,23 +34,23 @@ class Offers:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._wishes: dict[bytes, tuple[float, list[ChunkKey]]] = {}
+        self._wants: dict[bytes, tuple[float, list[ChunkKey]]] = {}
         """By neighbour: until when its list is good, and what is on it."""
         self._made: dict[bytes, tuple[float, ChunkKey]] = {}
         """Offers that are not answered yet, and until when they stand: one a neighbour."""
         self._again_at = float("-inf")
 
-    def heard(self, peer: bytes, message: Wishes, now: float) -> None:
+    def heard(self, peer: bytes, message: LateChunkWants, now: float) -> None:
         """What `peer` wishes for now; nothing that it said before counts."""
-        wishes = [ChunkKey(message.epoch, message.version, message.attempt, seq) for seq in message.seqs]
+        wants = [ChunkKey(message.epoch, message.version, message.attempt, seq) for seq in message.seqs]
         made = self._made.get(peer)
-        if made is not None and made[1] not in wishes:
+        if made is not None and made[1] not in wants:
             del self._made[peer]
-        if wishes:
-            self._wishes[peer] = now + WISHES_HOLD_S, wishes
+        if wants:
+            self._wants[peer] = now + LATE_WANTS_HOLD_S, wants
             self._again_at = now
         else:
-            self._wishes.pop(peer, None)
+            self._wants.pop(peer, None)
         self.look(now)
 
     def taken(self, peer: bytes, key: ChunkKey) -> bool:
@@ -59,19 +59,19 @@ class Offers:
         offered = made is not None and made[1] == key
         if offered:
             del self._made[peer]
-        if peer in self._wishes:
-            until, wishes = self._wishes[peer]
-            self._wishes[peer] = until, [wish for wish in wishes if wish != key]
+        if peer in self._wants:
+            until, wants = self._wants[peer]
+            self._wants[peer] = until, [want for want in wants if want != key]
         return offered
 
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone."""
-        self._wishes.pop(peer, None)
+        self._wants.pop(peer, None)
         self._made.pop(peer, None)
 
     def look(self, now: float) -> None:
         """Make as many offers as there is uplink for."""
-        while self._wishes and now >= self._again_at and self._idle(now):
+        while self._wants and now >= self._again_at and self._idle(now):
             best = self._best(now)
             if best is None:
                 self._again_at = now + LOOK_AGAIN_S
@@ -85,12 +85,12 @@ class Offers:
     def _best(self, now: float) -> tuple[bytes, Chunk] | None:
         """Of those whose oldest wish is oldest, the first on its list that we hold whole. Guests count once the version
         is ours: what is offered takes our uplink longer than others should wait."""
-        waiting = [(min(wishes), peer) for peer, (until, wishes) in self._wishes.items()
-                   if wishes and until > now and peer not in self._made]  # fmt: skip
+        waiting = [(min(wants), peer) for peer, (until, wants) in self._wants.items()
+                   if wants and until > now and peer not in self._made]  # fmt: skip
         for _, peer in sorted(waiting):
-            if self._state.guests.early and self._state.guests.has(peer):
+            if self._state.late_joiners.early and self._state.late_joiners.has(peer):
                 continue
-            for key in self._wishes[peer][1]:
+            for key in self._wants[peer][1]:
                 chunk = self._state.chunks.find(key)
                 if chunk is not None and chunk.whole and not self._pushes(chunk, peer):
                     return peer, chunk
@@ -114,7 +114,7 @@ class Offers:
     @property
     def _given(self) -> int:
         """Chunks that are offered or on their way."""
-        return self._state.gifts.count + len(self._made)
+        return self._state.uploads.count + len(self._made)
 
     def _room(self, size: int) -> bool:
         """Whether one more chunk of so many bytes may be given now."""

@@ -15,7 +15,7 @@ from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import WantChunk
 from swarm.protocol.transfer.chunks import Chunk, Version, bits_of
 
-__all__ = ["Gifts", "Pulls", "Sources"]
+__all__ = ["Pulls", "Sources", "Uploads"]
 
 Sources = Callable[[int | None], list[bytes]]
 """Peers that may be asked for a chunk of this stripe (None: of an unknown one), best first."""
@@ -164,7 +164,7 @@ def _want(version: Version, seq: int) -> WantChunk:
     return WantChunk(version.id.epoch, version.id.version, version.attempt, seq, pieces)
 
 
-class Gifts:
+class Uploads:
     """The other end: chunks that we are giving to peers that pull them. Bounds what one peer may have us queue."""
 
     def __init__(self, tuning: Tuning) -> None:
@@ -189,11 +189,11 @@ class Gifts:
 
     def sent(self, peer: bytes, key: ChunkKey) -> None:
         """One frame of it has left."""
-        gifts = self._left.get(peer, {})
-        if key in gifts:
-            gifts[key] -= 1
-            if not gifts[key]:
-                del gifts[key]
+        uploads = self._left.get(peer, {})
+        if key in uploads:
+            uploads[key] -= 1
+            if not uploads[key]:
+                del uploads[key]
 
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone."""

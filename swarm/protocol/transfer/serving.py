@@ -19,18 +19,18 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
     key = key_of(want)
     chunk = state.chunks.find(key) if state.exchange.gives else None
     pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
-    if state.gifts.busy(peer, key):
+    if state.uploads.busy(peer, key):
         return
     if chunk is not None and state.exchange.take_back(peer, chunk, pieces, now, state.effects):
         return
-    if chunk is None or not pieces or state.gifts.full(peer):
+    if chunk is None or not pieces or state.uploads.full(peer):
         state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
     asked = state.exchange.paid(peer, chunk, [index for index in range(len(chunk.sizes)) if pieces >> index & 1])
     if not asked:
         state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
-    state.gifts.begin(peer, key, 1 + len(asked))
+    state.uploads.begin(peer, key, 1 + len(asked))
     state.exchange.gave(peer, chunk, asked, now)
     state.emit(SendHeader(peer, chunk.stripe, key, pull=True))
     for index in asked:

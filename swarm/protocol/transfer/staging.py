@@ -24,7 +24,7 @@ from swarm.protocol.core.wire import ManifestNews, WantManifest
 from swarm.protocol.state import State
 from swarm.protocol.transfer.chunks import Version
 from swarm.protocol.transfer.exchange import HEADER
-from swarm.protocol.transfer.load_shedding import Relief
+from swarm.protocol.transfer.load_shedding import LoadShedding
 from swarm.protocol.transfer.pull import Pulls
 
 __all__ = ["Progress"]
@@ -34,12 +34,18 @@ class Progress:
     """Takes in headers, pieces and manifests; stages and commits."""
 
     def __init__(
-        self, state: State, pulls: Pulls, relief: Relief, *, relay_only: bool, repair: Callable[[float], None]
+        self,
+        state: State,
+        pulls: Pulls,
+        load_shedding: LoadShedding,
+        *,
+        relay_only: bool,
+        repair: Callable[[float], None],
     ) -> None:
         self._state = state
         self._pulls = pulls
-        self._relief = relief
-        state.exchange.owed = relief.owed_bytes
+        self._load_shedding = load_shedding
+        state.exchange.owed = load_shedding.owed_bytes
         self._relay_only = relay_only
         self._repair = repair
         self._running: set[Job] = set()
@@ -69,7 +75,7 @@ class Progress:
             state.exchange.moved(chunk.stripe, now)
         if news or (unplaced and chunk.stripe is not None):
             state.exchange.push(chunk, HEADER, event.peer, now, state.effects)
-            self._relief.owes(chunk, now, state.effects)
+            self._load_shedding.owes(chunk, now, state.effects)
         for index in chunk.held() if unplaced and chunk.stripe is not None else ():
             state.exchange.push(chunk, index, event.peer, now, state.effects)
 
@@ -84,7 +90,7 @@ class Progress:
         return (
             self._state.exchange.parent(event.stripe) == event.peer
             or self._pulls.asked_of(event.peer, event.key)
-            or self._relief.asked_of(event.peer, event.key)
+            or self._load_shedding.asked_of(event.peer, event.key)
         )
 
     def piece(self, event: PieceStored, now: float) -> None:
@@ -96,7 +102,7 @@ class Progress:
         state.exchange.moved(taken[0].stripe, now)
         state.exchange.push(taken[0], event.index, event.peer, now, state.effects)
         self._pulls.arrived(taken[0], now)
-        self._relief.arrived(taken[0], event.peer, now)
+        self._load_shedding.arrived(taken[0], event.peer, now)
         if taken[0].whole:
             self.advance(now)
 
@@ -236,6 +242,6 @@ class Progress:
         state = self._state
         assert version.manifest is not None
         state.settle(version.id, version.manifest, version.sealed_manifest)
-        self._relief.forget(state.floor)
+        self._load_shedding.forget(state.floor)
         state.emit(Commit(version.id, version.manifest))
         self.advance(now)

@@ -89,13 +89,13 @@ class BulkStreams:
     async def run(
         self,
         open_stream: Callable[[], Awaitable[Stream]],
-        ways: Callable[[], int],
+        target_connections: Callable[[], int],
         answer: Callable[[Message], object],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
     ) -> None:
-        """Write for ever. `ways`: how many streams are worth having now, asked when there is more to send than the
-        present ones take; for the others see `Outbound.run`, which also says what is raised."""
+        """Write for ever. `target_connections`: how many streams are worth having now, asked when there is more to send
+        than the present ones take; for the others see `Outbound.run`, which also says what is raised."""
 
         async def carry(queue: Outbound, stream: Stream, idle_s: float) -> None:
             async with stream:
@@ -122,7 +122,7 @@ class BulkStreams:
             nursery.start_soon(carry, self._first, stream, math.inf)
             while True:
                 await self._busy.wait()
-                lacking = ways() - len(self._queues) - self._opening
+                lacking = target_connections() - len(self._queues) - self._opening
                 await trio.sleep(_CROWDED_S if lacking > 0 else _ENOUGH_S)
                 if not any(queue.crowded for queue in self._queues):
                     self._busy = trio.Event()

@@ -75,7 +75,7 @@ class Outbound:
     def put(self, effect: Bulk) -> None:
         if isinstance(effect, SendBlob | SendBlock):
             self._blobs.append(effect)
-        elif effect.pull or effect.stripe is None or (isinstance(effect, SendPiece) and effect.guest):
+        elif effect.pull or effect.stripe is None or (isinstance(effect, SendPiece) and effect.late_joiner):
             self._later.append(effect)
         else:
             self._pushes.append(effect)

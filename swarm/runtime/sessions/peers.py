@@ -224,7 +224,7 @@ class Peers:
 
         await session.run(
             open_bulk,
-            lambda: self._transport.ways(session.peer),
+            lambda: self._transport.target_connections(session.peer),
             self._post,
             large=self._large,
             most=lambda: self._longest(session.peer, session.dialed),

@@ -124,17 +124,17 @@ class Session:
     async def run(
         self,
         open_bulk: OpenBulk,
-        ways: Callable[[], int],
+        target_connections: Callable[[], int],
         post: Post,
         *,
         large: trio.CapacityLimiter,
         most: Callable[[], int] = lambda: MAX_MESSAGE_BYTES,
         charge: Callable[[bytes, float], None] = lambda peer, seconds: None,
     ) -> None:
-        """Carry messages and frames until it ends; afterwards `why` says why, unless an error says so. `ways`: how many
-        bulk streams the path is worth. `large`: how many large messages of all sessions are decoded and wait for the
-        core at a time. `most`: how long a message of the peer may be now. `charge`: told what it took to decode what
-        came.
+        """Carry messages and frames until it ends; afterwards `why` says why, unless an error says so.
+        `target_connections`: how many bulk streams the path is worth. `large`: how many large messages of all sessions
+        are decoded and wait for the core at a time. `most`: how long a message of the peer may be now. `charge`: told
+        what it took to decode what came.
 
         Raises groups of `PeerError`, `trio.TooSlowError`, `trio.BrokenResourceError`, `Unreachable`.
         """
@@ -144,7 +144,7 @@ class Session:
                 for patience in (reading, writing):
                     nursery.start_soon(patience.watch)
                 nursery.start_soon(self._write, writing)
-                nursery.start_soon(self.bulk.run, open_bulk, ways, self.send, post, self.peer)
+                nursery.start_soon(self.bulk.run, open_bulk, target_connections, self.send, post, self.peer)
                 await self._read(post, reading, large, most, charge)
                 self._scope.cancel()
 

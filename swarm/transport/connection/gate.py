@@ -16,12 +16,12 @@ from typing import Final
 from swarm.transport.base import PeerKey
 from swarm.transport.connection.admission import origin
 from swarm.transport.connection.muxer import MuxedConnection
-from swarm.transport.lanes import WAYS_ID
+from swarm.transport.lanes import TARGET_CONNECTIONS_ID
 from swarm.transport.yamux import Limits
 
 __all__ = ["Gate", "GateRules"]
 
-_CLOSED: Final = (WAYS_ID, "/meshsub/")
+_CLOSED: Final = (TARGET_CONNECTIONS_ID, "/meshsub/")
 """What strangers are refused, by how it begins. The bulk lane is not among it, since both lanes may come at once, by
 different connections: the shell reads nothing there before its peer is admitted. Relaying has its own rules."""
 _HOMES: Final = 2048

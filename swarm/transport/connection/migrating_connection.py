@@ -2,7 +2,7 @@
 
 TLS and the muxer above see one unbroken pipe. A leg ends with its half-close in either direction, and what comes after
 is on the next one, so nothing is lost, doubled or put in another order. Both ends have agreed on the next leg before
-(see `legs`), on the connection itself, by a token that nobody else knows; a wrong splice breaks TLS, and no more.
+(see `links`), on the connection itself, by a token that nobody else knows; a wrong splice breaks TLS, and no more.
 """
 
 from collections import deque
@@ -14,12 +14,12 @@ import trio
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError, IOException
 
-from swarm.transport.base import Way
+from swarm.transport.base import PathKind
 from swarm.transport.connection.tcp import CountedSocket
 
-__all__ = ["CircuitLeg", "Leg", "Path", "SocketLeg", "lost_is_broken"]
+__all__ = ["ConnectionLink", "DirectLink", "MigratingConnection", "RelayedLink", "lost_is_broken"]
 
-_NEXT_LEG_S: Final = 20.0
+_NEXT_LINK_S: Final = 20.0
 """How long a reader at the end of a leg waits for the next one that it was promised."""
 _MAX_READ: Final = 262_144
 
@@ -33,10 +33,10 @@ def lost_is_broken() -> Iterator[None]:
         raise trio.BrokenResourceError(str(error)) from error
 
 
-class Leg(Protocol):
+class ConnectionLink(Protocol):
     """One pipe. `read` gives b"" at its end; all raise `ConnectionClosedError` when it breaks."""
 
-    way: Way
+    path_kind: PathKind
     seen_at: str | None
     """Where the peer is seen; None: the relay does not say."""
 
@@ -53,11 +53,11 @@ class Leg(Protocol):
     async def aclose(self) -> None: ...
 
 
-class SocketLeg:
+class DirectLink:
     """A TCP connection."""
 
-    def __init__(self, sock: CountedSocket, way: Way, seen_at: str | None) -> None:
-        self.way, self.seen_at = way, seen_at
+    def __init__(self, sock: CountedSocket, path_kind: PathKind, seen_at: str | None) -> None:
+        self.path_kind, self.seen_at = path_kind, seen_at
         self._sock = sock
 
     async def read(self, n: int) -> bytes:
@@ -76,10 +76,10 @@ class SocketLeg:
         await self._sock.close()
 
 
-class CircuitLeg:
+class RelayedLink:
     """A stream through a relay, which ends it after `limit_bytes` either way, or after `limit_s`; 0: no limit."""
 
-    way = Way.CIRCUIT
+    path_kind = PathKind.CIRCUIT
 
     def __init__(
         self,
@@ -140,42 +140,42 @@ class CircuitLeg:
             await self._moved.wait()
 
 
-class Path(ReadWriteCloser):
+class MigratingConnection(ReadWriteCloser):
     """The pipe under one connection."""
 
     congestion_control = ""
     """As of a socket; of a circuit nobody knows it."""
 
-    def __init__(self, leg: Leg, early: bytes = b"") -> None:
-        """`early`: what was read from `leg` already."""
+    def __init__(self, link: ConnectionLink, early: bytes = b"") -> None:
+        """`early`: what was read from `link` already."""
         self._early = early
-        self.leg = leg
+        self.link = link
         """What is written to now."""
         self.on_closed: Callable[[], None] = _nothing
-        self._reading = leg
-        self._legs: deque[Leg] = deque()  # to be read after the present one has ended
-        self._half_over: list[Leg] = []
-        self._next: Leg | None = None  # to be written to from now on
+        self._reading = link
+        self._links: deque[ConnectionLink] = deque()  # to be read after the present one has ended
+        self._half_over: list[ConnectionLink] = []
+        self._next: ConnectionLink | None = None  # to be written to from now on
         self._write_lock = trio.Lock()
         self._changed = trio.Event()
         self._promised_until_s = float("-inf")
         self.closed = False
 
     @property
-    def way(self) -> Way:
-        return self.leg.way
+    def path_kind(self) -> PathKind:
+        return self.link.path_kind
 
     def promise(self) -> None:
         """The next leg is under way: the present one's end is not the end of the path."""
-        self._promised_until_s = trio.current_time() + _NEXT_LEG_S
+        self._promised_until_s = trio.current_time() + _NEXT_LINK_S
 
-    async def continue_on(self, leg: Leg) -> None:
-        """What is written from now on goes over `leg`; what is read, too, once the present leg has ended."""
+    async def continue_on(self, link: ConnectionLink) -> None:
+        """What is written from now on goes over `link`; what is read, too, once the present leg has ended."""
         if self.closed:
-            await leg.aclose()
+            await link.aclose()
             return
-        self._legs.append(leg)
-        self._next = leg
+        self._links.append(link)
+        self._next = link
         self._wake()
         async with self._write_lock:
             await self._switch()
@@ -186,7 +186,7 @@ class Path(ReadWriteCloser):
 
     async def _switch(self) -> None:
         if self._next is not None:
-            old, self.leg, self._next = self.leg, self._next, None
+            old, self.link, self._next = self.link, self._next, None
             await old.send_eof()
             await self._finished(old)
 
@@ -196,41 +196,41 @@ class Path(ReadWriteCloser):
             return data
         while True:
             data = await self._reading.read(_MAX_READ if n is None else max(1, min(n, _MAX_READ)))
-            if data or not await self._has_next_leg():
+            if data or not await self._has_next_link():
                 return data
-            over, self._reading = self._reading, self._legs.popleft()
+            over, self._reading = self._reading, self._links.popleft()
             await self._finished(over)
 
-    async def _finished(self, leg: Leg) -> None:
-        """One direction of `leg` has ended; after the second it is closed."""
-        if leg in self._half_over:
-            self._half_over.remove(leg)
-            await leg.aclose()
+    async def _finished(self, link: ConnectionLink) -> None:
+        """One direction of `link` has ended; after the second it is closed."""
+        if link in self._half_over:
+            self._half_over.remove(link)
+            await link.aclose()
         else:
-            self._half_over.append(leg)
+            self._half_over.append(link)
 
-    async def _has_next_leg(self) -> bool:
+    async def _has_next_link(self) -> bool:
         with trio.move_on_at(max(self._promised_until_s, trio.current_time())):
-            while not self._legs and not self.closed and trio.current_time() < self._promised_until_s:
+            while not self._links and not self.closed and trio.current_time() < self._promised_until_s:
                 await self._changed.wait()
-        return bool(self._legs)
+        return bool(self._links)
 
     async def write(self, data: bytes) -> None:
         view = memoryview(data)
         async with self._write_lock:
             while view:
                 await self._switch()
-                room = self.leg.room()
+                room = self.link.room()
                 if room is not None and room <= 0:
-                    await self._wait_for_leg()
+                    await self._wait_for_link()
                     continue
                 part = view if room is None else view[:room]
-                await self.leg.write(bytes(part))
+                await self.link.write(bytes(part))
                 view = view[len(part) :]
 
-    async def _wait_for_leg(self) -> None:
+    async def _wait_for_link(self) -> None:
         """This leg's bytes are used up. Better to be late than to be cut off in the middle."""
-        with trio.move_on_after(_NEXT_LEG_S):
+        with trio.move_on_after(_NEXT_LINK_S):
             while self._next is None and not self.closed:
                 await self._changed.wait()
         if self._next is None:
@@ -243,8 +243,10 @@ class Path(ReadWriteCloser):
         self._wake()
         try:
             with trio.CancelScope(shield=True):
-                for leg in {id(leg): leg for leg in (self._reading, self.leg, *self._legs, *self._half_over)}.values():
-                    await leg.aclose()
+                for link in {
+                    id(link): link for link in (self._reading, self.link, *self._links, *self._half_over)
+                }.values():
+                    await link.aclose()
         finally:
             self.on_closed()
 

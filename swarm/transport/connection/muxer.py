@@ -18,8 +18,8 @@ from libp2p.stream_muxer.exceptions import (
 from multiaddr import Multiaddr
 
 from swarm.guard import Source, guarded
-from swarm.transport.base import Lane, PeerKey, Unreachable, Way
-from swarm.transport.connection.migrating_connection import Path
+from swarm.transport.base import Lane, PathKind, PeerKey, Unreachable
+from swarm.transport.connection.migrating_connection import MigratingConnection
 from swarm.transport.connection.tls import TlsSession
 from swarm.transport.yamux import Connection, Limits, PeerBudget, YamuxStream
 
@@ -73,7 +73,7 @@ class MuxedConnection(IMuxedConn):
         self.dialed_for = dialed_for
         self.event_started = trio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None  # set by the library
-        self.path: Path | None = getattr(conn, "path", None)
+        self.path: MigratingConnection | None = getattr(conn, "path", None)
         """What is under it, if that is not one socket for good: it began as a circuit."""
         self.security = getattr(conn, "negotiated_security_protocol", "")
         self.congestion_control: str = getattr(conn, "congestion_control", "")
@@ -88,11 +88,11 @@ class MuxedConnection(IMuxedConn):
         return self._conn.is_initiator
 
     @property
-    def way(self) -> Way:
+    def path_kind(self) -> PathKind:
         """How it goes to the peer."""
         if self.path is not None:
-            return self.path.way
-        return Way.DIALED if self.is_initiator else Way.ACCEPTED
+            return self.path.path_kind
+        return PathKind.DIALED if self.is_initiator else PathKind.ACCEPTED
 
     @property
     def is_established(self) -> bool:

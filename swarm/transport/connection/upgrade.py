@@ -18,7 +18,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 
 from codec.errors import PeerError
 from swarm.transport.base import PeerKey
-from swarm.transport.connection.migrating_connection import Path
+from swarm.transport.connection.migrating_connection import MigratingConnection
 from swarm.transport.connection.multistream import answer, propose
 from swarm.transport.connection.muxer import YAMUX_ID
 from swarm.transport.connection.tcp import CountedSocket
@@ -83,7 +83,7 @@ class Upgrader(TransportUpgrader):
         if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, CountedSocket):
             conn.on_up = raw_conn.stream.on_up  # type: ignore[attr-defined]  # for `upgrade_connection`
             conn.congestion_control = raw_conn.stream.congestion_control  # type: ignore[attr-defined]
-        if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, Path):
+        if isinstance(raw_conn, RawConnection) and isinstance(raw_conn.stream, MigratingConnection):
             conn.path = raw_conn.stream  # type: ignore[attr-defined]  # for the muxed connection, as above
         return conn
 

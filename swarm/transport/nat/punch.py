@@ -24,8 +24,8 @@ from codec.errors import PeerError
 from codec.unpack import unpack
 from swarm.guard import Source, guarded
 from swarm.protocol.core.reach import scope
-from swarm.transport.base import Way
-from swarm.transport.connection.migrating_connection import Path, SocketLeg, lost_is_broken
+from swarm.transport.base import PathKind
+from swarm.transport.connection.migrating_connection import DirectLink, MigratingConnection, lost_is_broken
 from swarm.transport.connection.muxer import MuxedConnection
 from swarm.transport.connection.tcp import (
     TOKEN_BYTES,
@@ -76,16 +76,16 @@ class Puncher:
         self._transport = transport
         self._meetings: dict[bytes, tuple[bytes, trio.MemorySendChannel[CountedSocket]]] = {}
         """By the token that the other end says: what we say, and who waits for the connection."""
-        self._followed: WeakKeyDictionary[Path, int] = WeakKeyDictionary()
+        self._followed: WeakKeyDictionary[MigratingConnection, int] = WeakKeyDictionary()
         """How often we were asked to dial, by connection."""
         self.punched = 0
         """Connections that left their circuit."""
 
-    async def keep_trying(self, connection: MuxedConnection, path: Path) -> None:
+    async def keep_trying(self, connection: MuxedConnection, path: MigratingConnection) -> None:
         """As the end that dialed the circuit: try, and now and then again."""
         for pause_s in _PAUSES_S:
             await trio.sleep(pause_s)
-            if path.closed or path.way is not Way.CIRCUIT:
+            if path.closed or path.path_kind is not PathKind.CIRCUIT:
                 return
             with guarded(Source.PUNCH, connection.peer) as outcome, lost_is_broken():
                 with trio.fail_after(_SETUP_S + _MEET_S):
@@ -93,17 +93,17 @@ class Puncher:
             if outcome.error is not None:
                 _log.info("not punched reason=%r", outcome.why)
 
-    async def _lead(self, connection: MuxedConnection, path: Path) -> None:
+    async def _lead(self, connection: MuxedConnection, path: MigratingConnection) -> None:
         token = secrets.token_bytes(TOKEN_BYTES)
         async with await self._transport.open_on(connection, PUNCH_ID) as stream:
             await _send(stream, _Meeting(token, tuple(self._own_addresses())))
             begun_s = trio.current_time()
             answer = await _receive(stream)
-            way_s = (trio.current_time() - begun_s) / 2
+            path_kind_s = (trio.current_time() - begun_s) / 2
             if answer.token != token:
                 raise PeerError("punch: another meeting's token")
             await stream.send_all(_GO)
-            await trio.sleep(way_s)
+            await trio.sleep(path_kind_s)
             path.promise()
             sock = await self._meet(token, answer.addrs, leads=True)
             if sock is None:
@@ -130,13 +130,13 @@ class Puncher:
                 with suppress(ConnectionClosedError):
                     await self._move(connection, path, sock)
 
-    async def _move(self, connection: MuxedConnection, path: Path, sock: CountedSocket) -> None:
-        await path.continue_on(SocketLeg(sock, Way.PUNCHED, multiaddr_text(sock.remote)))
+    async def _move(self, connection: MuxedConnection, path: MigratingConnection, sock: CountedSocket) -> None:
+        await path.continue_on(DirectLink(sock, PathKind.PUNCHED, multiaddr_text(sock.remote)))
         self.punched += 1
 
     def _own_addresses(self) -> list[str]:
         """Where our dials seem to come from: what a relay saw of us, and that host with the port that we listen on."""
-        tcp, seen_at = self._transport.tcp, self._transport.legs.observed
+        tcp, seen_at = self._transport.tcp, self._transport.relayed_links.observed
         seen = host_and_port_of(seen_at) if seen_at else None
         if tcp is None or seen is None:
             return []
@@ -146,7 +146,7 @@ class Puncher:
     def _targets(self, addrs: Sequence[str]) -> set[tuple[str, int]]:
         """Of the other end's addresses those that are no nearer than ours, and no names, which may lead anywhere. It
         may be anybody, and would have us dial into our own network."""
-        own = scope(self._transport.legs.observed)
+        own = scope(self._transport.relayed_links.observed)
         targets = (host_and_port_of(address) for address in addrs if scope(address) >= own)
         return {target for target in targets if target is not None and _is_ip(target[0])}
 

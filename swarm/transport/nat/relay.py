@@ -41,12 +41,12 @@ _READ_BYTES: Final = 131_072
 class RelayRules:
     """What a relay gives."""
 
-    places: int = 256
+    reservations: int = 256
     place_s: float = 3600.0
     """A place is kept this long unless it is renewed, which its owner does in time."""
     circuits: int = 512
     circuits_to_one: int = 96
-    """A peer takes 128 streams from a relay of its own (`places.RELAY_STREAMS`)."""
+    """A peer takes 128 streams from a relay of its own (`reservations.RELAY_STREAMS`)."""
     circuits_from_one: int = 16
     circuit_s: float = 3600.0
     circuit_bytes: int = 4 << 30
@@ -86,7 +86,7 @@ class Relay:
         self._may_reserve = may_reserve
         self._open_stream = open_stream
         self._seen_at = seen_at
-        self._places: dict[PeerKey, float] = {}
+        self._reservations: dict[PeerKey, float] = {}
         self._from: Counter[PeerKey] = Counter()
         self._to: Counter[PeerKey] = Counter()
         self.strangers = StrangerCircuits(may_reserve, self._rules.strangers)
@@ -98,14 +98,14 @@ class Relay:
         return self._from.total()
 
     @property
-    def places(self) -> list[PeerKey]:
+    def reservations(self) -> list[PeerKey]:
         """Who keeps a place."""
         now = trio.current_time()
-        return [peer for peer, until_s in self._places.items() if until_s > now]
+        return [peer for peer, until_s in self._reservations.items() if until_s > now]
 
     def carries(self, peer: PeerKey) -> bool:
         """Whether it keeps a place or has a circuit here."""
-        return self._places.get(peer, 0.0) > trio.current_time() or self._from[peer] > 0
+        return self._reservations.get(peer, 0.0) > trio.current_time() or self._from[peer] > 0
 
     async def serve(
         self, peer: PeerKey, stream: trio.abc.HalfCloseableStream, begins: Callable[[], None] = lambda: None
@@ -138,12 +138,12 @@ class Relay:
 
     def _reserve(self, peer: PeerKey) -> HopMessage:
         now = trio.current_time()
-        self._places = {other: until_s for other, until_s in self._places.items() if until_s > now}
+        self._reservations = {other: until_s for other, until_s in self._reservations.items() if until_s > now}
         if not self._may_reserve(peer):
             return HopMessage(type=HopMessage.STATUS, status=Status.PERMISSION_DENIED)
-        if peer not in self._places and len(self._places) >= self._rules.places:
+        if peer not in self._reservations and len(self._reservations) >= self._rules.reservations:
             return HopMessage(type=HopMessage.STATUS, status=Status.RESERVATION_REFUSED)
-        self._places[peer] = now + self._rules.place_s
+        self._reservations[peer] = now + self._rules.place_s
         return HopMessage(
             type=HopMessage.STATUS,
             status=Status.OK,
@@ -161,7 +161,7 @@ class Relay:
 
     async def _connect(self, ends: _Ends) -> "trio.abc.HalfCloseableStream | Status.ValueType":
         """The target's end of a new circuit, or the status that says why there is none."""
-        if self._places.get(ends.target, 0.0) <= trio.current_time():
+        if self._reservations.get(ends.target, 0.0) <= trio.current_time():
             return Status.NO_RESERVATION
         if self._is_full(ends):
             return Status.RESOURCE_LIMIT_EXCEEDED

@@ -20,7 +20,12 @@ from codec.errors import PeerError
 from swarm.guard import Source, guarded
 from swarm.protocol.core.reach import relay_of, scope
 from swarm.transport.base import PeerKey, Unreachable
-from swarm.transport.connection.migrating_connection import CircuitLeg, Leg, Path, lost_is_broken
+from swarm.transport.connection.migrating_connection import (
+    ConnectionLink,
+    MigratingConnection,
+    RelayedLink,
+    lost_is_broken,
+)
 from swarm.transport.connection.muxer import MuxedConnection
 from swarm.transport.connection.tcp import TOKEN_BYTES, host_and_port_of
 from swarm.transport.identity import peer_id, peer_key
@@ -42,7 +47,7 @@ from swarm.transport.probe import who_answers
 if TYPE_CHECKING:
     from swarm.transport.libp2p import Libp2pTransport
 
-__all__ = ["CONTINUE_ID", "Legs"]
+__all__ = ["CONTINUE_ID", "RelayedLinks"]
 
 CONTINUE_ID: Final = "/swarm-node/continue/1"
 _PREFACE: Final = b"\0"
@@ -56,13 +61,13 @@ _LOST = (Unreachable, PeerError, ConnectionClosedError, trio.BrokenResourceError
 _log = logging.getLogger(__name__)
 
 
-class Legs:
+class RelayedLinks:
     """One for a transport."""
 
     def __init__(self, transport: "Libp2pTransport") -> None:
         self._transport = transport
         self._relay_at: dict[str, PeerKey] = {}
-        self._promised: dict[bytes, Path] = {}
+        self._promised: dict[bytes, MigratingConnection] = {}
         """What will go on, by the token that its next leg begins with. One a path."""
         self.observed: str | None = None
         """Where a relay last saw us."""
@@ -73,8 +78,8 @@ class Legs:
 
     async def dial(self, peer: PeerKey, address: str) -> MuxedConnection:
         """A connection to `peer` through the relay that `address` names. Raises `Unreachable`."""
-        leg = await self._circuit(peer, address)
-        path = Path(leg)
+        link = await self._circuit(peer, address)
+        path = MigratingConnection(link)
         host, nursery = self._transport.host, self._transport.nursery
         if host is None or nursery is None:
             await path.close()
@@ -87,7 +92,7 @@ class Legs:
             await path.close()
             raise
         assert isinstance(conn.muxed_conn, MuxedConnection)
-        nursery.start_soon(self._keep_fresh, conn.muxed_conn, path, leg, address)
+        nursery.start_soon(self._keep_fresh, conn.muxed_conn, path, link, address)
         nursery.start_soon(self._transport.puncher.keep_trying, conn.muxed_conn, path)
         return conn.muxed_conn
 
@@ -118,7 +123,7 @@ class Legs:
         """What a relay, which listens at `relay`, says of where it sees us."""
         self.observed = _believed(relay, seen_at) or self.observed
 
-    async def _circuit(self, peer: PeerKey, address: str) -> CircuitLeg:
+    async def _circuit(self, peer: PeerKey, address: str) -> RelayedLink:
         relay, id_ = relay_of(address)
         key = await self.connect_relay(relay, id_, peer)
         stream = await self._transport.open_library_stream(key, HOP_ID)
@@ -134,9 +139,11 @@ class Legs:
                 raise Unreachable(f"the relay at {relay}: {error or 'no answer'}") from error
             raise
         self.saw_us(relay, observed_in(answer.peer))
-        return _circuit_leg(stream, address, answer.limit)
+        return _circuit_link(stream, address, answer.limit)
 
-    async def _keep_fresh(self, connection: MuxedConnection, path: Path, leg: CircuitLeg, address: str) -> None:
+    async def _keep_fresh(
+        self, connection: MuxedConnection, path: MigratingConnection, link: RelayedLink, address: str
+    ) -> None:
         """Before the present circuit reaches its limit, go on over a new one; for as long as the connection lives."""
         with guarded(Source.CIRCUIT, connection.peer) as outcome, lost_is_broken():
             async with await self._transport.open_on(connection, CONTINUE_ID) as stream:
@@ -145,19 +152,19 @@ class Legs:
                     await stream.send_all(secret)
                     if await stream.receive_some(1) != _READY:
                         raise PeerError("the peer goes on over no other circuit")
-                await self._rotate(connection, path, leg, address, secret)
+                await self._rotate(connection, path, link, address, secret)
         if outcome.error is not None:
             _log.info("a circuit is not followed by another peer=%s reason=%r", peer_id(connection.peer), outcome.why)
 
     async def _rotate(
-        self, connection: MuxedConnection, path: Path, leg: CircuitLeg, address: str, secret: bytes
+        self, connection: MuxedConnection, path: MigratingConnection, link: RelayedLink, address: str, secret: bytes
     ) -> None:
         while True:
             worn = False
             with trio.move_on_after(_AGAIN_S):
-                await leg.worn()
+                await link.worn()
                 worn = True
-            if path.closed or path.leg is not leg:
+            if path.closed or path.link is not link:
                 return  # it has ended, or found a better way
             if not worn:
                 continue
@@ -171,21 +178,21 @@ class Legs:
                 continue
             secret = _next(secret)
             await self._go_on(path, fresh, secret)
-            leg = fresh
+            link = fresh
             self.rotated += 1
 
-    async def _go_on(self, path: Path, leg: Leg, token: bytes) -> None:
+    async def _go_on(self, path: MigratingConnection, link: ConnectionLink, token: bytes) -> None:
         """Nothing of this travels over the path itself, which may be at its limit. Once the other end has the new leg
         it writes to that alone, so a failure here is the connection's end."""
         path.promise()
         try:
             with trio.fail_after(_SETUP_S):
-                await leg.write(_PREFACE + token)
-                if await leg.read(1) != _READY:
+                await link.write(_PREFACE + token)
+                if await link.read(1) != _READY:
                     raise ConnectionClosedError("the new circuit ended at once")
-                await path.continue_on(leg)
+                await path.continue_on(link)
         except BaseException:
-            await leg.aclose()
+            await link.aclose()
             await path.close()
             raise
 
@@ -195,7 +202,7 @@ class Legs:
         """A relay brings a circuit. Raises `PeerError`."""
         with trio.fail_after(_SETUP_S):
             request = await read_message(stream, StopMessage)
-            known = self._transport.places.address_of(relay)
+            known = self._transport.reservations.address_of(relay)
             if request.type != StopMessage.CONNECT or known is None:
                 status = Status.UNEXPECTED_MESSAGE if known else Status.PERMISSION_DENIED
                 await write_message(stream, StopMessage(type=StopMessage.STATUS, status=status))
@@ -203,30 +210,30 @@ class Legs:
                 return
             key_in(request.peer)  # only a hint: TLS proves who it is
             await write_message(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
-        leg = _circuit_leg(stream, _believed(known, observed_in(request.peer)) or known, request.limit)
+        link = _circuit_link(stream, _believed(known, observed_in(request.peer)) or known, request.limit)
         try:
             with trio.fail_after(_SETUP_S):
-                first = await leg.read(1)
-                token = await _read_token(leg) if first == _PREFACE else b""
+                first = await link.read(1)
+                token = await _read_token(link) if first == _PREFACE else b""
         except _LOST:
-            await leg.aclose()
+            await link.aclose()
             return
         if not token:
-            await self._transport.take_inbound(Path(leg, first), f"relay {peer_id(relay)}")
+            await self._transport.take_inbound(MigratingConnection(link, first), f"relay {peer_id(relay)}")
         else:
-            await self.arrived(token, leg)
+            await self.arrived(token, link)
 
-    async def arrived(self, token: bytes, leg: Leg) -> None:
+    async def arrived(self, token: bytes, link: ConnectionLink) -> None:
         """A new leg says whose it is. Nothing that happens to it leaves here."""
         path = self._promised.pop(token, None)
         with guarded(Source.CIRCUIT) as outcome, lost_is_broken():
             if path is None:
                 raise ConnectionClosedError("nobody waits for it")
             self._promised[_next(token)] = path
-            await leg.write(_READY)
-            await path.continue_on(leg)
+            await link.write(_READY)
+            await path.continue_on(link)
         if outcome.error is not None:
-            await leg.aclose()
+            await link.aclose()
             if path is not None:
                 await path.close()
 
@@ -257,14 +264,14 @@ def _believed(relay: str, seen_at: str | None) -> str | None:
     return seen_at if seen_at is not None and scope(seen_at) >= scope(relay) else None
 
 
-def _circuit_leg(stream: trio.abc.HalfCloseableStream, seen_at: str, limit: Limit) -> CircuitLeg:
-    return CircuitLeg(stream, seen_at, limit_bytes=limit.data, limit_s=float(limit.duration))
+def _circuit_link(stream: trio.abc.HalfCloseableStream, seen_at: str, limit: Limit) -> RelayedLink:
+    return RelayedLink(stream, seen_at, limit_bytes=limit.data, limit_s=float(limit.duration))
 
 
-async def _read_token(leg: Leg) -> bytes:
+async def _read_token(link: ConnectionLink) -> bytes:
     data = b""
     while len(data) < TOKEN_BYTES:
-        more = await leg.read(TOKEN_BYTES - len(data))
+        more = await link.read(TOKEN_BYTES - len(data))
         if not more:
             raise ConnectionClosedError("it ended in its first bytes")
         data += more

@@ -96,7 +96,7 @@ class Connection:
         self.reason = ""
         self.round_trip_s = 0.0
         """Smoothed, from pings; 0 until the first answer."""
-        self.way_s = math.inf
+        self.path_kind_s = math.inf
         """The shortest answer of all: what queues and busy processors add is no distance."""
         self.used_at_s = trio.current_time()
         """When a stream last came or went."""
@@ -354,7 +354,7 @@ class Connection:
         elif head.length == self._ping[0]:
             measured_s = trio.current_time() - self._ping[1]
             self.round_trip_s = 0.75 * self.round_trip_s + 0.25 * measured_s if self.round_trip_s else measured_s
-            self.way_s = min(self.way_s, measured_s)
+            self.path_kind_s = min(self.path_kind_s, measured_s)
 
     def _answer(self, kind: Kind, flags: int, stream_id: int, length: int) -> None:
         self._cost += Cost.ANSWER

@@ -55,7 +55,7 @@ class EchoEngine:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.version, self.root = (0, 0), ROOT
-        self.ready, self.carries, self.joins, self.scores = True, True, False, False
+        self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, False
         self.abilities, self.kind = ABILITIES, "echo"
         self.drawn: list[tuple[int, ...]] = []
         self.tokens = 0

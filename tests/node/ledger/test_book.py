@@ -26,7 +26,9 @@ def same(a: Ledger, b: Ledger) -> None:
     }
     assert a.table.next_id == b.table.next_id
     assert a.roots == b.roots
-    aside = [{key: node.conduct.sentence.why for key, node in x.nodes.items() if node.conduct.sentence} for x in (a, b)]
+    aside = [
+        {key: node.reputation.penalty.why for key, node in x.nodes.items() if node.reputation.penalty} for x in (a, b)
+    ]
     assert aside[0] == aside[1]
 
 
@@ -43,9 +45,9 @@ def busy_ledger(book: Book) -> Ledger:
     submit(ledger, other[0], draw(other[0], other[0].samples[0], 2), 2.0)
     ledger.give_back(ALICE, [leases[2].id], 2.0)
     book.write(ledger.take_facts())
-    ledger.court.quarantine(CAROL, "it lied", None, 2.0)
-    ledger.court.quarantine(DAVE, "it was slow", 9.0, 2.0)
-    ledger.court.release(DAVE, "by hand")
+    ledger.quarantine.quarantine(CAROL, "it lied", None, 2.0)
+    ledger.quarantine.quarantine(DAVE, "it was slow", 9.0, 2.0)
+    ledger.quarantine.release(DAVE, "by hand")
     book.write(ledger.take_facts())
     ledger.advance(head(4))
     book.write(ledger.take_facts())
@@ -244,7 +246,7 @@ def test_a_full_disk_is_the_users_to_solve(tmp_path: Path):
     assert book.counts()["groups"] == 0
 
 
-def test_what_is_no_ledger_is_refused_in_a_sentence(tmp_path: Path):
+def test_what_is_no_ledger_is_refused_in_a_penalty(tmp_path: Path):
     (tmp_path / "junk").write_bytes(b"not a database at all" * 100)
     with pytest.raises(UsageError, match="Cannot open the ledger"):
         Book(tmp_path / "junk")

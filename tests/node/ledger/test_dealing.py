@@ -7,7 +7,7 @@ from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, SAMPLING, ask, draw, gro
 
 from node.ledger.assignment.fair_share import duration_s, finishable, poured, together
 from node.ledger.assignment.rate import Rate
-from node.ledger.assignment.version_timing import Timetable
+from node.ledger.assignment.version_timing import VersionTiming
 from node.ledger.messages import Reason
 from node.ledger.settings import Settings
 from node.ledger.state import Node
@@ -82,8 +82,8 @@ def test_more_lag_is_more_time():
     assert samples(ledger.request_work(ALICE, ask(64, version=3), 390.0)) == 11, "110 s are left"
 
 
-def test_the_timetable_learns_intervals_and_delays():
-    table = Timetable()
+def test_the_version_timing_learns_intervals_and_delays():
+    table = VersionTiming()
     assert table.due_s(5.0) == float("inf")
     assert table.usable_s((0, 1), (0, 1), 1, 5.0) == float("inf")
     for i in range(5):
@@ -157,7 +157,7 @@ def test_a_session_does_not_wait_for_a_node_that_is_gone_or_full():
 def learn_arrivals(ledger, delays_s: dict[bytes, float], every_s: float = 100.0, until: int = 6) -> float:
     """Seals, each of which every node's engine has so much later; when the last was sealed. Equal speeds: a sample of
     4 tokens a second."""
-    ledger.dealer.length.observe(4)
+    ledger.assigner.length.observe(4)
     now = 0.0
     for node in delays_s:
         ledger.nodes[node].rate.observe(4000, 1000.0)
@@ -195,7 +195,7 @@ def test_who_will_have_the_next_version_too_late_gets_no_more_than_this_one_allo
     for i in range(400):
         ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, max_lag=1)
     now = learn_arrivals(ledger, {ALICE: 0.0, BOB: 0.0})
-    ledger.dealer.timetable.delays[ALICE].mean = 150.0
+    ledger.assigner.version_timing.delays[ALICE].mean = 150.0
     assert samples(ledger.request_work(ALICE, ask(400, version=6), now + 90.0)) == 110, "10 s, and an interval"
     assert samples(ledger.request_work(BOB, ask(400, version=6), now + 90.0)) > 110
     ledger.nodes[ALICE].rate.observe(1, 1e9)
@@ -222,7 +222,7 @@ def test_all_end_at_one_time(waits, work, expected):
     nodes=st.lists(st.tuples(st.floats(0.01, 100.0), st.floats(0.0, 1000.0)), min_size=1, max_size=20),
     work=st.floats(0.1, 1e5),
 )
-def test_all_the_work_is_dealt_and_nobody_could_end_sooner(nodes, work):
+def test_all_the_work_is_assigned_and_nobody_could_end_sooner(nodes, work):
     speeds, waits = zip(*nodes, strict=True)
     amounts = together(speeds, waits, work)
     assert sum(amounts) == pytest.approx(work, rel=1e-6)
@@ -354,7 +354,7 @@ def test_what_is_left_of_a_group_waits_for_no_version_that_it_need_not(sample_s,
     held = tuple(lease.id for lease in ledger.request_work(ALICE, ask(20, version=3), 380.0))
     assert submit(ledger, lease, draw(lease, 0, 4), 389.0) is None
     ledger.member_lost(BOB, 390.0)
-    ledger.nodes[ALICE].token_s.mean = sample_s / ledger.dealer.length.mean
+    ledger.nodes[ALICE].token_s.mean = sample_s / ledger.assigner.length.mean
     found = ledger.request_work(ALICE, ask(4, version=3, holding=held), 390.0)
     assert (found if isinstance(found, Reason) else samples(found)) == got
 

@@ -52,7 +52,7 @@ from swarm import guard
 U63 = (1 << 63) - 1
 
 
-class Desk:
+class LedgerBench:
     """A ledger service without its task: what it would send is looked at, and time is a number."""
 
     def __init__(self, groups: int = 8, n: int = 2, sampling: SamplingParams = SAMPLING, **chosen: Any) -> None:
@@ -110,18 +110,18 @@ def bad_utf8(rolled: Rollout) -> bytes:
 
 def test_a_rollout_that_its_node_signed_and_nobody_can_read():
     """Row 2 of the audit: text that is no UTF-8, under a good signature."""
-    desk = Desk()
-    (lease, *_) = desk.hear(ALICE, request())
+    bench = LedgerBench()
+    (lease, *_) = bench.hear(ALICE, request())
     sealed = KEY_OF[ALICE].seal(ROLLOUT_DOMAIN, bad_utf8(rollout(lease)))
     with pytest.raises(PeerError, match="rollout"):
         open_rollout(ALICE, sealed)
     with pytest.raises(PeerError, match="signature"):
         open_rollout(BOB, sealed)
-    assert desk.hear(ALICE, SignedRollout(sealed)) == []
+    assert bench.hear(ALICE, SignedRollout(sealed)) == []
     nested = KEY_OF[ALICE].seal(ROLLOUT_DOMAIN, b"\x91" * 100_000)
-    assert desk.hear(ALICE, SignedRollout(nested)) == []
-    assert desk.ledger.nodes[ALICE].refused[Reason.BAD_SIGNATURE] == 2
-    (verdict,) = desk.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], rollout(lease))))
+    assert bench.hear(ALICE, SignedRollout(nested)) == []
+    assert bench.ledger.nodes[ALICE].refused[Reason.BAD_SIGNATURE] == 2
+    (verdict,) = bench.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], rollout(lease))))
     assert verdict == Verdict(lease.lease, lease.samples[0], None), "the next good one counts"
 
 
@@ -138,37 +138,37 @@ def test_a_rollout_that_its_node_signed_and_nobody_can_read():
     ],
 )
 def test_a_body_that_nobody_can_read_is_dropped_and_then_its_node(body: bytes):
-    desk = Desk()
+    bench = LedgerBench()
     for _ in range(int(callers.MALFORMED_AT_ONCE)):
-        assert desk.hear(ALICE, body) == []
-    assert desk.expelled == []
-    desk.hear(ALICE, body)
-    ((node, why),) = desk.expelled
+        assert bench.hear(ALICE, body) == []
+    assert bench.expelled == []
+    bench.hear(ALICE, body)
+    ((node, why),) = bench.expelled
     assert node == ALICE
     assert why.startswith("work message")
-    assert desk.hear(BOB, request()) != [], "nobody else notices"
+    assert bench.hear(BOB, request()) != [], "nobody else notices"
 
 
 def test_a_bug_that_a_node_finds_costs_it_its_session_and_nothing_more(monkeypatch: pytest.MonkeyPatch):
-    desk = Desk()
-    monkeypatch.setattr(desk.ledger, "renew", lambda *_: 1 / 0)
+    bench = LedgerBench()
+    monkeypatch.setattr(bench.ledger, "renew", lambda *_: 1 / 0)
     before = guard.bugs[guard.Source.WORK]
     with pytest.raises(ZeroDivisionError):
-        desk.hear(ALICE, Renew(1, 1, 1))
+        bench.hear(ALICE, Renew(1, 1, 1))
     monkeypatch.delenv("SWARM_STRICT")
-    assert desk.hear(ALICE, Renew(1, 1, 1)) == []
-    assert [node for node, _ in desk.expelled] == [ALICE]
+    assert bench.hear(ALICE, Renew(1, 1, 1)) == []
+    assert [node for node, _ in bench.expelled] == [ALICE]
     assert guard.bugs[guard.Source.WORK] == before + 2
-    assert desk.hear(BOB, request()) != []
+    assert bench.hear(BOB, request()) != []
 
 
 def test_lines_of_a_log_are_few(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """Row 16: 33,569 of them in ten seconds."""
     monkeypatch.setattr(guard, "_seldom", guard.Seldom())
-    desk = Desk()
+    bench = LedgerBench()
     for _ in range(3000):
-        desk.now += 0.01
-        desk.service.hear(ALICE, b"\x01\xc1")
+        bench.now += 0.01
+        bench.service.hear(ALICE, b"\x01\xc1")
     assert 1 <= len(caplog.records) <= 10
 
 
@@ -176,7 +176,7 @@ def test_lines_of_a_log_are_few(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 
 def test_a_flood_is_dropped_unread(monkeypatch: pytest.MonkeyPatch):
-    desk, read = Desk(), 0
+    bench, read = LedgerBench(), 0
 
     def count(body: bytes) -> messages.WorkMessage:
         nonlocal read
@@ -186,15 +186,15 @@ def test_a_flood_is_dropped_unread(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("node.ledger.service.decode", count)
     body = encode(Renew(1, 1, 1))
     for _ in range(20_000):
-        desk.now += 1e-4
-        desk.service.hear(ALICE, body)
+        bench.now += 1e-4
+        bench.service.hear(ALICE, body)
     assert read <= callers.BURST + 2 * callers.RATE + 2
-    assert desk.service._callers.left_out == 20_000 - read
+    assert bench.service._callers.left_out == 20_000 - read
     large = encode(SignedRollout(bytes(messages.MAX_BODY_BYTES - 100)))
-    desk.now += 60.0
+    bench.now += 60.0
     read = 0
     for _ in range(200):
-        desk.service.hear(BOB, large)
+        bench.service.hear(BOB, large)
     assert read <= 16, "large bodies count as many"
 
 
@@ -215,71 +215,71 @@ def test_the_budget_is_what_the_fastest_honest_node_needs():
 
 
 def test_who_takes_work_and_returns_it_without_end_gets_none_for_a_while():
-    desk = Desk(groups=256, n=1)
+    bench = LedgerBench(groups=256, n=1)
     taken = 0
     for serial in range(1, 400):
-        desk.now += 0.05
-        said = desk.hear(ALICE, request(serial, capacity=64))
+        bench.now += 0.05
+        said = bench.hear(ALICE, request(serial, capacity=64))
         leases = [lease for lease in said if isinstance(lease, WorkLease)]
         taken += len(leases)
-        desk.hear(ALICE, GiveBack(tuple(lease.lease for lease in leases)))
+        bench.hear(ALICE, GiveBack(tuple(lease.lease for lease in leases)))
     assert taken <= callers.RETURNS_AT_ONCE + 20 * callers.RETURNS + 256
-    assert any(isinstance(said, WorkLease) for said in desk.hear(BOB, request(capacity=64)))
+    assert any(isinstance(said, WorkLease) for said in bench.hear(BOB, request(capacity=64)))
 
 
 def test_requests_beyond_their_budget_wait_and_the_newest_is_served():
-    desk = Desk(groups=0)
+    bench = LedgerBench(groups=0)
     for serial in range(1, 700):
-        desk.hear(ALICE, request(serial))
-    desk.ledger.offer(group_id(1), "s", PROMPT, 2, SAMPLING)
+        bench.hear(ALICE, request(serial))
+    bench.ledger.offer(group_id(1), "s", PROMPT, 2, SAMPLING)
     for _ in range(50):
-        desk.now += desk.service._sleep_s() or 0.01
-        desk.service._turn()
-        if any(isinstance(said, WorkLease) for _, said in desk.service._out):
+        bench.now += bench.service._sleep_s() or 0.01
+        bench.service._turn()
+        if any(isinstance(said, WorkLease) for _, said in bench.service._out):
             break
     else:
         raise AssertionError("it was forgotten")
 
 
 def test_tables_that_a_node_can_grow_are_bounded():
-    desk = Desk()
+    bench = LedgerBench()
     for i in range(3 * STRANGERS):
-        desk.ledger.member_up(node := i.to_bytes(32, "little"))
-        desk.ledger.member_lost(node, desk.now)
-    desk.service._turn()
-    assert len(desk.ledger.nodes) <= STRANGERS + 2 * len(KEYS)
-    assert set(KEY_OF) <= set(desk.ledger.nodes)
+        bench.ledger.member_up(node := i.to_bytes(32, "little"))
+        bench.ledger.member_lost(node, bench.now)
+    bench.service._turn()
+    assert len(bench.ledger.nodes) <= STRANGERS + 2 * len(KEYS)
+    assert set(KEY_OF) <= set(bench.ledger.nodes)
     for i in range(200):
-        desk.hear(
+        bench.hear(
             ALICE, Timesheet(1.0, 1.0, 1.0, 1.0, tuple(Commits(0, 16 * i + k, 1.0, 1.0, 1.0, 1.0) for k in range(16)))
         )
-    assert set(desk.service.takings._versions) <= set(desk.ledger.roots)
+    assert set(bench.service.commit_stats._versions) <= set(bench.ledger.roots)
     stranger = Key(b"\x77" * 32).public
-    assert desk.hear(stranger, request()) == []
-    assert stranger not in desk.ledger.nodes
+    assert bench.hear(stranger, request()) == []
+    assert stranger not in bench.ledger.nodes
 
 
 def test_a_check_is_sent_once_to_a_node_that_has_moved_on():
     """A request of a hundred bytes must not make half a megabyte leave each time."""
-    desk = Desk(check_share=1.0)
-    (lease, *_) = desk.hear(ALICE, request())
-    assert desk.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], rollout(lease))))[0].refused is None
+    bench = LedgerBench(check_share=1.0)
+    (lease, *_) = bench.hear(ALICE, request())
+    assert bench.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], rollout(lease))))[0].refused is None
     asks = 0
     for serial in range(1, 6):
-        for said in desk.hear(BOB, request(serial)):
+        for said in bench.hear(BOB, request(serial)):
             if isinstance(said, messages.Ask):
                 asks += 1
-                desk.hear(BOB, Answer(said.check, 0, 2, pack_floats([-1.0])))
+                bench.hear(BOB, Answer(said.check, 0, 2, pack_floats([-1.0])))
     assert asks == 1
 
 
 def test_a_request_gets_what_a_turn_can_send_and_the_rest_in_the_next():
-    desk = Desk(groups=1000, n=1)
-    first = [said for said in desk.hear(ALICE, request(capacity=MAX_CAPACITY)) if isinstance(said, WorkLease)]
+    bench = LedgerBench(groups=1000, n=1)
+    first = [said for said in bench.hear(ALICE, request(capacity=MAX_CAPACITY)) if isinstance(said, WorkLease)]
     assert len(first) >= 256
     for _ in range(8):
-        desk.service._turn()
-    assert desk.ledger.nodes[ALICE].outstanding == 1000
+        bench.service._turn()
+    assert bench.ledger.nodes[ALICE].outstanding == 1000
 
 
 # ---------------------------------------------------------------- numbers
@@ -304,10 +304,10 @@ def test_no_float_of_a_message_is_unbounded():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.1e4, -3e38, 1.0])
 def test_a_log_probability_that_is_none(value: float):
-    desk = Desk()
-    (lease, *_) = desk.hear(ALICE, request())
+    bench = LedgerBench()
+    (lease, *_) = bench.hear(ALICE, request())
     wrong = rollout(lease, logprobs=pack_floats([-1.0, value, -1.0, -1.0]))
-    (verdict,) = desk.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], wrong)))
+    (verdict,) = bench.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], wrong)))
     assert verdict.refused is Reason.MALFORMED
 
 
@@ -380,10 +380,10 @@ STEPS = st.lists(st.tuples(NODES, MESSAGES | REPLIES, st.sampled_from([0.0, 0.00
 def test_whatever_nodes_send_the_ledger_goes_on(steps: list[tuple[bytes, Any, float]], advance: bool):
     """Well-formed and adversarial: extreme, repeated, reordered, stale, of others' leases. The guard is strict here, so
     an exception that is no `PeerError` fails; and every sample stays in exactly one place."""
-    desk = Desk(check_share=0.5, judged_window=1 << 16, bad_least=1 << 16, lapsed_least=1 << 16)
+    bench = LedgerBench(check_share=0.5, judged_window=1 << 16, bad_least=1 << 16, lapsed_least=1 << 16)
     known: list[WorkLease] = []
     for i, (node, step, seconds) in enumerate(steps):
-        desk.now += seconds
+        bench.now += seconds
         message = step
         if isinstance(step, Reply):
             if not known:
@@ -391,12 +391,12 @@ def test_whatever_nodes_send_the_ledger_goes_on(steps: list[tuple[bytes, Any, fl
             message = rollout(known[step.index % len(known)], **step.other)
         if isinstance(message, Rollout):
             message = SignedRollout(seal_rollout(KEY_OF[node], message))
-        said = desk.hear(node, message)
+        said = bench.hear(node, message)
         known += [lease for lease in said if isinstance(lease, WorkLease)]
         if advance and i % 10 == 9:
-            desk.service.sealed(head(4 + i // 10))
-        msgspec.json.encode(desk.service.state())
-    pool = desk.ledger.pool
+            bench.service.sealed(head(4 + i // 10))
+        msgspec.json.encode(bench.service.state())
+    pool = bench.ledger.pool
     groups = list(pool.groups.values())
     for group in groups:
         places = [*group.free, *group.leased, *group.done]
@@ -416,18 +416,18 @@ def test_no_bytes_do_more_than_be_refused(data: bytes):
 
 def test_the_worst_message_costs_little(tmp_path: Path):
     """By count, not by the clock of a busy machine: what one request looks at, of 20,000 groups that do not fit."""
-    desk = Desk(groups=20_000, n=1)
+    bench = LedgerBench(groups=20_000, n=1)
     looked = 0
-    fits = desk.ledger.dealer._fits
+    fits = bench.ledger.assigner._fits
 
     def count(*asked: Any) -> bool:
         nonlocal looked
         looked += 1
         return fits(*asked)
 
-    desk.ledger.dealer._fits = count  # pyright: ignore
-    for group in desk.ledger.groups.values():
+    bench.ledger.assigner._fits = count  # pyright: ignore
+    for group in bench.ledger.groups.values():
         group.refusers.add(ALICE)
-    desk.hear(ALICE, request(capacity=MAX_CAPACITY))
+    bench.hear(ALICE, request(capacity=MAX_CAPACITY))
     assert 0 < looked <= 2 * 256
-    assert [said for said in desk.hear(BOB, request()) if isinstance(said, WorkLease)]
+    assert [said for said in bench.hear(BOB, request()) if isinstance(said, WorkLease)]

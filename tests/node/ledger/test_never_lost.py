@@ -57,7 +57,7 @@ class World(RuleBasedStateMachine):
         self.now += 1000.0
         for node in self.members:
             self.ledger.member_up(node)
-            self.ledger.court.release(node, "at last")
+            self.ledger.quarantine.release(node, "at last")
         self.ledger.abandon()
         for _ in range(3 * len(self.offered) + 3):
             leases = self.ledger.request_work(ALICE, self.request(64), self.now)
@@ -115,7 +115,7 @@ class World(RuleBasedStateMachine):
 
     def aside(self, node: bytes) -> bool:
         found = self.ledger.nodes.get(node)
-        return found is not None and found.conduct.sentence is not None
+        return found is not None and found.reputation.penalty is not None
 
     # ------------------------------------------------------------ what may happen
 
@@ -151,13 +151,13 @@ class World(RuleBasedStateMachine):
 
     @rule(node=NODES, seconds=st.sampled_from([None, 5.0]), crash=CRASH)
     def quarantine(self, node: bytes, seconds: float | None, crash: str) -> None:
-        self.ledger.court.quarantine(node, "for a test", seconds, self.now)
+        self.ledger.quarantine.quarantine(node, "for a test", seconds, self.now)
         self.persist(crash)
         assert self.aside(node) or crash == "before the write"
 
     @rule(node=NODES, crash=CRASH)
     def release(self, node: bytes, crash: str) -> None:
-        self.ledger.court.release(node, "for a test")
+        self.ledger.quarantine.release(node, "for a test")
         self.persist(crash)
         assert not self.aside(node) or crash == "before the write"
 

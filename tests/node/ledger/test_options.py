@@ -115,6 +115,6 @@ def test_checks_of_what_options_shaped_are_asked_only_of_nodes_that_can_score_it
     ledger.request_work(BOB, ask(1), 1.0)
     for abilities in (None, frozenset({OPTIONS})):
         ledger.nodes[BOB].abilities = abilities
-        assert ledger.court.next_check(BOB, 2.0) is None, "it would score by less than was asked for"
+        assert ledger.quarantine.next_check(BOB, 2.0) is None, "it would score by less than was asked for"
     ledger.nodes[BOB].abilities = frozenset({SCORE_OPTIONS})
-    assert ledger.court.next_check(BOB, 2.0) is not None
+    assert ledger.quarantine.next_check(BOB, 2.0) is not None

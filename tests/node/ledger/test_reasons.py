@@ -97,10 +97,10 @@ def lied():
     assert submit(ledger, lease, draw(lease, 1, token_ids=(9, 2)), 1.0) is None
     group = ledger.hand_over("s")
     assert group is not None
-    assert not ledger.court.accuse(group.id, 7, "no such sample", 2.0)
+    assert not ledger.quarantine.accuse(group.id, 7, "no such sample", 2.0)
     ledger.take_facts()
-    assert ledger.court.accuse(group.id, 1, "off by 4 nats a token", 2.0)
-    assert ledger.nodes[ALICE].conduct.sentence.until is None
+    assert ledger.quarantine.accuse(group.id, 1, "off by 4 nats a token", 2.0)
+    assert ledger.nodes[ALICE].reputation.penalty.until is None
     assert group.free == {0, 1}, "nothing of it counts, and the group is not handed over any more"
     whys = {fact.why for fact in ledger.take_facts() if hasattr(fact, "sample")}
     return ledger, Reason(whys.pop())
@@ -135,7 +135,7 @@ CASES: dict[Reason, Case] = {
     Reason.GIVEN_BACK: ended(lambda ledger, lease: ledger.give_back(ALICE, [lease.id], 1.0)),
     Reason.COPIED: copied,
     Reason.TOO_FAST: too_fast,
-    Reason.QUARANTINED: ended(lambda ledger, lease: ledger.court.quarantine(ALICE, "for a test", 600.0, 1.0)),
+    Reason.QUARANTINED: ended(lambda ledger, lease: ledger.quarantine.quarantine(ALICE, "for a test", 600.0, 1.0)),
     Reason.LIED: lied,
     Reason.NO_WORK: lambda: (ledger := ledger_at(groups=0), ledger.request_work(ALICE, ask(4), 0.0)),
     Reason.LATE: late,

@@ -68,7 +68,7 @@ class JoiningEngine(TimedEngine):
 
     def __init__(self) -> None:
         super().__init__(1.0)
-        self.carries = self.joins = True
+        self.preemptible = self.continuous_batching = True
         self.calls: list[int] = []
         self.running = self.most = 0
 

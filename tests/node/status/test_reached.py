@@ -11,7 +11,7 @@ from rich.console import Console
 
 from node.status import terminal
 from node.status.reached import reached, relayed, tell
-from swarm.transport.base import Way
+from swarm.transport.base import PathKind
 
 
 def transport(**parts: Any) -> Any:
@@ -25,7 +25,7 @@ def shown(state: dict[str, Any]) -> str:
 
 
 def test_a_connection_says_more_than_the_roster() -> None:
-    for way in Way:
+    for way in PathKind:
         assert reached(transport(way=lambda peer, way=way: way), b"", False) == way.value
     assert [reached(transport(), b"", dialable) for dialable in (True, False, None)] == [
         "can be dialed", "cannot be dialed", "",
@@ -34,7 +34,7 @@ def test_a_connection_says_more_than_the_roster() -> None:
 
 def test_what_a_relay_does() -> None:
     assert relayed(transport()) == {}
-    relay = SimpleNamespace(places=[b"a", b"b"], circuits=3, relayed_bytes=1_200_000)
+    relay = SimpleNamespace(reservations=[b"a", b"b"], circuits=3, relayed_bytes=1_200_000)
     assert relayed(transport(relay=relay)) == {"places": 2, "circuits": 3, "relayed_bytes": 1_200_000}
 
 
@@ -53,7 +53,7 @@ async def test_a_missing_place_is_told_once_and_its_return(autojump_clock: trio.
     state = {"there": "no answer"}
     with structlog.testing.capture_logs() as logs, trio.move_on_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell, transport(places=SimpleNamespace(state=state)))
+            nursery.start_soon(tell, transport(reservations=SimpleNamespace(state=state)))
             await trio.sleep(20)
             state["there"] = ""
             await trio.sleep(20)

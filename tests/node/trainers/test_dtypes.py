@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from codec import Layout, TensorSpec  # noqa: E402
 from codec.errors import UsageError  # noqa: E402
 from node.trainers.ranks.copies import Copies  # noqa: E402
-from node.trainers.ranks.ownership import Shares  # noqa: E402
+from node.trainers.ranks.ownership import Ownership  # noqa: E402
 from node.trainers.tensors.weights import Copier, check_names  # noqa: E402
 
 KINDS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -32,7 +32,7 @@ def layout(kind: str) -> Layout:
 
 def published(base: Layout, source: Any) -> np.ndarray:
     copies = Copies.create(base, 1)
-    Copier(base, copies, Shares.alone(base), 0).fill(0, 1, source)
+    Copier(base, copies, Ownership.alone(base), 0).fill(0, 1, source)
     return copies.tensor(0, base.tensor("weight"))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from codec.bits import DTYPES
 from codec.errors import UsageError
-from node.tools.delta_baselines import ANCHORS
+from node.tools.delta_baselines import BASELINES
 from scenarios.bench.codec import main, report
 from scenarios.bench.codec_bounds import Bounds
 from scenarios.bench.codec_data import SHAPES, Part, checkpoints, fabricate
@@ -36,10 +36,10 @@ def test_true_shapes_stream_in_parts_of_whole_blocks() -> None:
         next(iter(fabricate("qwen9", 0.01)))
 
 
-@pytest.mark.parametrize("name", list(ANCHORS))
+@pytest.mark.parametrize("name", list(BASELINES))
 def test_anchors_are_exact(name: str) -> None:
     """Gaps of every size class among them: 0, 127, 128, 65534, 65535, 65536 and more."""
-    there, back = ANCHORS[name]
+    there, back = BASELINES[name]
     old = np.zeros(400_000, np.uint16)
     new = old.copy()
     new[np.cumsum([0, 1, 128, 129, 65535, 65536, 65537, 140_000])] = 7

@@ -214,7 +214,7 @@ def test_chunks_go_to_the_head_and_the_seal_to_everyone_attached() -> None:
     assert open_heartbeat(beat.heartbeat, SWARM).head == version(1)
 
 
-def test_a_chunk_given_twice_is_dealt_once() -> None:
+def test_a_chunk_given_twice_is_assigned_once() -> None:
     core = members(an_authority(), 1)
     say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 3.0)
     effects = core.apply(LocalChunk(header(1, 0, stripe=None)), 3.1)
@@ -227,11 +227,11 @@ def test_without_members_the_queue_holds_what_is_kept_and_no_more() -> None:
     for number in range(1, 60):
         core.apply(LocalChunk(header(number, 0, stripe=None)), float(number))
         core.apply(LocalSeal(manifest(number, 1)), float(number))
-    assert len(core.dealer) <= TUNING.retain_versions
+    assert len(core.assigner) <= TUNING.retain_versions
     assert len(core.state.chunks.versions) <= TUNING.retain_versions
 
 
-def test_an_abandoned_attempt_is_not_dealt() -> None:
+def test_an_abandoned_attempt_is_not_assigned() -> None:
     core = members(an_authority(), 1)
     core.apply(LocalChunk(header(1, 0, stripe=None)), 3.1)
     core.apply(LocalAbandon(VersionId(0, 1), 0), 3.1)

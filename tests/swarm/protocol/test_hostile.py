@@ -185,11 +185,11 @@ def test_one_that_attaches_where_the_plan_does_not_hang_it_waits_for_the_others(
     for slot in (0, 1):
         say(core, slot, Attach(0, 0, 0, 1 << 40, ()), 3.0)
     edges = core.state.exchange.children[0]
-    assert not edges[key_of(0).public].guest
-    assert edges[key_of(1).public].guest
+    assert not edges[key_of(0).public].late_joiner
+    assert edges[key_of(1).public].late_joiner
 
 
-def test_the_trainer_reckons_its_uplink_where_guests_ask_for_it() -> None:
+def test_the_trainer_reckons_its_uplink_where_late_joiners_ask_for_it() -> None:
     """It stands in no roster, so nobody else says what it carries; unknown, guests would get all of it."""
     core = members(an_authority(up_mbit=8.0), 2)
     exchange = core.state.exchange
@@ -199,17 +199,17 @@ def test_the_trainer_reckons_its_uplink_where_guests_ask_for_it() -> None:
     assert exchange.has_time(4.5)
 
 
-def test_an_orphan_is_served_at_once_and_a_guest_again_when_its_parent_is_back() -> None:
+def test_an_orphan_is_served_at_once_and_a_late_joiner_again_when_its_parent_is_back() -> None:
     peer = a_member([(-1, -1, -1, -1), (1, -1, 1, 1)], members=[member(s) for s in range(4)])
     for slot in (1, 2):
         meet(peer, slot)
     say(peer, 2, Attach(1, 0, 0, 1 << 20, ()), 1.0)
     edge = peer.state.exchange.children[1][key_of(2).public]
-    assert edge.guest, "its parent in that stripe is 1, which is there"
+    assert edge.late_joiner, "its parent in that stripe is 1, which is there"
     peer.apply(PeerDown(key_of(1).public), 2.0)
-    assert not edge.guest
+    assert not edge.late_joiner
     meet(peer, 1, 3.0)
-    assert edge.guest
+    assert edge.late_joiner
 
 
 def test_attaching_again_and_again_ends_the_session() -> None:

@@ -279,7 +279,7 @@ def test_leaving_frees_the_slot_and_harms_nobody() -> None:
     assert told(world.authority, "lease_expired") == []
 
 
-def test_leaving_without_a_way_to_the_authority() -> None:
+def test_leaving_without_a_path_kind_to_the_authority() -> None:
     world, joined = a_swarm(5)
     world.cut(joined[0], world.authority)
     world.leave(joined[0])

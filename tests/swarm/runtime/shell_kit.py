@@ -22,7 +22,7 @@ from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
 from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import Limits, Manifests, RunSync, Shell, here_and_now
-from swarm.runtime.publishing import Seed, genesis
+from swarm.runtime.publishing import SeedPublisher, genesis
 from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.model import Model
 from swarm.runtime.sessions.answers import Answers, cost_of, model_bytes
@@ -103,7 +103,7 @@ class Host:
     transport: MemoryTransport
     log: Log
     scope: trio.CancelScope
-    seed: Seed | None = None
+    seed: SeedPublisher | None = None
     stopped: trio.Event = field(default_factory=trio.Event)
 
     @property
@@ -167,7 +167,7 @@ class Swarm:
         manifests = host.shell.manifests
         jobs = host.shell._jobs
         assert jobs is not None
-        host.seed = Seed(AUTHORITY, host.shell, store, jobs, manifests, self.run_sync)
+        host.seed = SeedPublisher(AUTHORITY, host.shell, store, jobs, manifests, self.run_sync)
         self.seed_host = host
         return host
 

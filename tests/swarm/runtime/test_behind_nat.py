@@ -6,7 +6,7 @@ import trio
 from shell_kit import Host, Swarm, key, swarm, until
 
 from swarm.protocol.core.events import VersionId
-from swarm.transport.base import Way
+from swarm.transport.base import PathKind
 
 
 async def follow(s: Swarm, hosts: list[Host], number: int) -> None:
@@ -52,7 +52,7 @@ async def test_who_cannot_be_dialed_stands_inside_a_tree(tmp_path: Path, autojum
                 parent, below = roster.member(slot), roster.member(child)
                 assert below.dialable, "an edge without a dialable end"
                 host = next(h for h in hosts if h.transport.key == parent.peer)
-                assert host.transport.way(below.peer) in (Way.DIALED, Way.ACCEPTED)
+                assert host.transport.path_kind(below.peer) in (PathKind.DIALED, PathKind.ACCEPTED)
 
 
 async def test_a_seed_that_cannot_be_dialed_is_reached_through_a_relay(tmp_path: Path, autojump_clock: object) -> None:
@@ -68,6 +68,6 @@ async def test_a_seed_that_cannot_be_dialed_is_reached_through_a_relay(tmp_path:
         await follow(s, hosts, 2)
         seed = s.authority.transport
         for number, host in zip(range(2, 6), hosts, strict=True):
-            way = seed.way(host.transport.key)
+            path_kind = seed.path_kind(host.transport.key)
             # Whoever can be dialed was dialed back, and that connection took the circuit's place.
-            assert way is None or (way is Way.CIRCUIT) == (number in (3, 5)), (number, way)
+            assert path_kind is None or (path_kind is PathKind.CIRCUIT) == (number in (3, 5)), (number, path_kind)

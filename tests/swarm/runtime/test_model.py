@@ -201,7 +201,9 @@ def test_a_version_is_written_when_whoever_reads_all_of_the_replica_is_done(stor
     assert model.replica.root == manifest.root
 
 
-def test_an_anchor_gives_way_to_a_version_that_has_waited_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_anchor_gives_path_kind_to_a_version_that_has_waited_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     truth, model = new_replica(), Model(store)
     model.adopt(new_replica(), VersionId(0, 0))
     manifest, sealed = version(store, truth, 1)

@@ -12,7 +12,7 @@ from shell_kit import CONFIG, Host, Killed, Swarm, new_replica, step, swarm, unt
 from codec import Checkpoint, write_checkpoint
 from codec.errors import SwarmError
 from node.coordinator.publisher import Publisher
-from node.trainers.messages import Wanted
+from node.trainers.messages import VersionRef
 from swarm.protocol.core.events import VersionId
 from swarm.runtime import in_thread
 from swarm.store import Disk
@@ -146,7 +146,7 @@ async def test_a_publish_cut_short_harms_nobody(tmp_path: Path, autojump_clock: 
         assert {chunk.key.attempt for chunk in first.store.chunks.of(VersionId(0, 2))} == {1}
 
 
-async def test_a_way_back_is_followed_by_all_and_by_who_was_away(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_path_kind_back_is_followed_by_all_and_by_who_was_away(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path) as s:
         hosts = [await s.start_member(1), await s.start_member(2)]
         relay = await s.start_member(3, relay=True)
@@ -159,10 +159,10 @@ async def test_a_way_back_is_followed_by_all_and_by_who_was_away(tmp_path: Path,
         seed = s.authority.seed
         assert seed is not None
         publisher = Publisher(seed)
-        went = await publisher.go_back(Wanted(version=2))
+        went = await publisher.go_back(VersionRef(version=2))
         assert went[:3] == (1, 2, root_2)
         assert went.payload_bytes > 0
-        again = await publisher.go_back(Wanted(root=root_2))
+        again = await publisher.go_back(VersionRef(root=root_2))
         assert again == (1, 2, root_2, 0), "it is the head already"
         back = VersionId(1, 2)
         await until(lambda: hosts[0].model is not None and hosts[0].model.version == back)

@@ -204,7 +204,7 @@ def test_pieces_that_rotted_are_not_there(tmp_path: Path, spoil: Callable[[bytes
         assert len(whole) < len(held)
 
 
-def test_what_was_under_way_is_found_again(tmp_path: Path) -> None:
+def test_what_was_under_path_kind_is_found_again(tmp_path: Path) -> None:
     replica = new_replica()
     _, _, chunks = make_version(replica, 1)
     with Store(tmp_path, AUTHORITY.public) as store:
@@ -324,10 +324,10 @@ def test_evicting_lets_be_what_is_being_written(tmp_path: Path) -> None:
         assert store.hashes(b"5" * 32) is None, "but of an earlier process nothing is to come"
 
 
-def test_a_way_back_is_where_a_start_ends(tmp_path: Path) -> None:
+def test_a_path_kind_back_is_where_a_start_ends(tmp_path: Path) -> None:
     """4 versions, an anchor at 2, then back to 2 and to 1 in new epochs: old roots under new names."""
 
-    def way_back(store: Store, to: Seal, epoch: int) -> Seal:
+    def path_kind_back(store: Store, to: Seal, epoch: int) -> Seal:
         newest = store.newest()
         assert newest is not None
         manifest = Manifest(
@@ -341,14 +341,14 @@ def test_a_way_back_is_where_a_start_ends(tmp_path: Path) -> None:
         roots = life(store)
         two = store.records.seal(VersionId(0, 2))
         assert two is not None
-        back = way_back(store, two, 1)
+        back = path_kind_back(store, two, 1)
         recovery = store.recover()
         assert [seal.id for seal in recovery.replay] == [VersionId(0, 3), VersionId(0, 4), VersionId(1, 2)]
         assert store.newest() == back
         assert store.chain(roots[2], back.id) == (), "nothing older leads on from it"
         three = store.records.seal(VersionId(0, 3))
         assert three is not None
-        way_back(store, three, 2)
+        path_kind_back(store, three, 2)
         assert [seal.id for seal in store.chain(roots[2], back.id)] == [VersionId(2, 3)]
 
 

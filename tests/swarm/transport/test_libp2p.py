@@ -22,14 +22,14 @@ from codec.sign import Key
 from swarm.transport.base import Lane, PeerKey, Unreachable
 from swarm.transport.connection import tls
 from swarm.transport.identity import peer_id, peer_key
-from swarm.transport.lanes import WAYS_ID
+from swarm.transport.lanes import TARGET_CONNECTIONS_ID
 from swarm.transport.libp2p import DialRules, Libp2pTransport
-from swarm.transport.parallel import WAYS
+from swarm.transport.parallel import CONNECTION_COUNTS
 from swarm.transport.tuning import tune
 from swarm.transport.yamux import Limits
 
 
-async def test_echo_both_ways_on_both_lanes() -> None:
+async def test_echo_both_target_connections_on_both_lanes() -> None:
     async with two() as (a, b, _):
         await trio.testing.wait_all_tasks_blocked(0.01)
         for near, far in ((a, b), (b, a)):
@@ -170,8 +170,8 @@ async def test_a_bug_in_a_handler_of_ours_ends_its_stream_and_is_told(
         raise ZeroDivisionError
 
     async with two() as (a, b, _):
-        b._serves[WAYS_ID] = broken
-        stream = await a.open_library_stream(b.key, WAYS_ID)
+        b._serves[TARGET_CONNECTIONS_ID] = broken
+        stream = await a.open_library_stream(b.key, TARGET_CONNECTIONS_ID)
         with pytest.raises(trio.BrokenResourceError):
             await until_ended(stream)
         assert [record.levelname for record in caplog.records if "ZeroDivisionError" in (record.exc_text or "")] == [
@@ -182,7 +182,7 @@ async def test_a_bug_in_a_handler_of_ours_ends_its_stream_and_is_told(
 
 async def test_a_peer_that_asks_for_more_connections_and_says_no_number(caplog: pytest.LogCaptureFixture) -> None:
     async with two() as (a, b, _):
-        stream = await a.open_library_stream(b.key, WAYS_ID)
+        stream = await a.open_library_stream(b.key, TARGET_CONNECTIONS_ID)
         await stream.send_eof()
         await until_ended(stream)
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -351,16 +351,16 @@ async def test_a_peer_that_asks_for_connections_and_keeps_none(monkeypatch: pyte
         connection = b._edges[a.key].pick(Lane.CONTROL)
         assert connection is not None
         with trio.fail_after(5):
-            async with await b.open_on(connection, WAYS_ID) as stream:
+            async with await b.open_on(connection, TARGET_CONNECTIONS_ID) as stream:
                 await stream.send_all(b"\xff")
                 await stream.receive_some(1)
-        assert dialed == [b.key] * (1 if gone else WAYS[-1])
+        assert dialed == [b.key] * (1 if gone else CONNECTION_COUNTS[-1])
 
 
 @pytest.mark.parametrize("dialer_sends", [True, False])
 async def test_a_long_path_gets_several_bulk_connections(monkeypatch: pytest.MonkeyPatch, dialer_sends: bool) -> None:
     """Also when the end that sends is the one that was dialed: it asks the other to dial again."""
-    monkeypatch.setattr("swarm.transport.libp2p.ways", lambda *_: 4)
+    monkeypatch.setattr("swarm.transport.libp2p.target_connections", lambda *_: 4)
     on: list[object] = []
 
     async def note(peer: PeerKey, lane: Lane, stream: Stream) -> None:
@@ -375,7 +375,7 @@ async def test_a_long_path_gets_several_bulk_connections(monkeypatch: pytest.Mon
             await a.connect(b.key, addrs)
             await trio.sleep(0.05)
             near, far = (a, b) if dialer_sends else (b, a)
-            assert near.ways(far.key) == 4
+            assert near.target_connections(far.key) == 4
             control = await near.open_stream(far.key, Lane.CONTROL)
             await control.send_all(b"x")
             await control.receive_some()

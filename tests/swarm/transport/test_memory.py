@@ -4,7 +4,7 @@ import trio.testing
 
 from codec.errors import PeerError
 from codec.sign import Key
-from swarm.transport.base import Lane, PeerKey, Unreachable, Way
+from swarm.transport.base import Lane, PathKind, PeerKey, Unreachable
 from swarm.transport.memory import Link, MemoryNetwork, MemoryStream, MemoryTransport
 
 A, B, C = (Key(bytes([n]) * 32) for n in (1, 2, 3))
@@ -152,13 +152,13 @@ async def test_nobody_dials_a_shielded_peer(autojump_clock: trio.testing.MockClo
     with pytest.raises(Unreachable):
         await a.connect(b.key, [to_b])
     await b.connect(a.key, [to_a])  # it dials as it likes
-    assert (a.way(b.key), b.way(a.key)) == (Way.ACCEPTED, Way.DIALED)
+    assert (a.path_kind(b.key), b.path_kind(a.key)) == (PathKind.ACCEPTED, PathKind.DIALED)
     async with await a.open_stream(b.key, Lane.CONTROL) as stream:
         await stream.send_all(b"hello")
         assert await stream.receive_some() == b"hello"
     network.unshield(b.key)
     assert await a.probe(b.key, to_b)
-    assert a.way(bytes(32)) is None
+    assert a.path_kind(bytes(32)) is None
 
 
 async def test_a_relay_leads_to_whoever_keeps_a_place(
@@ -174,13 +174,13 @@ async def test_a_relay_leads_to_whoever_keeps_a_place(
         await caller.connect(hidden.key, [own])
     await trio.sleep(1)
     await caller.connect(hidden.key, [through, own])
-    assert (caller.way(hidden.key), hidden.way(caller.key)) == (Way.CIRCUIT, Way.CIRCUIT)
+    assert (caller.path_kind(hidden.key), hidden.path_kind(caller.key)) == (PathKind.CIRCUIT, PathKind.CIRCUIT)
     async with await caller.open_stream(hidden.key, Lane.BULK) as stream:
         await stream.send_all(b"hello")
         assert await stream.receive_some() == b"hello"
     await nursery.start(caller.serve, echo)
     assert await hidden.probe(caller.key, caller.address)
-    assert hidden.way(caller.key) is Way.DIALED  # what was found took the circuit's place
+    assert hidden.path_kind(caller.key) is PathKind.DIALED  # what was found took the circuit's place
     await caller.disconnect(hidden.key)
     network.kill(relay.key)
     with pytest.raises(Unreachable):

@@ -1,6 +1,6 @@
 import pytest
 
-from swarm.transport.parallel import WAYS, socket_window_bytes, ways
+from swarm.transport.parallel import CONNECTION_COUNTS, socket_window_bytes, target_connections
 
 MB = 1_000_000
 
@@ -18,19 +18,19 @@ MB = 1_000_000
         (0.3, 3 * MB, 1000, 8),  # never more
     ],
 )
-def test_ways(round_trip_s: float, window_bytes: int, mbit: float, expected: int) -> None:
-    assert ways(round_trip_s, window_bytes, mbit, True) == expected
+def test_target_connections(round_trip_s: float, window_bytes: int, mbit: float, expected: int) -> None:
+    assert target_connections(round_trip_s, window_bytes, mbit, True) == expected
 
 
 def test_many_where_losses_halve_the_rate() -> None:
-    assert ways(0.1, 30 * MB, 50, False) == WAYS[-1]
-    assert ways(0.01, 30 * MB, 50, False) == 1
+    assert target_connections(0.1, 30 * MB, 50, False) == CONNECTION_COUNTS[-1]
+    assert target_connections(0.01, 30 * MB, 50, False) == 1
 
 
 def test_longer_never_takes_fewer() -> None:
-    counts = [ways(ms / 1000, 3 * MB, 1000, True) for ms in range(400)]
+    counts = [target_connections(ms / 1000, 3 * MB, 1000, True) for ms in range(400)]
     assert counts == sorted(counts)
-    assert set(counts) == set(WAYS)
+    assert set(counts) == set(CONNECTION_COUNTS)
 
 
 def test_this_machine_has_a_window() -> None:

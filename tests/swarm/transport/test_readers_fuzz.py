@@ -32,7 +32,7 @@ from swarm.transport.nat.circuit import (
     write_message,
 )
 from swarm.transport.nat.punch import Puncher
-from swarm.transport.nat.reservations import Places
+from swarm.transport.nat.reservations import Reservations
 
 KEY = Key(bytes(32)).public
 NOT_TEXT = b"\xff\xfe\xc3"
@@ -147,7 +147,7 @@ def framed_meeting(addrs: list[str]) -> bytes:
 
 def look_at_meeting(meeting: object) -> None:
     if meeting is not None:
-        transport = SimpleNamespace(legs=SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1"))
+        transport = SimpleNamespace(relayed_links=SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1"))
         targets = Puncher(cast("Any", transport))._targets(cast("Any", meeting).addrs)
         assert all(punch._is_ip(host) for host, _ in targets)
 
@@ -160,7 +160,7 @@ def test_a_meeting_that_is_no_text() -> None:
 
 def test_names_are_not_dialed_to_punch() -> None:
     """They may lead into our own network, whoever says them."""
-    transport = SimpleNamespace(legs=SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1"))
+    transport = SimpleNamespace(relayed_links=SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1"))
     addrs = ["/dns4/localhost/tcp/22", "/dns/x.example/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip4/8.8.4.4/tcp/1"]
     assert Puncher(cast("Any", transport))._targets(addrs) == {("8.8.4.4", 1)}
 
@@ -196,11 +196,11 @@ async def test_what_a_relay_answers_is_no_trouble(
     async def parted(*_: object) -> None:
         await trio.sleep_forever()
 
-    legs = SimpleNamespace(connect_relay=connect, saw_us=lambda relay, seen_at: None)
+    relayed_links = SimpleNamespace(connect_relay=connect, saw_us=lambda relay, seen_at: None)
     transport = SimpleNamespace(
-        legs=legs, open_library_stream=open_stream, parted=parted, let_open=lambda peer, streams: None
+        relayed_links=relayed_links, open_library_stream=open_stream, parted=parted, let_open=lambda peer, streams: None
     )
-    places = Places(cast("Any", transport), ["/ip4/1.2.3.4/tcp/5"])
+    places = Reservations(cast("Any", transport), ["/ip4/1.2.3.4/tcp/5"])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(places.keep)
         await trio.sleep(3600)

@@ -48,7 +48,7 @@ async def test_is_a_stream() -> None:
         assert not far.closed
 
 
-async def test_many_streams_both_ways() -> None:
+async def test_many_streams_both_target_connections() -> None:
     async with session() as (near, far):
 
         async def send(connection: Connection, number: int) -> None:
@@ -249,7 +249,7 @@ async def test_round_trip_is_measured() -> None:
     async with session() as (near, _):
         while not near.round_trip_s:  # noqa: ASYNC110
             await trio.sleep(0.001)
-        assert 0 < near.way_s <= near.round_trip_s < 10
+        assert 0 < near.path_kind_s <= near.round_trip_s < 10
 
 
 async def test_a_reader_sleeps_until_enough_is_there() -> None:

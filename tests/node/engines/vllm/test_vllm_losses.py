@@ -12,7 +12,7 @@ from codec import Checkpoint, Replica, write_patch
 from node.engines.base import Prompt, SamplingParams
 from node.engines.group import EngineGroup
 from node.engines.host import EngineFailed, EngineHost, EngineLost, ReplicaRef
-from node.engines.vllm.specs import seats_of
+from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import SMALL
 from scenarios.engines.engine_models import step_of
@@ -37,9 +37,9 @@ class Node:
         for name, data in self.checkpoint.files.items():
             (self.files / name).write_bytes(data)
         self.hosts = [
-            EngineHost(seat.socket, seat.command, seat.log, self.source)
+            EngineHost(spec.socket, spec.command, spec.log, self.source)
             for engines, tp in ((2, 1), (1, 2))
-            for seat in seats_of(self.settings(home / f"tp{tp}", python, engines, tp))
+            for spec in specs_of(self.settings(home / f"tp{tp}", python, engines, tp))
         ]
         self.group = EngineGroup(self.hosts)
 

@@ -16,7 +16,7 @@ from codec.errors import UsageError
 from node.engines.base import EngineError, Prompt, SamplingParams
 from node.engines.host import EngineHost, ReplicaRef
 from node.engines.vllm.server import environment, installed
-from node.engines.vllm.specs import seats_of
+from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import SMALL, Bench, bench, free_port
 from scenarios.engines.engine_models import make_experts, make_wide_norms, step_of
@@ -138,8 +138,8 @@ async def _followed_by_a_node(url: str, folder: Path, home: Path) -> None:
     async def source() -> ReplicaRef:
         return ReplicaRef(replica.layout, replica.seal_for_readers(), folder, (0, 0), replica.root)
 
-    (seat,) = seats_of(JoinConfig(home=home, engine_url=(url,)))
-    host = EngineHost(seat.socket, seat.command, seat.log, source)
+    (spec,) = specs_of(JoinConfig(home=home, engine_url=(url,)))
+    host = EngineHost(spec.socket, spec.command, spec.log, source)
     with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)

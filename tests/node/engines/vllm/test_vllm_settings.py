@@ -17,7 +17,7 @@ from node.engines.vllm.engine import _check_files
 from node.engines.vllm.flights import _completion, _seed, _version
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
 from node.engines.vllm.server import Installed, Server, attach_to, environment, flags, installed
-from node.engines.vllm.specs import seats_of
+from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import free_port
 
@@ -26,12 +26,12 @@ def test_engines_share_the_gpus_and_have_ports_of_their_own(tmp_path: Path):
     config = JoinConfig(
         home=tmp_path, engine="vllm", engines=3, tp=2, engine_port=9000, vllm_arg=("--max-model-len=64",)
     )
-    seats = seats_of(config)
-    assert [seat.url for seat in seats] == [f"http://127.0.0.1:{port}" for port in (9000, 9001, 9002)]
-    assert len({seat.socket for seat in seats}) == 3
-    for i, seat in enumerate(seats):
-        assert seat.command[-2:] == ("--", "--max-model-len=64")
-        assert seat.command[seat.command.index("--first-gpu") + 1] == str(2 * i)
+    specs = specs_of(config)
+    assert [spec.url for spec in specs] == [f"http://127.0.0.1:{port}" for port in (9000, 9001, 9002)]
+    assert len({spec.socket for spec in specs}) == 3
+    for i, spec in enumerate(specs):
+        assert spec.command[-2:] == ("--", "--max-model-len=64")
+        assert spec.command[spec.command.index("--first-gpu") + 1] == str(2 * i)
     env = environment({"CUDA_VISIBLE_DEVICES": "4,5,6,7,0,1"}, 2, False, None, 2)
     assert env["CUDA_VISIBLE_DEVICES"] == "6,7"
 
@@ -39,7 +39,7 @@ def test_engines_share_the_gpus_and_have_ports_of_their_own(tmp_path: Path):
 def test_an_url_says_which_engine_it_is(tmp_path: Path):
     config = JoinConfig(home=tmp_path, engine_url=("http://127.0.0.1:1", "http://127.0.0.1:2"))
     assert config.engine == "vllm"
-    assert [seat.url for seat in seats_of(config)] == list(config.engine_url)
+    assert [spec.url for spec in specs_of(config)] == list(config.engine_url)
 
 
 @pytest.mark.parametrize(

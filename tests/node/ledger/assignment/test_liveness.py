@@ -5,7 +5,7 @@ import math
 import pytest
 from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
 
-from node.ledger.assignment.liveness import Pulse
+from node.ledger.assignment.liveness import Liveness
 from node.ledger.book import Book
 from node.ledger.messages import Reason
 from node.ledger.settings import Settings
@@ -27,7 +27,7 @@ def test_a_node_that_says_nothing_loses_its_work_and_no_more():
     ledger.tick(17.0)
     assert not ledger.leases
     places(ledger)
-    assert ledger.nodes[ALICE].conduct.sentence is None, "whoever lost its network has hoarded nothing"
+    assert ledger.nodes[ALICE].reputation.penalty is None, "whoever lost its network has hoarded nothing"
     assert submit(ledger, leases[0], draw(leases[0], 0), 18.0) is Reason.EXPIRED
     assert len(take(ledger, ALICE, 20, 19.0)) == 20, "and may go on when it is back"
 
@@ -82,32 +82,32 @@ def test_an_engine_that_does_not_count_has_until_its_deadline():
 
 
 def test_whose_tokens_come_in_bursts_is_given_three_times_its_own_longest_gap():
-    pulse, settings = Pulse(), Settings(silent_s=math.inf, stall_s=20.0, doubt_s=2.0)
-    pulse.hear(0.0)
-    pulse.begin(0.0)
-    pulse.flow(15.0, counted=True)
-    assert pulse.look_at(settings) == 15.0 + 45.0
+    liveness, settings = Liveness(), Settings(silent_s=math.inf, stall_s=20.0, doubt_s=2.0)
+    liveness.hear(0.0)
+    liveness.begin(0.0)
+    liveness.flow(15.0, counted=True)
+    assert liveness.look_at(settings) == 15.0 + 45.0
     for i in range(40):
-        pulse.flow(16.0 + i, counted=True)
-    assert pulse.look_at(settings) > 55.0 + 30.0, "which is remembered for some minutes: a commit will make another"
+        liveness.flow(16.0 + i, counted=True)
+    assert liveness.look_at(settings) > 55.0 + 30.0, "which is remembered for some minutes: a commit will make another"
     for i in range(200):
-        pulse.flow(56.0 + i, counted=True)
-    assert pulse.look_at(settings) == 255.0 + 20.0, "and forgotten"
+        liveness.flow(56.0 + i, counted=True)
+    assert liveness.look_at(settings) == 255.0 + 20.0, "and forgotten"
 
 
 def test_who_speaks_often_is_missed_sooner():
-    pulse, settings = Pulse(), Settings(silent_s=15.0)
-    pulse.hear(0.0)
-    assert pulse.look_at(settings) == 15.0, "nothing is known of its ways"
+    liveness, settings = Liveness(), Settings(silent_s=15.0)
+    liveness.hear(0.0)
+    assert liveness.look_at(settings) == 15.0, "nothing is known of its ways"
     for now in range(3, 63, 3):
-        pulse.hear(now + 0.0)
-        pulse.hear(now + 0.1)  # two leases
-    assert pulse.look_at(settings) == pytest.approx(60.1 + 9.0)
-    pulse.hear(65.0)
-    assert pulse.look_at(settings) == pytest.approx(65.0 + 3 * 4.9), "three times its own longest silence"
+        liveness.hear(now + 0.0)
+        liveness.hear(now + 0.1)  # two leases
+    assert liveness.look_at(settings) == pytest.approx(60.1 + 9.0)
+    liveness.hear(65.0)
+    assert liveness.look_at(settings) == pytest.approx(65.0 + 3 * 4.9), "three times its own longest silence"
     for now in (73.0, 74.0):
-        pulse.hear(now)
-    assert pulse.look_at(settings) == 74.0 + 15.0, "and never later than whoever is not known"
+        liveness.hear(now)
+    assert liveness.look_at(settings) == 74.0 + 15.0, "and never later than whoever is not known"
 
 
 def test_a_request_that_was_not_repeated_is_not_served():

@@ -92,10 +92,10 @@ def test_enough_of_what_no_honest_node_sends_is_enough(reason):
     ledger = ledger_at(n=64, bad_least=8)
     job = work(ledger, ALICE)
     for _ in range(7):
-        ledger.court.refuse(ALICE, reason, 1.0)
-    assert ledger.nodes[ALICE].conduct.sentence is None
-    ledger.court.refuse(ALICE, reason, 1.0)
-    assert str(reason) in ledger.nodes[ALICE].conduct.sentence.why
+        ledger.quarantine.refuse(ALICE, reason, 1.0)
+    assert ledger.nodes[ALICE].reputation.penalty is None
+    ledger.quarantine.refuse(ALICE, reason, 1.0)
+    assert str(reason) in ledger.nodes[ALICE].reputation.penalty.why
     assert ledger.request_work(ALICE, ask(4), 1.0) is Reason.QUARANTINED
     assert submit(ledger, job[0][0], draw(*job[0]), 1.0) is Reason.QUARANTINED
     assert len(ledger.groups[group_id(0)].free) == 64, "its work goes to others"
@@ -107,8 +107,8 @@ def test_enough_of_what_no_honest_node_sends_is_enough(reason):
 def test_what_networks_and_restarts_do_is_held_against_nobody(reason):
     ledger = ledger_at()
     for _ in range(200):
-        ledger.court.refuse(ALICE, reason, 1.0)
-    assert ledger.nodes[ALICE].conduct.sentence is None
+        ledger.quarantine.refuse(ALICE, reason, 1.0)
+    assert ledger.nodes[ALICE].reputation.penalty is None
     assert ledger.nodes[ALICE].refused == {reason: 200}
 
 
@@ -121,7 +121,7 @@ def test_a_few_bad_results_among_many_good_ones_are_forgiven():
             ledger.submit(ALICE, rollout, sealed(lease, rollout), now)
         now += 10.0
     assert ledger.nodes[ALICE].refused[Reason.WRONG_WORK] > 8
-    assert ledger.nodes[ALICE].conduct.sentence is None
+    assert ledger.nodes[ALICE].reputation.penalty is None
 
 
 def test_hoarding_leases_leads_there_too_and_ends_by_itself_twice_as_late_each_time():
@@ -132,15 +132,15 @@ def test_hoarding_leases_leads_there_too_and_ends_by_itself_twice_as_late_each_t
             assert len(work(ledger, ALICE, 1, now)) == 1
             now += 20.0
             ledger.tick(now)
-        sentence = ledger.nodes[ALICE].conduct.sentence
-        assert "ran out" in sentence.why
-        assert sentence.until == now + 100.0 * times
-        assert ledger.next_deadline() == sentence.until
-        ledger.tick(sentence.until - 0.1)
+        penalty = ledger.nodes[ALICE].reputation.penalty
+        assert "ran out" in penalty.why
+        assert penalty.until == now + 100.0 * times
+        assert ledger.next_deadline() == penalty.until
+        ledger.tick(penalty.until - 0.1)
         assert ledger.request_work(ALICE, ask(4), now) is Reason.QUARANTINED
-        now = sentence.until
+        now = penalty.until
         ledger.tick(now)
-        assert ledger.nodes[ALICE].conduct.sentence is None
+        assert ledger.nodes[ALICE].reputation.penalty is None
     assert [type(f) for f in ledger.take_facts() if isinstance(f, Quarantined | Released)] == [
         Quarantined,
         Released,
@@ -152,14 +152,14 @@ def test_a_death_is_no_hoard_however_many_leases_run_out_with_it():
     assert len(work(ledger, ALICE, 10, 0.0)) == 10
     ledger.tick(20.0)
     assert not ledger.nodes[ALICE].leases
-    assert ledger.nodes[ALICE].conduct.sentence is None
+    assert ledger.nodes[ALICE].reputation.penalty is None
     now = 30.0
     for _ in range(3):  # who comes back for more and vanishes again is none too often
-        assert ledger.nodes[ALICE].conduct.sentence is None
+        assert ledger.nodes[ALICE].reputation.penalty is None
         assert len(work(ledger, ALICE, 10, now)) == 10
         now += 20.0
         ledger.tick(now)
-    assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].conduct.sentence.why
+    assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].reputation.penalty.why
 
 
 def test_who_speaks_and_lets_its_leases_run_out_hoards_them():
@@ -167,7 +167,7 @@ def test_who_speaks_and_lets_its_leases_run_out_hoards_them():
     held = tuple(lease.id for lease, _ in work(ledger, ALICE, 4, 0.0))
     ledger.request_work(ALICE, ask(0, holding=held), 19.0)
     ledger.tick(20.0)
-    assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].conduct.sentence.why
+    assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].reputation.penalty.why
 
 
 def test_a_lease_that_makes_progress_and_is_late_is_no_hoard():
@@ -178,30 +178,30 @@ def test_a_lease_that_makes_progress_and_is_late_is_no_hoard():
         assert ledger.renew(ALICE, lease.id, lease.token, 2, now) == 20.0
         now += 20.0
         ledger.tick(now)
-    assert ledger.nodes[ALICE].conduct.sentence is None
+    assert ledger.nodes[ALICE].reputation.penalty is None
 
 
 def test_quarantine_outlives_a_restart_and_so_does_release(tmp_path: Path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = ledger_at()
-    ledger.court.quarantine(ALICE, "it lied", None, 0.0)
-    ledger.court.quarantine(BOB, "it was slow", 50.0, 0.0)
-    ledger.court.quarantine(CAROL, "by hand", None, 0.0)
-    assert ledger.court.release(CAROL, "a mistake")
-    assert not ledger.court.release(DAVE, "never there")
+    ledger.quarantine.quarantine(ALICE, "it lied", None, 0.0)
+    ledger.quarantine.quarantine(BOB, "it was slow", 50.0, 0.0)
+    ledger.quarantine.quarantine(CAROL, "by hand", None, 0.0)
+    assert ledger.quarantine.release(CAROL, "a mistake")
+    assert not ledger.quarantine.release(DAVE, "never there")
     book.write(ledger.take_facts())
     again = book.restore(ledger.settings, ledger.head, now=1000.0)
-    assert again.nodes[ALICE].conduct.sentence.until is None
-    assert again.nodes[BOB].conduct.sentence.until == 1050.0
-    assert again.nodes[CAROL].conduct.sentence is None
-    assert again.nodes[CAROL].conduct.times == 1
-    assert [(e["what"], e["why"]) for e in book.conduct()] == [
+    assert again.nodes[ALICE].reputation.penalty.until is None
+    assert again.nodes[BOB].reputation.penalty.until == 1050.0
+    assert again.nodes[CAROL].reputation.penalty is None
+    assert again.nodes[CAROL].reputation.times == 1
+    assert [(e["what"], e["why"]) for e in book.reputation()] == [
         ("quarantined", "it lied"),
         ("quarantined", "it was slow"),
         ("quarantined", "by hand"),
         ("released", "a mistake"),
     ]
-    assert [e["what"] for e in book.conduct(CAROL)] == ["quarantined", "released"]
+    assert [e["what"] for e in book.reputation(CAROL)] == ["quarantined", "released"]
 
 
 # ------------------------------------------------------------ spot checks
@@ -217,7 +217,7 @@ def checked_ledger(**settings):
 
 def check_of(ledger, node, now=1.0, version=3):
     ledger.request_work(node, ask(0, version=version), now)
-    return ledger.court.next_check(node, now)
+    return ledger.quarantine.next_check(node, now)
 
 
 HONEST, OTHER = (-0.5, -0.5, -0.5), (-0.5, -3.0, -0.5)
@@ -234,58 +234,58 @@ def test_a_second_node_confirms():
     check = check_of(ledger, BOB)
     assert (check.author, check.version, check.start, check.end) == (ALICE, (0, 3), 0, 3)
     assert check_of(ledger, CAROL) is None, "one at a time"
-    ledger.court.answer_check(BOB, check.id, (0, 3), HONEST, 2.0)
-    assert ledger.nodes[ALICE].conduct.checked == 1
-    assert ledger.court.checks.confirmed == 1
-    assert not ledger.court.checks.open
+    ledger.quarantine.answer_check(BOB, check.id, (0, 3), HONEST, 2.0)
+    assert ledger.nodes[ALICE].reputation.checked == 1
+    assert ledger.quarantine.checks.confirmed == 1
+    assert not ledger.quarantine.checks.open
 
 
 def test_two_against_one_and_nothing_of_the_liar_counts():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
-    ledger.court.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
-    assert ledger.nodes[ALICE].conduct.sentence is None, "one word against another's"
+    ledger.quarantine.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
+    assert ledger.nodes[ALICE].reputation.penalty is None, "one word against another's"
     assert check_of(ledger, CAROL) is check
-    ledger.court.answer_check(CAROL, check.id, (0, 3), (-0.5, float("-inf"), -0.5), 3.0)
-    sentence = ledger.nodes[ALICE].conduct.sentence
-    assert sentence.until is None
-    assert "two nodes" in sentence.why
+    ledger.quarantine.answer_check(CAROL, check.id, (0, 3), (-0.5, float("-inf"), -0.5), 3.0)
+    penalty = ledger.nodes[ALICE].reputation.penalty
+    assert penalty.until is None
+    assert "two nodes" in penalty.why
     assert ledger.groups[group_id(0)].free == {0, 1}, "what it had delivered is drawn anew"
     places(ledger)
 
 
-def test_a_false_witness_is_found_out():
+def test_a_false_scorer_is_found_out():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
-    ledger.court.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
+    ledger.quarantine.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
     check_of(ledger, CAROL)
-    ledger.court.answer_check(CAROL, check.id, (0, 3), HONEST, 3.0)
-    assert ledger.nodes[ALICE].conduct.sentence is None
-    assert ledger.nodes[ALICE].conduct.checked == 1
-    assert "third node confirmed" in ledger.nodes[BOB].conduct.sentence.why
+    ledger.quarantine.answer_check(CAROL, check.id, (0, 3), HONEST, 3.0)
+    assert ledger.nodes[ALICE].reputation.penalty is None
+    assert ledger.nodes[ALICE].reputation.checked == 1
+    assert "third node confirmed" in ledger.nodes[BOB].reputation.penalty.why
 
 
 def test_what_nobody_can_judge_is_given_up():
     ledger = checked_ledger(check_ttl_s=60.0)
     assert check_of(ledger, BOB, version=2) is None, "it holds another version"
     check = check_of(ledger, BOB)
-    ledger.court.answer_check(BOB, check.id, (0, 2), HONEST, 2.0)
+    ledger.quarantine.answer_check(BOB, check.id, (0, 2), HONEST, 2.0)
     assert check_of(ledger, CAROL) is check, "Bob had moved on; it is nobody's word"
-    ledger.court.answer_check(CAROL, check.id, (0, 3), OTHER, 3.0)
+    ledger.quarantine.answer_check(CAROL, check.id, (0, 3), OTHER, 3.0)
     ledger.tick(61.5)
-    assert (ledger.nodes[ALICE].conduct.disputed, ledger.court.checks.given_up) == (1, 1)
-    ledger.court.answer_check(DAVE, check.id, (0, 3), OTHER, 62.0)
-    assert ledger.nodes[ALICE].conduct.sentence is None
+    assert (ledger.nodes[ALICE].reputation.disputed, ledger.quarantine.checks.given_up) == (1, 1)
+    ledger.quarantine.answer_check(DAVE, check.id, (0, 3), OTHER, 62.0)
+    assert ledger.nodes[ALICE].reputation.penalty is None
 
 
 def test_an_engine_that_cannot_score_is_asked_once():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
-    ledger.court.answer_check(BOB, check.id, (0, 3), (), 2.0)
+    ledger.quarantine.answer_check(BOB, check.id, (0, 3), (), 2.0)
     assert check_of(ledger, BOB) is None
     assert check_of(ledger, CAROL) is check
-    ledger.court.answer_check(DAVE, check.id, (0, 3), OTHER, 2.0)
-    ledger.court.answer_check(CAROL, 999, (0, 3), OTHER, 2.0)
+    ledger.quarantine.answer_check(DAVE, check.id, (0, 3), OTHER, 2.0)
+    ledger.quarantine.answer_check(CAROL, 999, (0, 3), OTHER, 2.0)
     assert check.found == {}, "only who was asked is heard"
     ledger.member_lost(CAROL, 3.0)
     assert check_of(ledger, DAVE) is check
@@ -294,7 +294,7 @@ def test_an_engine_that_cannot_score_is_asked_once():
 def test_a_node_that_had_moved_on_is_asked_again_at_later_versions():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
-    ledger.court.answer_check(BOB, check.id, (0, 4), (), 2.0)
+    ledger.quarantine.answer_check(BOB, check.id, (0, 4), (), 2.0)
     assert check_of(ledger, BOB, now=2.0) is None, "not for this check: its version has passed there"
     assert check_of(ledger, CAROL, now=2.0) is check
     ledger.advance(head(4))
@@ -302,10 +302,10 @@ def test_a_node_that_had_moved_on_is_asked_again_at_later_versions():
     assert submit(ledger, lease, draw(lease, 1, 4), 4.0) is None
     later = check_of(ledger, BOB, now=4.0, version=4)
     assert later is not None
-    ledger.court.answer_check(CAROL, check.id, (0, 3), HONEST, 5.0)
-    ledger.court.answer_check(CAROL, check.id, (0, 3), (), 5.0)  # of a check that is over
+    ledger.quarantine.answer_check(CAROL, check.id, (0, 3), HONEST, 5.0)
+    ledger.quarantine.answer_check(CAROL, check.id, (0, 3), (), 5.0)  # of a check that is over
     assert ledger.nodes[CAROL].scores
-    ledger.court.answer_check(BOB, later.id, (0, 4), (), 5.0)
+    ledger.quarantine.answer_check(BOB, later.id, (0, 4), (), 5.0)
     assert not ledger.nodes[BOB].scores, "at the very version: its engine cannot"
     ledger.member_lost(BOB, 6.0)
     assert ledger.nodes[BOB].scores, "it may come back with another engine"
@@ -321,17 +321,17 @@ def test_the_longest_span_is_checked_and_only_so_many_are_open():
     spans = (VersionSpan(0, 2, root(0, 2), 1), VersionSpan(0, 3, root(0, 3), 3))
     for sample in range(4):
         assert submit(ledger, lease, draw(lease, sample, spans=spans), 1.0) is None
-    assert [(c.version, c.start, c.end) for c in ledger.court.checks.open.values()] == [((0, 3), 1, 3)] * 2
+    assert [(c.version, c.start, c.end) for c in ledger.quarantine.checks.open.values()] == [((0, 3), 1, 3)] * 2
     check = check_of(ledger, BOB)
-    ledger.court.answer_check(BOB, check.id, (0, 3), (-0.5, -0.5), 2.0)
-    assert ledger.court.checks.confirmed == 1
+    ledger.quarantine.answer_check(BOB, check.id, (0, 3), (-0.5, -0.5), 2.0)
+    assert ledger.quarantine.checks.confirmed == 1
 
 
 def test_about_the_wanted_share_is_checked():
     ledger = ledger_at(groups=100, n=8, check_share=0.1, checks_open=1000)
     for lease, sample in work(ledger, ALICE, 800):
         submit(ledger, lease, draw(lease, sample), 1.0)
-    assert 40 <= ledger.court.checks.begun <= 120
+    assert 40 <= ledger.quarantine.checks.begun <= 120
 
 
 def test_prints_of_tokens_do_not_depend_on_where_prompts_end():

@@ -9,7 +9,7 @@ from codec import Layout, TensorSpec
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
 from node.trainers.publish.attempt import runs_of
-from node.trainers.ranks.ownership import Part, Shares
+from node.trainers.ranks.ownership import Ownership, Part
 
 COLUMNS = 1 << 16
 
@@ -38,7 +38,7 @@ def held_by(layout: Layout, world: int, whole: set[str]) -> list[dict[str, Part 
 )
 def test_every_element_is_written_once_and_every_block_encoded_once(sizes: list[int], world: int, whole: set[int]):
     layout = Layout(tuple(TensorSpec(f"t{i}", "BF16", (rows, COLUMNS)) for i, rows in enumerate(sizes)))
-    shares = Shares(layout, held_by(layout, world, {f"t{i}" for i in whole}))
+    shares = Ownership(layout, held_by(layout, world, {f"t{i}" for i in whole}))
     for spec in layout.tensors:
         parts = [(rank, shares.writes(rank, spec.name)) for rank in range(world)]
         written = [row for _, part in parts if part is not None for row in range(part.start, part.start + part.length)]
@@ -57,27 +57,27 @@ def test_every_element_is_written_once_and_every_block_encoded_once(sizes: list[
 
 def test_border_blocks_go_to_whoever_has_least_to_do():
     layout = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (64, 64)) for i in range(40)))
-    shares = Shares(layout, held_by(layout, 4, set()))
+    shares = Ownership(layout, held_by(layout, 4, set()))
     assert [len(shares.blocks_of(rank)) for rank in range(4)] == [10] * 4
 
 
 def test_large_tensors_stay_where_they_are():
     layout = Layout((TensorSpec("t", "BF16", (64 * BLOCK_ELEMENTS // COLUMNS, COLUMNS)),))
-    shares = Shares(layout, held_by(layout, 4, set()))
+    shares = Ownership(layout, held_by(layout, 4, set()))
     assert all(len(shares.touching(block)) == 1 for block in range(64))
     assert shares.owner.tolist() == [rank for rank in range(4) for _ in range(16)]
 
 
 def test_what_all_hold_is_written_by_one_and_shared_out():
     layout = Layout(tuple(TensorSpec(f"t{i}", "BF16", (8, 8)) for i in range(4)))
-    shares = Shares(layout, [{spec.name: None for spec in layout.tensors}] * 2)
+    shares = Ownership(layout, [{spec.name: None for spec in layout.tensors}] * 2)
     assert [len(shares.tensors_of(rank)) for rank in range(2)] == [2, 2]
     assert [len(shares.blocks_of(rank)) for rank in range(2)] == [2, 2]
 
 
 def test_columns_of_a_tensor_are_all_border():
     layout = Layout((TensorSpec("t", "BF16", (COLUMNS, 64)),))
-    shares = Shares(layout, [{"t": Part(1, 0, 32)}, {"t": Part(1, 32, 32)}])
+    shares = Ownership(layout, [{"t": Part(1, 0, 32)}, {"t": Part(1, 32, 32)}])
     assert shares.touching(0) == (0, 1)
     assert sorted(shares.owner.tolist()) == [0, 0, 1, 1]
 
@@ -94,7 +94,7 @@ def test_columns_of_a_tensor_are_all_border():
 def test_what_is_not_whole_is_refused(held: list[dict[str, Part | None]]):
     layout = Layout((TensorSpec("t", "BF16", (8, 8)),))
     with pytest.raises(UsageError, match="do not hold t"):
-        Shares(layout, held)
+        Ownership(layout, held)
 
 
 @given(st.sets(st.integers(0, 40)))

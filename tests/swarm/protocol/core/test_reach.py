@@ -94,9 +94,9 @@ def test_an_edge_is_dialed_by_somebody_if_it_can_be(a: Place, b: Place) -> None:
     if joins(a, b):
         assert to_dial(a, b) or to_dial(b, a)
         assert not any(map(is_circuit, to_dial(a, b) + to_dial(b, a)))
-    for way in to_dial(a, b):
-        assert way in b.addrs
-        assert scope(way) >= a.scope
+    for path_kind in to_dial(a, b):
+        assert path_kind in b.addrs
+        assert scope(path_kind) >= a.scope
     assert set(direct(a, b)) <= set(b.addrs)
 
 

@@ -128,7 +128,7 @@ def test_a_claim_of_a_huge_link_makes_no_leaf_of_anybody_else(says_it_is_whole: 
     assert [len(roster.children(stripe, TRAINER)) for stripe in range(roster.stripes)] == [1] * roster.stripes
 
 
-def test_who_comes_while_a_version_is_on_its_way_is_a_leaf_until_it_has_arrived() -> None:
+def test_who_comes_while_a_version_is_on_its_path_kind_is_a_leaf_until_it_has_arrived() -> None:
     core = members(an_authority(), 3)
     assert _whole(core, range(3), 1, 4.0) == [False] * 3
     core.apply(LocalChunk(header(1, 0, stripe=None)), 4.6)

@@ -307,7 +307,7 @@ def test_a_backup_that_had_nothing_to_say_is_no_silent_parent() -> None:
     assert {c.peer for c in only(effects, Close)} == {key_of(2).public}
 
 
-def under_way() -> Peer:
+def under_path_kind() -> Peer:
     """A chunk of version 1 has begun to come from slot 1, our parent; slot 2 is there as well."""
     peer = a_member()
     meet(peer, 2)
@@ -323,7 +323,7 @@ def ticks(peer: Peer, begin: float, end: float) -> list[Effect]:
 
 
 def test_a_parent_that_is_stuck_is_asked_and_then_replaced_until_it_answers() -> None:
-    peer = under_way()
+    peer = under_path_kind()
     assert only(ticks(peer, 1.0, 1.0 + DOUBT_S), Close) == []
     assert parents(peer) == {0: key_of(1).public}
     effects = ticks(peer, 1.0 + DOUBT_S, 2.5 + 2 * DOUBT_S)
@@ -336,8 +336,8 @@ def test_a_parent_that_is_stuck_is_asked_and_then_replaced_until_it_answers() ->
     assert parents(peer) == {0: key_of(1).public}
 
 
-def test_whoever_was_asked_for_a_chunk_and_does_not_answer_makes_way_for_the_next() -> None:
-    peer = under_way()
+def test_whoever_was_asked_for_a_chunk_and_does_not_answer_makes_path_kind_for_the_next() -> None:
+    peer = under_path_kind()
     meet(peer, 3)
     say(peer, 3, Pong(0), 0.2)
     now, asked = 1.0, list[tuple[float, bytes]]()
@@ -353,7 +353,7 @@ def test_whoever_was_asked_for_a_chunk_and_does_not_answer_makes_way_for_the_nex
 
 
 def test_a_parent_that_answers_or_owes_nothing_is_not_stuck() -> None:
-    peer = under_way()
+    peer = under_path_kind()
     for n in range(12):
         tick(peer, 1.0 + n * TUNING.tick_s)
         say(peer, 1, Pong(0), 1.1 + n * TUNING.tick_s)
@@ -366,7 +366,7 @@ def test_a_parent_that_answers_or_owes_nothing_is_not_stuck() -> None:
 
 
 def test_nobody_is_asked_while_the_trainer_pauses() -> None:
-    peer = under_way()
+    peer = under_path_kind()
     for index in range(4):
         peer.apply(PieceStored(key_of(1).public, 0, header(1, 0).key, index, 1000), 1.0)
     ticks(peer, 1.0, 1.0 + 2 * DOUBT_S)

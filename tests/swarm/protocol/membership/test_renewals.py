@@ -52,13 +52,13 @@ def test_reports_climb_two_trees_that_rotate() -> None:
     for slot in range(1, 5):
         meet(peer, slot)
     tick(peer, 0.1)
-    ways = []
+    target_connections = []
     for beat in range(2, 6):
         say(peer, 1, HeartbeatNews(heartbeat(beat)), beat / 10)
         effects = tick(peer, beat / 10 + 0.05)
-        ways.append({slot for slot in range(1, 5) if sends(effects, Reports, to=slot)})
-    assert [len(way) for way in ways] == [2, 2, 2, 2]
-    assert set().union(*ways) == {1, 2, 3, 4}
+        target_connections.append({slot for slot in range(1, 5) if sends(effects, Reports, to=slot)})
+    assert [len(path_kind) for path_kind in target_connections] == [2, 2, 2, 2]
+    assert set().union(*target_connections) == {1, 2, 3, 4}
 
 
 def climbed(peer: Peer, sealed: bytes, now: float = 1.0, stripe: int = 0) -> list:

@@ -177,7 +177,7 @@ def test_a_large_home_region_feeds_all_others_itself(count: int, from_home: int)
 
 
 @pytest.mark.parametrize("count", [8, 64, 240])
-def test_nodes_that_cannot_be_dialed_hang_on_those_that_can(count: int) -> None:
+def test_nodes_that_cannot_be_dialed_attach_on_those_that_can(count: int) -> None:
     """Half of the nodes behind NAT: hardly an edge without an end that can be dialed, and loads stay even."""
     members = [member(s, dialable=s % 2 == 0, peer=s.to_bytes(32, "big")) for s in range(count)]
     parents = plan(members, 8)

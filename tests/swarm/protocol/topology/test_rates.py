@@ -84,7 +84,7 @@ def test_one_receiver_cannot_ruin_it() -> None:
     assert told(rates, 1, {2: (1, 100), 3: (25, 0), 4: (25, 0)}) == 200.0
 
 
-def test_who_hangs_on_a_slow_node_is_not_to_blame() -> None:
+def test_who_attaches_on_a_slow_node_is_not_to_blame() -> None:
     """1 is slow; 2, which hangs on it, could not pass on what it did not get."""
     rates = Rates()
     for receiver in (3, 4, 5):

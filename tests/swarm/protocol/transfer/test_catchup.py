@@ -86,7 +86,7 @@ def run_jobs(effects: list[Effect]) -> list[Job]:
     return [e.job for e in only(effects, Run)]
 
 
-def test_the_whole_way() -> None:
+def test_the_whole_path_kind() -> None:
     peer, _ = a_newcomer(1, 2)
     assert [r.name for r in peer.catchup._requests.values()] == [LAYOUT]
     wants = asked(to_blocks(peer))

@@ -255,7 +255,7 @@ def test_what_a_lost_head_had_not_been_sent_yet_goes_to_the_next_at_no_cost() ->
     assert core.egress.state()["rescued_bytes"] == 100, "its header had left, and went with its only holder"
 
 
-def test_what_a_dead_head_alone_had_is_dealt_again_and_pulled() -> None:
+def test_what_a_dead_head_alone_had_is_assigned_again_and_pulled() -> None:
     core = with_members(1.2, 3)
     for slot in range(2):
         say(core, slot, Attach(0, 0, 0, 1 << 20, ()), 5.0)
@@ -264,12 +264,12 @@ def test_what_a_dead_head_alone_had_is_dealt_again_and_pulled() -> None:
         effects = core.apply(LocalChunk(header(1, seq, stripe=None)), 6.0)
         given_to |= {e.key.seq: e.peer for e in only(effects, SendPiece)}
     dead = given_to[0]
-    heirs = [peer for peer in core.book.slot_of if peer != dead]
+    failovers = [peer for peer in core.book.slot_of if peer != dead]
     core.apply(PeerDown(dead), 7.0)
     lost = [seq for seq, peer in given_to.items() if peer == dead]
-    effects = say(core, heirs[1], WantChunk(0, 1, 0, lost[-1], b""), 7.5)  # pulled
+    effects = say(core, failovers[1], WantChunk(0, 1, 0, lost[-1], b""), 7.5)  # pulled
     assert {e.key.seq for e in only(effects, SendPiece)} == {lost[-1]}
-    effects = say(core, heirs[0], Attach(0, 0, 0, 1 << 22, ()), 8.0)  # the next head, in its place
+    effects = say(core, failovers[0], Attach(0, 0, 0, 1 << 22, ()), 8.0)  # the next head, in its place
     again = {e.key.seq for e in only(effects, SendPiece)}
     assert again <= set(lost) - {lost[-1]}
     assert again

@@ -208,7 +208,7 @@ def test_a_window_follows_from_the_round_trip() -> None:
 
 
 @pytest.mark.parametrize(("rtt_s", "times"), [(0.02, 1), (0.25, 2), (0.0, 1)])
-def test_over_a_long_way_who_is_far_behind_gets_credit_to_catch_up(rtt_s: float, times: int) -> None:
+def test_over_a_long_path_kind_who_is_far_behind_gets_credit_to_catch_up(rtt_s: float, times: int) -> None:
     book, _ = book_with([])
     exchange = Exchange(book, TUNING, lambda peer: rtt_s)
     owed = {0: 0, 1: 0}
@@ -336,7 +336,7 @@ def test_what_a_lost_parent_owed_is_pulled_sooner_than_what_is_only_late() -> No
     _, exchange, _ = a_chunk()
     exchange.attach_to(0, PARENT, version(0), 10.0, [])
     assert exchange.progress_at[0] == 10.0
-    exchange.attach_to(0, BEN, version(0), 10.0, [], heir=True)
+    exchange.attach_to(0, BEN, version(0), 10.0, [], failover=True)
     assert 10.0 - TUNING.pull_after_s < exchange.progress_at[0] < 10.0
     assert exchange.patient_s < TUNING.pull_after_s
     exchange.attach_to(0, PARENT, version(0), 11.0, [])
@@ -512,7 +512,9 @@ def test_a_chunk_of_no_known_stripe_is_not_pushed() -> None:
     assert sent_to(effects, ANNA) == []
 
 
-def test_a_crowd_of_guests_costs_one_look_and_leaves_the_rank_to_the_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowd_of_late_joiners_costs_one_look_and_leaves_the_rank_to_the_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ten members that attach everywhere once had the trainer count all edges for each of them, after each piece."""
     _, exchange, chunk = a_chunk()
     exchange.entitled = lambda stripe, peer: peer == ANNA
@@ -525,6 +527,6 @@ def test_a_crowd_of_guests_costs_one_look_and_leaves_the_rank_to_the_planned(mon
     effects: list[Effect] = []
     exchange.push(chunk, 2, None, 0.0, effects)
     pieces = [e for e in effects if isinstance(e, SendPiece)]
-    assert {e.peer: e.guest for e in pieces} == {ANNA: False, **dict.fromkeys(crowd, True)}
+    assert {e.peer: e.late_joiner for e in pieces} == {ANNA: False, **dict.fromkeys(crowd, True)}
     assert pieces[0].peer == ANNA
     assert len(looks) == 1

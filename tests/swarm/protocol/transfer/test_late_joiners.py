@@ -8,7 +8,7 @@ from protocol_kit import SWARM, TUNING, grant, header, heartbeat, key_of, only, 
 
 from codec import ChunkKey
 from swarm.protocol.core.events import Effect, Heard, PeerUp, SendPiece
-from swarm.protocol.core.wire import Attach, Credit, Hello, WantChunk, Wishes
+from swarm.protocol.core.wire import Attach, Credit, Hello, LateChunkWants, WantChunk
 from swarm.protocol.member import Peer
 from swarm.protocol.state import State
 from swarm.protocol.transfer.exchange import HEADER, Exchange
@@ -25,7 +25,7 @@ class House:
     """A member with children, whose uplink carries `UP_BYTES_S`. Its chunks have a header of 100 bytes and four pieces
     of `PIECE_BYTES`; two of those are little."""
 
-    def __init__(self, *guests: bytes) -> None:
+    def __init__(self, *late_joiners: bytes) -> None:
         self.state = State.new(key_of("house"), SWARM, TUNING, random.Random(0))
         self.exchange = self.state.exchange
         self.state.uplink.bytes_s = lambda: UP_BYTES_S
@@ -34,7 +34,7 @@ class House:
             self.state.sessions.up(peer, False, 0.0)
             session = self.state.sessions.get(peer)
             assert session is not None
-            session.issued = 1010.0 if peer in guests else 990.0
+            session.issued = 1010.0 if peer in late_joiners else 990.0
 
     def opens(self, number: int, now: float, chunks: int = 1) -> list[Effect]:
         effects: list[Effect] = []
@@ -78,34 +78,34 @@ def given(effects: list[Effect], peer: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize(("opened_at", "is_guest"), [(9.0, True), (11.0, False)])
-def test_a_guest_is_whose_grant_is_younger_than_the_version(opened_at: float, is_guest: bool) -> None:
+def test_a_late_joiner_is_whose_grant_is_younger_than_the_version(opened_at: float, is_late_joiner: bool) -> None:
     """By the authority's clock, which goes on between heartbeats: BEN came at 1010, 10 s after the last one."""
     house = House(BEN)
     house.opens(1, opened_at)
-    assert house.state.guests.has(BEN) == is_guest
-    assert not house.state.guests.has(ANNA)
-    assert not house.state.guests.has(key_of("nobody").public)
+    assert house.state.late_joiners.has(BEN) == is_late_joiner
+    assert not house.state.late_joiners.has(ANNA)
+    assert not house.state.late_joiners.has(key_of("nobody").public)
 
 
 def test_before_any_version_nobody_is_one() -> None:
-    assert not House(BEN).state.guests.has(BEN)
+    assert not House(BEN).state.late_joiners.has(BEN)
 
 
-def test_with_the_next_version_a_guest_is_one_no_longer() -> None:
+def test_with_the_next_version_a_late_joiner_is_one_no_longer() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     house.attach(ANNA, credit=0)
     assert given(house.attach(BEN), BEN) == []
     assert given(house.opens(2, 20.0), BEN) != [], "it has its turn like anybody"
-    assert not house.state.guests.has(BEN)
-    assert not house.state.guests.opened(version(1), 30.0), "an older one changes nothing"
-    assert not house.state.guests.has(BEN)
+    assert not house.state.late_joiners.has(BEN)
+    assert not house.state.late_joiners.opened(version(1), 30.0), "an older one changes nothing"
+    assert not house.state.late_joiners.has(BEN)
 
 
 # ---------------------------------------------------------------- what it is given
 
 
-def test_a_guest_waits_while_more_than_little_waits_for_another() -> None:
+def test_a_late_joiner_waits_while_more_than_little_waits_for_another() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     house.attach(ANNA, credit=0)
@@ -116,7 +116,7 @@ def test_a_guest_waits_while_more_than_little_waits_for_another() -> None:
     assert given(house.looks(6.4), BEN) != []
 
 
-def test_a_guest_waits_until_what_was_handed_over_has_left() -> None:
+def test_a_late_joiner_waits_until_what_was_handed_over_has_left() -> None:
     """Whatever sockets took: of both headers and her pieces all but little has left after so long, at three quarters of
     the rate."""
     house = House(BEN)
@@ -139,18 +139,20 @@ def test_what_others_are_given_that_asked_counts_as_well() -> None:
 
 
 @pytest.mark.parametrize(("held", "left"), [(False, 0.75), (True, 1.0)])
-def test_once_the_version_is_ours_guests_get_all_that_the_uplink_is_said_to_carry(held: bool, left: float) -> None:
+def test_once_the_version_is_ours_late_joiners_get_all_that_the_uplink_is_said_to_carry(
+    held: bool, left: float
+) -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     if held:
-        house.state.guests.settled(version(1))
+        house.state.late_joiners.settled(version(1))
     house.exchange.gave(CLEO, house.state.chunks.versions[version(1)].chunks[0], [0, 1, 2, 3], 6.0)
     house.attach(BEN, now=6.0)
     had = house.state.uplink.queued_bytes(6.0)
     assert had - house.state.uplink.queued_bytes(6.001) == pytest.approx(left * UP_BYTES_S * 0.001)
 
 
-def test_guests_are_given_little_at_a_time_least_given_first() -> None:
+def test_late_joiners_are_given_little_at_a_time_least_given_first() -> None:
     house = House(BEN, CLEO)
     house.opens(1, 5.0)
     assert given(house.attach(BEN, now=6.0), BEN) == [0, 1], "little"
@@ -174,7 +176,7 @@ def test_a_child_that_lags_is_not_waited_for() -> None:
     assert given(house.looks(6.0 + TUNING.lag_after_s + 0.1), BEN) == [0, 1]
 
 
-def test_what_waits_for_guests_counts_for_nothing() -> None:
+def test_what_waits_for_late_joiners_counts_for_nothing() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     house.attach(ANNA, credit=0)
@@ -184,7 +186,7 @@ def test_what_waits_for_guests_counts_for_nothing() -> None:
     assert house.exchange._behind(0) == house.exchange.children[0][ANNA].backlog
 
 
-def test_a_guest_that_goes_leaves_nothing_behind() -> None:
+def test_a_late_joiner_that_goes_leaves_nothing_behind() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     house.attach(ANNA, credit=0)
@@ -193,7 +195,7 @@ def test_a_guest_that_goes_leaves_nothing_behind() -> None:
     assert given(house.credit(ANNA, MUCH), BEN) == []
 
 
-def test_without_a_word_on_guests_there_are_none() -> None:
+def test_without_a_word_on_late_joiners_there_are_none() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     plain = Exchange(house.state.chunks, TUNING)
@@ -206,15 +208,15 @@ def test_without_a_word_on_guests_there_are_none() -> None:
 # ---------------------------------------------------------------- what it asks for
 
 
-def test_a_guests_wishes_are_granted_once_the_version_is_here() -> None:
+def test_a_late_joiners_wants_are_granted_once_the_version_is_here() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     house.state.uplink.bytes_s = lambda: 25e6
     offers = Offers(house.state)
-    offers.heard(BEN, Wishes(0, 1, 0, (0,)), 6.0)
+    offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 6.0)
     assert house.state.take_effects() == []
-    house.state.guests.settled(version(1))
-    offers.heard(BEN, Wishes(0, 1, 0, (0,)), 7.0)
+    house.state.late_joiners.settled(version(1))
+    offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 7.0)
     assert len(house.state.take_effects()) == 1
 
 
@@ -225,7 +227,7 @@ def _came(peer: Peer, name: str, issued: float) -> bytes:
     return other
 
 
-def test_a_guests_pull_is_answered_when_nobody_else_waits() -> None:
+def test_a_late_joiners_pull_is_answered_when_nobody_else_waits() -> None:
     peer = a_member()
     anna, ben = _came(peer, "anna", 1002.0), _came(peer, "ben", 1010.0)
     peer.apply(header(1, 0), 1.0)

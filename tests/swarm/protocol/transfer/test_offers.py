@@ -7,9 +7,9 @@ from protocol_kit import SWARM, TUNING, header, key_of
 
 from codec import ChunkKey
 from swarm.protocol.core.events import Send
-from swarm.protocol.core.wire import Attach, Offer, Wishes
+from swarm.protocol.core.wire import Attach, LateChunkWants, Offer
 from swarm.protocol.state import State
-from swarm.protocol.transfer.load_shedding import WISHES_HOLD_S
+from swarm.protocol.transfer.load_shedding import LATE_WANTS_HOLD_S
 from swarm.protocol.transfer.offers import ANSWER_S, AT_ONCE, AT_ONCE_S, LOOK_AGAIN_S, Offers
 
 ANNA, BEN, CLEO = (key_of(name).public for name in ("anna", "ben", "cleo"))
@@ -19,8 +19,8 @@ def of(seq: int) -> ChunkKey:
     return ChunkKey(0, 1, 0, seq)
 
 
-def wishes(*seqs: int) -> Wishes:
-    return Wishes(0, 1, 0, seqs)
+def wants(*seqs: int) -> LateChunkWants:
+    return LateChunkWants(0, 1, 0, seqs)
 
 
 UP_BYTES_S = 25e6
@@ -44,7 +44,7 @@ class Giver:
         for index in range(pieces):
             self.state.chunks.piece(of(seq), index, 0.0)
 
-    def hears(self, peer: bytes, message: Wishes, now: float = 0.0) -> list[tuple[bytes, Offer]]:
+    def hears(self, peer: bytes, message: LateChunkWants, now: float = 0.0) -> list[tuple[bytes, Offer]]:
         self.offers.heard(peer, message, now)
         return self.said()
 
@@ -60,57 +60,57 @@ class Giver:
 def test_what_is_held_whole_is_offered_in_the_order_of_the_list() -> None:
     giver = Giver(1, 2)
     giver.holds(0, pieces=3)
-    assert giver.hears(ANNA, wishes(2, 0, 1)) == [(ANNA, Offer(*of(2)))]
+    assert giver.hears(ANNA, wants(2, 0, 1)) == [(ANNA, Offer(*of(2)))]
 
 
 def test_who_waits_longest_comes_first() -> None:
     giver = Giver(*range(8))
-    giver.state.gifts.begin(CLEO, of(7), 1)
-    giver.state.gifts.begin(CLEO, of(6), 1)
-    assert giver.hears(ANNA, wishes(5, 4)) == giver.hears(BEN, wishes(2, 1)) == [], "it gives as much as it may"
-    giver.state.gifts.sent(CLEO, of(7))
+    giver.state.uploads.begin(CLEO, of(7), 1)
+    giver.state.uploads.begin(CLEO, of(6), 1)
+    assert giver.hears(ANNA, wants(5, 4)) == giver.hears(BEN, wants(2, 1)) == [], "it gives as much as it may"
+    giver.state.uploads.sent(CLEO, of(7))
     assert giver.looks(0.0) == [(BEN, Offer(*of(2)))]
 
 
 def test_few_are_given_at_a_time_and_one_to_each() -> None:
     giver = Giver(*range(8))
-    assert giver.hears(ANNA, wishes(0, 1)) == [(ANNA, Offer(*of(0)))]
+    assert giver.hears(ANNA, wants(0, 1)) == [(ANNA, Offer(*of(0)))]
     assert giver.looks(LOOK_AGAIN_S) == []
-    assert giver.hears(BEN, wishes(2)) == [(BEN, Offer(*of(2)))]
+    assert giver.hears(BEN, wants(2)) == [(BEN, Offer(*of(2)))]
     assert AT_ONCE == 2
-    assert giver.hears(CLEO, wishes(3)) == []
+    assert giver.hears(CLEO, wants(3)) == []
     giver.offers.taken(ANNA, of(0))
-    giver.state.gifts.begin(ANNA, of(0), 1)
+    giver.state.uploads.begin(ANNA, of(0), 1)
     assert giver.looks(LOOK_AGAIN_S) == [], "what is on its way counts as what is offered does"
-    giver.state.gifts.sent(ANNA, of(0))
+    giver.state.uploads.sent(ANNA, of(0))
     assert giver.looks(2 * LOOK_AGAIN_S) == [(ANNA, Offer(*of(1)))], "what was taken is not offered again"
 
 
-def test_an_offer_is_void_when_its_wish_is_gone_or_nobody_answers() -> None:
+def test_an_offer_is_void_when_its_want_is_gone_or_nobody_answers() -> None:
     giver = Giver(0, 1)
-    giver.hears(ANNA, wishes(0))
-    assert giver.hears(ANNA, wishes(1)) == [(ANNA, Offer(*of(1)))]
+    giver.hears(ANNA, wants(0))
+    assert giver.hears(ANNA, wants(1)) == [(ANNA, Offer(*of(1)))]
     assert giver.looks(ANSWER_S / 2) == []
     assert giver.looks(ANSWER_S) == [(ANNA, Offer(*of(1)))]
 
 
-def test_wishes_lapse_are_taken_back_and_go_with_their_session() -> None:
+def test_wants_lapse_are_taken_back_and_go_with_their_session() -> None:
     giver = Giver()
-    giver.hears(ANNA, wishes(0))
-    giver.hears(BEN, wishes(0))
-    giver.hears(CLEO, wishes(0))
-    giver.hears(BEN, Wishes(0, 0, 0, ()))
+    giver.hears(ANNA, wants(0))
+    giver.hears(BEN, wants(0))
+    giver.hears(CLEO, wants(0))
+    giver.hears(BEN, LateChunkWants(0, 0, 0, ()))
     giver.offers.lost(CLEO)
     giver.holds(0)
     assert giver.looks(LOOK_AGAIN_S) == [(ANNA, Offer(*of(0)))]
-    assert giver.looks(WISHES_HOLD_S + ANSWER_S) == []
+    assert giver.looks(LATE_WANTS_HOLD_S + ANSWER_S) == []
 
 
 def test_a_child_is_not_offered_what_is_pushed_to_it() -> None:
     giver = Giver(0)
     giver.state.exchange.attached(ANNA, Attach(0, 0, 0, 0, ()), 0.0, [])
-    assert giver.hears(ANNA, wishes(0)) == []
-    assert giver.hears(BEN, wishes(0)) == [(BEN, Offer(*of(0)))]
+    assert giver.hears(ANNA, wants(0)) == []
+    assert giver.hears(BEN, wants(0)) == [(BEN, Offer(*of(0)))]
 
 
 @pytest.mark.parametrize("why", ["its own children wait", "it may give nothing today"])
@@ -126,13 +126,13 @@ def test_who_has_no_uplink_to_spare_offers_nothing(why: str) -> None:
             giver.state.exchange.push(chunk, 0, None, 0.0, [])
     else:
         giver.state.exchange.give(False, 0.0, [])
-    assert giver.hears(ANNA, wishes(0)) == []
+    assert giver.hears(ANNA, wants(0)) == []
 
 
 @pytest.mark.parametrize(("carries_s", "given"), [(0.8 * AT_ONCE_S, 2), (1.2 * AT_ONCE_S, 1), (5.0, 1)])
 def test_a_slow_uplink_promises_one_chunk_at_a_time(carries_s: float, given: int) -> None:
     giver = Giver(0, 1, up_bytes_s=2 * CHUNK_BYTES / carries_s)
-    assert len(giver.hears(ANNA, wishes(0)) + giver.hears(BEN, wishes(1))) == given
+    assert len(giver.hears(ANNA, wants(0)) + giver.hears(BEN, wants(1))) == given
 
 
 def test_little_to_do_is_less_for_a_slow_uplink() -> None:
@@ -144,10 +144,10 @@ def test_little_to_do_is_less_for_a_slow_uplink() -> None:
     waits = giver.state.exchange.waiting_bytes
     assert waits > 0
     giver.up_bytes_s = 0.9 * waits / TUNING.idle_s
-    assert giver.hears(ANNA, wishes(0)) == []
+    assert giver.hears(ANNA, wants(0)) == []
     giver.up_bytes_s = 1.1 * waits / TUNING.idle_s
     assert giver.looks(LOOK_AGAIN_S) == [(ANNA, Offer(*of(0)))]
 
 
 def test_who_stands_in_no_plan_offers_nothing() -> None:
-    assert Giver(0, up_bytes_s=0.0).hears(ANNA, wishes(0)) == []
+    assert Giver(0, up_bytes_s=0.0).hears(ANNA, wants(0)) == []

@@ -8,7 +8,7 @@ from swarm.protocol.core.events import Effect, HeaderStored, PeerDown, PieceStor
 from swarm.protocol.core.wire import LacksChunk, WantChunk
 from swarm.protocol.member import Peer
 from swarm.protocol.transfer.chunks import Chunks, Version
-from swarm.protocol.transfer.pull import PASSED_BY, Gifts, Pulls
+from swarm.protocol.transfer.pull import PASSED_BY, Pulls, Uploads
 
 ANNA, BEN, LAST = (key_of(name).public for name in ("anna", "ben", "last"))
 LATE = TUNING.pull_after_s + 0.01
@@ -99,7 +99,7 @@ def test_after_everyone_was_asked_there_is_a_pause() -> None:
     assert order[3:6] == [ANNA, BEN, LAST]
 
 
-def test_who_lacks_it_or_is_gone_makes_way_at_the_next_tick() -> None:
+def test_who_lacks_it_or_is_gone_makes_path_kind_at_the_next_tick() -> None:
     _, made = sealed_version(1)
     pulls = Pulls(TUNING)
     assert asked(pulls, [made], LATE) == [ANNA]
@@ -199,7 +199,7 @@ def test_what_we_lack_is_said(message: WantChunk) -> None:
     assert len(sends(effects, LacksChunk, to=1)) == 1
 
 
-def test_what_is_on_its_way_is_not_sent_again() -> None:
+def test_what_is_on_its_path_kind_is_not_sent_again() -> None:
     peer = giver()
     assert len(frames(say(peer, 1, want(0)))) == 5
     assert say(peer, 1, want(0)) == []
@@ -218,9 +218,9 @@ def test_a_flood_of_pulls_queues_a_bounded_amount() -> None:
     assert len(frames(say(peer, 1, want(39)))) == 5
 
 
-def test_gifts_forget_a_peer_that_is_gone() -> None:
-    gifts = Gifts(TUNING)
-    gifts.begin(ANNA, header(1, 0).key, 2)
-    gifts.lost(ANNA)
-    gifts.sent(ANNA, header(1, 0).key)
-    assert not gifts.busy(ANNA, header(1, 0).key)
+def test_uploads_forget_a_peer_that_is_gone() -> None:
+    uploads = Uploads(TUNING)
+    uploads.begin(ANNA, header(1, 0).key, 2)
+    uploads.lost(ANNA)
+    uploads.sent(ANNA, header(1, 0).key)
+    assert not uploads.busy(ANNA, header(1, 0).key)

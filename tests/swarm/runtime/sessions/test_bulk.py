@@ -45,7 +45,7 @@ class Bench:
     bulk: BulkStreams
     far: list[Plain] = field(default_factory=list)
     """The other ends, in the order in which they were opened."""
-    ways: int = 4
+    target_connections: int = 4
     refusing: bool = False
     events: list[Event] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ async def bench(limits: Limits = LIMITS) -> AsyncIterator[Bench]:
 
     it = Bench(BulkStreams(make, limits))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(it.bulk.run, it.open, lambda: it.ways, lambda message: None, it.post, PEER)
+        nursery.start_soon(it.bulk.run, it.open, lambda: it.target_connections, lambda message: None, it.post, PEER)
         yield it
         nursery.cancel_scope.cancel()
 
@@ -127,7 +127,7 @@ async def test_a_stream_is_opened_ahead(autojump_clock: object) -> None:
 
 async def test_a_stream_that_is_stuck_gets_no_more(autojump_clock: object) -> None:
     async with bench() as b:
-        b.ways = 2
+        b.target_connections = 2
         for effect in [*chunk(0, 30), *chunk(1)]:
             b.bulk.put(effect)
         await trio.sleep(2)
@@ -139,14 +139,14 @@ async def test_a_stream_that_is_stuck_gets_no_more(autojump_clock: object) -> No
 
 
 @pytest.mark.parametrize("ways", [1, 2])
-async def test_no_more_streams_than_the_path_is_worth(autojump_clock: object, ways: int) -> None:
+async def test_no_more_streams_than_the_path_is_worth(autojump_clock: object, target_connections: int) -> None:
     async with bench() as b:
-        b.ways = ways
+        b.target_connections = target_connections
         for seq in range(20):
             for effect in chunk(seq):
                 b.bulk.put(effect)
             await trio.sleep(0.1)
-        assert len(b.far) == ways
+        assert len(b.far) == target_connections
 
 
 async def test_a_stream_that_keeps_up_stays_alone(autojump_clock: object) -> None:
@@ -179,7 +179,7 @@ async def test_idle_streams_are_closed_and_the_first_stays(autojump_clock: objec
 
 async def test_a_stream_that_cannot_be_had_is_tried_again_later(autojump_clock: object) -> None:
     async with bench() as b:
-        b.ways = 3
+        b.target_connections = 3
         b.bulk.put(chunk(0)[0])
         await trio.sleep(1)
         b.refusing = True
@@ -201,7 +201,7 @@ async def test_a_stream_that_cannot_be_had_is_tried_again_later(autojump_clock: 
 
 async def test_blobs_wait_while_another_stream_has_pieces(autojump_clock: object) -> None:
     async with bench() as b:
-        b.ways = 2
+        b.target_connections = 2
         for effect in chunk(0, 30):
             b.bulk.put(effect)
         await trio.sleep(2)
@@ -215,7 +215,7 @@ async def test_blobs_wait_while_another_stream_has_pieces(autojump_clock: object
 
 async def test_too_much_is_said(autojump_clock: object) -> None:
     async with bench() as b:
-        b.ways = 3
+        b.target_connections = 3
         results = []
         for seq in range(40):
             for effect in chunk(seq, 20):

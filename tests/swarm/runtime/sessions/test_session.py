@@ -18,7 +18,7 @@ from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
 # ---------------------------------------------------------------- control
 
 
-async def test_messages_both_ways_in_any_pieces(tmp_path: Path, autojump_clock: object) -> None:
+async def test_messages_both_target_connections_in_any_pieces(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         stream = await b.control()
         sent = [Work(b"one"), Detach(3), Work(b"x" * 100_000)]

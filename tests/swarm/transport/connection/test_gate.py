@@ -10,7 +10,7 @@ import trio
 from codec.sign import Key
 from swarm.transport.base import Lane, PeerKey
 from swarm.transport.connection.gate import Gate, GateRules
-from swarm.transport.lanes import WAYS_ID
+from swarm.transport.lanes import TARGET_CONNECTIONS_ID
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.yamux import Limits
 
@@ -43,7 +43,7 @@ def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
     assert gate.begin(first, 0) == []
     assert gate.begin(second, 1) == []
     assert gate.begin(third, 2) == [first]
-    assert not gate.may(first, WAYS_ID)  # while it is being closed
+    assert not gate.may(first, TARGET_CONNECTIONS_ID)  # while it is being closed
     assert gate.begin(fake(4), 3) == [second]
     gate.end(second)  # again is nothing
     assert gate.begin(fake(5, dialed=True), 3) == []  # we dialed it: it does not count
@@ -121,7 +121,7 @@ def test_who_is_admitted_is_no_stranger_any_more() -> None:
     assert gate.begin(connection, 0) == []
     assert not gate.is_home("h")
     assert not gate.may(connection, "/meshsub/1.1.0")
-    assert not gate.may(connection, WAYS_ID)
+    assert not gate.may(connection, TARGET_CONNECTIONS_ID)
     assert gate.may(connection, "/swarm-node/control/1")
     assert gate.may(connection, "/ipfs/id/1.0.0")
     admitted.add(connection.peer)
@@ -215,14 +215,14 @@ async def test_a_stranger_may_only_ask() -> None:
             await stream.send_all(b"let me in")
             assert await stream.receive_some() == b"let me in"
         with pytest.raises(trio.BrokenResourceError):
-            await asks(stranger, node, WAYS_ID)
+            await asks(stranger, node, TARGET_CONNECTIONS_ID)
         connection = node._connections(stranger.key)[0].yamux
         assert connection.limits.max_inbound_streams == 6
         assert connection.unread_bytes <= 6 * 262_144
         assert stranger.peers() == [node.key]
 
         admitted.add(stranger.key)
-        assert await asks(stranger, node, WAYS_ID) == b""  # heard, though it knows no address to dial
+        assert await asks(stranger, node, TARGET_CONNECTIONS_ID) == b""  # heard, though it knows no address to dial
         assert connection.limits == Limits()
 
 

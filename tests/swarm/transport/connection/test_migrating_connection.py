@@ -9,32 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.io.exceptions import ConnectionClosedError
 
-from swarm.transport.base import Way
-from swarm.transport.connection.migrating_connection import CircuitLeg, Path
+from swarm.transport.base import PathKind
+from swarm.transport.connection.migrating_connection import MigratingConnection, RelayedLink
 
-Pair = tuple[CircuitLeg, CircuitLeg]
+Pair = tuple[RelayedLink, RelayedLink]
 
 
-def legs(limit_bytes: int = 0, limit_s: float = 0.0) -> Pair:
+def links(limit_bytes: int = 0, limit_s: float = 0.0) -> Pair:
     near, far = trio.testing.memory_stream_pair()
     return (
-        CircuitLeg(near, limit_bytes=limit_bytes, limit_s=limit_s),
-        CircuitLeg(far, limit_bytes=limit_bytes, limit_s=limit_s),
+        RelayedLink(near, limit_bytes=limit_bytes, limit_s=limit_s),
+        RelayedLink(far, limit_bytes=limit_bytes, limit_s=limit_s),
     )
 
 
-def paths(pair: Pair) -> tuple[Path, Path]:
-    return Path(pair[0]), Path(pair[1])
+def paths(pair: Pair) -> tuple[MigratingConnection, MigratingConnection]:
+    return MigratingConnection(pair[0]), MigratingConnection(pair[1])
 
 
-async def read_all(path: Path) -> bytes:
+async def read_all(path: MigratingConnection) -> bytes:
     data = bytearray()
     while more := await path.read(7):
         data += more
     return bytes(data)
 
 
-async def go_on(a: Path, b: Path, pair: Pair) -> None:
+async def go_on(a: MigratingConnection, b: MigratingConnection, pair: Pair) -> None:
     """Both ends, b a little later, as over a network."""
     a.promise()
     b.promise()
@@ -46,11 +46,11 @@ async def go_on(a: Path, b: Path, pair: Pair) -> None:
 @given(st.lists(st.one_of(st.binary(min_size=1, max_size=50), st.just(None)), max_size=20), st.booleans())
 async def test_nothing_is_lost_doubled_or_reordered(script: list[bytes | None], swap: bool) -> None:
     """Bytes both ways, with a new leg wherever the script says None."""
-    a, b = paths(legs())
+    a, b = paths(links())
     said = b"".join(part for part in script if part)
     got: dict[str, bytes] = {}
 
-    async def listen(name: str, path: Path) -> None:
+    async def listen(name: str, path: MigratingConnection) -> None:
         got[name] = await read_all(path)
 
     with trio.fail_after(5):
@@ -59,22 +59,22 @@ async def test_nothing_is_lost_doubled_or_reordered(script: list[bytes | None], 
             nursery.start_soon(listen, "b", b)
             for part in script:
                 if part is None:
-                    pair = legs()
+                    pair = links()
                     await go_on(*((b, a) if swap else (a, b)), (pair[1], pair[0]) if swap else pair)
                 else:
                     await a.write(part)
                     await b.write(part)
-            await a.leg.send_eof()
-            await b.leg.send_eof()
+            await a.link.send_eof()
+            await b.link.send_eof()
             a._promised_until_s = b._promised_until_s = 0.0
             a._wake()
             b._wake()
     assert got == {"a": said, "b": said}
 
 
-async def test_a_leg_carries_no_more_than_its_limit(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_link_carries_no_more_than_its_limit(autojump_clock: trio.testing.MockClock) -> None:
     """The writer waits for the next leg just before the limit, and goes on in the middle of its data."""
-    first = legs(limit_bytes=101)
+    first = links(limit_bytes=101)
     a, b = paths(first)
     got = bytearray()
 
@@ -88,19 +88,19 @@ async def test_a_leg_carries_no_more_than_its_limit(autojump_clock: trio.testing
         await trio.testing.wait_all_tasks_blocked()
         assert len(got) == 100
         assert first[0].room() == 0
-        await go_on(a, b, legs(limit_bytes=101))
+        await go_on(a, b, links(limit_bytes=101))
     assert bytes(got) == bytes(range(150))
 
 
-async def test_without_another_leg_the_writer_gives_up(autojump_clock: trio.testing.MockClock) -> None:
-    a, _ = paths(legs(limit_bytes=10))
+async def test_without_another_link_the_writer_gives_up(autojump_clock: trio.testing.MockClock) -> None:
+    a, _ = paths(links(limit_bytes=10))
     with pytest.raises(ConnectionClosedError, match="limit"):
         await a.write(bytes(11))
     assert trio.current_time() < 30
 
 
-async def test_a_leg_is_worn_at_half_its_bytes_either_way(autojump_clock: trio.testing.MockClock) -> None:
-    near, far = legs(limit_bytes=100)
+async def test_a_link_is_worn_at_half_its_bytes_either_path_kind(autojump_clock: trio.testing.MockClock) -> None:
+    near, far = links(limit_bytes=100)
     with trio.fail_after(1):
         await near.write(bytes(50))
         await near.worn()
@@ -108,14 +108,14 @@ async def test_a_leg_is_worn_at_half_its_bytes_either_way(autojump_clock: trio.t
         await far.worn()
 
 
-async def test_a_leg_is_worn_before_its_time_is_up(autojump_clock: trio.testing.MockClock) -> None:
-    near, _ = legs(limit_s=100)
+async def test_a_link_is_worn_before_its_time_is_up(autojump_clock: trio.testing.MockClock) -> None:
+    near, _ = links(limit_s=100)
     await near.worn()
     assert 60 <= trio.current_time() <= 80
 
 
 async def test_a_promise_that_is_not_kept_ends(autojump_clock: trio.testing.MockClock) -> None:
-    a, b = paths(legs())
+    a, b = paths(links())
     b.promise()
     await a.close()
     assert await b.read() == b""
@@ -123,16 +123,16 @@ async def test_a_promise_that_is_not_kept_ends(autojump_clock: trio.testing.Mock
 
 
 async def test_an_end_without_a_promise_is_the_end_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    a, b = paths(legs())
+    a, b = paths(links())
     await a.write(b"last")
     await a.close()
     assert (await b.read(), await b.read()) == (b"last", b"")
     assert trio.current_time() == 0
 
 
-async def test_closing_wakes_reader_and_writer_and_closes_every_leg() -> None:
+async def test_closing_wakes_reader_and_writer_and_closes_every_link() -> None:
     closed: list[str] = []
-    first = legs(limit_bytes=2)
+    first = links(limit_bytes=2)
     a, b = paths(first)
     a.on_closed = lambda: closed.append("told")
     broken: list[str] = []
@@ -151,16 +151,16 @@ async def test_closing_wakes_reader_and_writer_and_closes_every_leg() -> None:
             await a.close()
         assert await b.read() == b"\0"
         assert await b.read() == b""
-        late = legs()
+        late = links()
         await a.continue_on(late[0])  # it came too late
         assert await late[1].read(1) == b""
     assert sorted(broken) == ["read", "write"]
     assert closed == ["told"]
 
 
-async def test_what_was_read_of_a_leg_before_comes_first() -> None:
-    near, far = legs()
+async def test_what_was_read_of_a_link_before_comes_first() -> None:
+    near, far = links()
     await far.write(b"rest")
-    path = Path(near, b"\x13")
+    path = MigratingConnection(near, b"\x13")
     assert (await path.read(), await path.read()) == (b"\x13", b"rest")
-    assert path.way is Way.CIRCUIT
+    assert path.path_kind is PathKind.CIRCUIT

@@ -11,8 +11,8 @@ from relay_kit import ANY, ended, exchange, transport, until, world
 
 from codec.errors import PeerError
 from swarm.protocol.core.reach import circuit
-from swarm.transport.base import Lane, Way
-from swarm.transport.connection.migrating_connection import CircuitLeg, Path
+from swarm.transport.base import Lane, PathKind
+from swarm.transport.connection.migrating_connection import MigratingConnection, RelayedLink
 from swarm.transport.connection.tcp import TOKEN_MARK
 from swarm.transport.nat import punch
 from swarm.transport.nat.punch import Puncher
@@ -25,7 +25,7 @@ async def test_a_circuit_becomes_a_connection_of_their_own_in_mid_stream() -> No
             data = bytes(range(256)) * 4096
             assert await exchange(stream, data, 0.05) == data
         for near, far in ((w.caller, w.hidden), (w.hidden, w.caller)):
-            assert near.way(far.key) is Way.PUNCHED
+            assert near.path_kind(far.key) is PathKind.PUNCHED
             assert near.puncher.punched == 1
         assert w.relay.relay is not None
         await until(lambda: w.relay.relay and not w.relay.relay.circuits)
@@ -39,7 +39,7 @@ async def test_a_meeting_dials_nobody_nearer_than_ourselves() -> None:
     puncher = transport(4).puncher
     addrs = ["/ip4/127.0.0.1/tcp/22", "/ip4/10.0.0.1/tcp/22", "/ip4/8.8.8.8/tcp/4001", "what", circuit(ANY)]
     assert puncher._targets(addrs) == {("8.8.8.8", 4001)}
-    puncher._transport.legs.observed = "/ip4/192.168.1.2/tcp/4"
+    puncher._transport.relayed_links.observed = "/ip4/192.168.1.2/tcp/4"
     assert puncher._targets(addrs) == {("8.8.8.8", 4001), ("10.0.0.1", 22)}
 
 
@@ -61,7 +61,7 @@ async def test_nobody_has_us_dial_about_for_ever(monkeypatch: pytest.MonkeyPatch
         meetings.append(token)
 
     monkeypatch.setattr(Puncher, "_meet", meet)
-    puncher, path = transport(4).puncher, Path(CircuitLeg(trio.testing.memory_stream_pair()[0]))
+    puncher, path = transport(4).puncher, MigratingConnection(RelayedLink(trio.testing.memory_stream_pair()[0]))
     connection = SimpleNamespace(path=path)
     for turn in range(8):
         near, far = trio.testing.memory_stream_pair()
@@ -79,7 +79,7 @@ async def test_an_end_that_dials_itself_does_not_meet_itself() -> None:
         (own,) = w.caller.tcp.listening
         with trio.move_on_after(0.5):
             address = f"/ip4/127.0.0.1/tcp/{own[1]}"
-            w.caller.legs.observed = address
+            w.caller.relayed_links.observed = address
             assert await w.caller.puncher._meet(bytes(16), [address], leads=True) is None
             pytest.fail("it met somebody")
         assert not w.caller.puncher._meetings
@@ -100,5 +100,5 @@ async def test_a_token_that_nobody_waits_for_is_refused() -> None:
             await stream.send_all(TOKEN_MARK + bytes(16))
             assert await ended(stream)
         near, far = trio.testing.memory_stream_pair()
-        await w.hidden.legs.arrived(bytes(16), CircuitLeg(near))
+        await w.hidden.relayed_links.arrived(bytes(16), RelayedLink(near))
         assert await far.receive_some() == b""

@@ -15,7 +15,7 @@ from relay_kit import Stream, echo, ended, exchange, free_port, transport, until
 
 from codec.sign import Key
 from swarm.protocol.core.reach import circuit
-from swarm.transport.base import Lane, PeerKey, Unreachable, Way
+from swarm.transport.base import Lane, PathKind, PeerKey, Unreachable
 from swarm.transport.identity import peer_id
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.nat.circuit import (
@@ -56,8 +56,8 @@ async def test_who_cannot_be_dialed_is_reached_and_the_relay_reads_nothing(monke
             for lane in Lane:
                 async with await near.open_stream(far.key, lane) as stream:
                     assert await exchange(stream, b"the policy's bits" * 100) == b"the policy's bits" * 100
-            assert near.way(far.key) is Way.CIRCUIT
-            assert near.ways(far.key) == 1
+            assert near.path_kind(far.key) is PathKind.CIRCUIT
+            assert near.target_connections(far.key) == 1
         seen_at = w.hidden.remote_address(w.caller.key)
         assert seen_at is not None
         assert seen_at.startswith("/ip4/127.0.0.1/tcp/")  # as the relay sees it
@@ -75,8 +75,8 @@ async def test_circuits_follow_one_another_before_the_byte_limit() -> None:
         async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
             data = bytes(range(256)) * 8192
             assert await exchange(stream, data, 0.01) == data
-        assert w.caller.legs.rotated >= 2_097_152 // 400_000
-        assert w.caller.way(w.hidden.key) is Way.CIRCUIT
+        assert w.caller.relayed_links.rotated >= 2_097_152 // 400_000
+        assert w.caller.path_kind(w.hidden.key) is PathKind.CIRCUIT
         assert w.relay.relay is not None
         await until(lambda: w.relay.relay and w.relay.relay.circuits == 1)  # the worn ones have ended
 
@@ -90,7 +90,7 @@ async def test_circuits_follow_one_another_before_the_time_limit() -> None:
                 await stream.send_all(bytes([count]))
                 assert await stream.receive_some() == bytes([count])
                 await trio.sleep(0.2)
-        assert w.caller.legs.rotated >= 1
+        assert w.caller.relayed_links.rotated >= 1
 
 
 async def test_strangers_get_no_place() -> None:
@@ -123,10 +123,10 @@ async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None
         with pytest.raises(Unreachable, match="RESOURCE_LIMIT"):
             await other.connect(w.hidden.key, [circuit(w.address)])
         members.add(w.caller.key)  # it has joined: the circuit that follows is a member's
-        await until(lambda: w.caller.legs.rotated)
+        await until(lambda: w.caller.relayed_links.rotated)
         await until(lambda: w.relay.relay and not w.relay.relay.strangers.count)
         await other.connect(w.hidden.key, [circuit(w.address)])
-        assert w.caller.legs.rotated == 1
+        assert w.caller.relayed_links.rotated == 1
 
 
 @pytest.mark.usefixtures("no_punching")
@@ -140,7 +140,7 @@ async def test_a_strangers_circuit_is_bounded_by_the_relays_rules_and_not_by_an_
         await w.call()
         async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
             assert await exchange(stream, bytes(300_000)) == bytes(300_000)
-        assert w.caller.legs.rotated == 0
+        assert w.caller.relayed_links.rotated == 0
         (connection,) = w.relay._connections(w.caller.key)
         assert connection.yamux.limits.allowance_bytes == 32_768
 
@@ -256,5 +256,5 @@ async def test_a_stock_relay_serves_us() -> None:
             await caller.connect(hidden.key, [circuit(address)])
             async with await caller.open_stream(hidden.key, Lane.CONTROL) as stream:
                 assert await exchange(stream, bytes(300_000)) == bytes(300_000)
-            assert caller.way(hidden.key) is Way.CIRCUIT
+            assert caller.path_kind(hidden.key) is PathKind.CIRCUIT
             nursery.cancel_scope.cancel()
