@@ -1,8 +1,7 @@
 """The node's side of its engine: starts the process, keeps it running, and speaks to it.
 
-The engine is downstream of the replica. Whatever goes wrong with it ends the same way: it takes every bit anew from the
-replica, in the same process after a poisoned commit, in a new one after a crash or when it does not answer in time. It
-serves nothing until its live parameters have been hashed and found to be the version it says.
+Every failure ends the same way: the engine reloads all bits from the replica, in the same process after a poisoned
+commit, in a new one after a crash or a timeout. It serves nothing until its live parameters hash to its version.
 """
 
 import contextlib
@@ -87,11 +86,9 @@ class EngineFailed(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRef:
-    """The node's replica as it stands: what an engine is filled from. `fd` stays the replica's own.
+    """The node's replica, from which an engine is filled. `fd` stays the replica's; `folder` has config and tokenizer.
 
-    `folder`: the model's config and tokenizer files. The replica may move on at any time; then `root` no longer matches
-    what is read from it, which is found out.
-    """
+    The replica may move on at any time; then what is read from it does not match `root`, and the reader finds out."""
 
     layout: Layout
     fd: int

@@ -81,8 +81,10 @@ class DeltaReport:
     swarm_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, for --json."""
-        return asdict(self)
+        """The fields, for `--json`, where the baselines have been called "anchors" since the first release."""
+        fields = asdict(self)
+        fields["anchors"] = fields.pop("baselines")
+        return fields
 
 
 def _quiet(done: float, total: float) -> None:

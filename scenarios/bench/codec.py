@@ -129,7 +129,7 @@ def _plot(path: Path, measured: list[dict[str, Any]], repeats: int) -> None:
             axes.plot([100 * row["density"] for row in measured], dots, marker, label=f"{label}, as measured")
         axes.set(xscale="log", xlabel="changed elements, % (lines: made-up steps)", ylabel="bits a changed element")
         axes.set(ylim=(0, 32))
-        axes.legend(loc="center right", bbox_to_baseline=(1, 0.5), ncols=2, fontsize=8)
+        axes.legend(loc="center right", bbox_to_anchor=(1, 0.5), ncols=2, fontsize=8)
 
 
 def _sources(options: argparse.Namespace) -> dict[str, tuple[Iterable[Part], int]]:

@@ -41,7 +41,7 @@ def measure(folder: Path, model_bytes: int, versions: int, *, cold: bool) -> dic
     with Store(folder, key.public) as store:
         model = _begun(store, layout, key, versions)
         root = model.replica.root if model.replica is not None else b""
-        floors = _floors(store.baselines.list()[0].folder / "model.safetensors", cold=cold)
+        floors = _floors(store.anchors.list()[0].folder / "model.safetensors", cold=cold)
         rows = []
         for place in ("ram", "disk"):
             for end in ("clean", "kill"):

@@ -202,7 +202,7 @@ async def _push_stock(options: dict[str, Any]) -> None:
         with trio.move_on_after(options["seconds"] + 1):
             while True:
                 await stream.write(piece)
-        _say(target_connections=1, opened_s=round(opened_s, 3))
+        _say(ways=1, opened_s=round(opened_s, 3))
         await trio.sleep_forever()
 
 

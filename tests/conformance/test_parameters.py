@@ -511,7 +511,7 @@ async def test_checks_of_what_options_shaped_accuse_nobody(tmp_path: Path, engin
         with trio.fail_after(30):
             while checks()["checks"]["confirmed"] < 24:  # noqa: ASYNC110 - what is looked at tells nobody
                 await trio.sleep(0.05)
-        assert not ask.swarm.service.conduct()
+        assert not ask.swarm.service.reputation()
 
 
 def test_abilities_are_those_that_the_table_needs(engine: TransformersEngine):

@@ -382,7 +382,7 @@ def test_what_the_trainer_computes_otherwise_is_drawn_anew_and_its_node_is_out(t
         trainer = threading.Thread(target=lambda: got.extend(groups))
         trainer.start()
         deadline = time.monotonic() + 30
-        while not (record := there.call(there.service.conduct)):
+        while not (record := there.call(there.service.reputation)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert record[0]["node"] == there.node.key.public

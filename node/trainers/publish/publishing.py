@@ -1,11 +1,9 @@
 """Publishing without waiting: the trainer copies its weights and goes on; a thread diffs, encodes and streams them.
 
-The thread compares the copy with the truth replica, which the seed shares as memory, block by block, and sends what
-changed as it finds it: the first chunk leaves while later tensors are still being compared. The replica holds the
-parent until the seed says "sealed", so one version is encoded at a time; a second may wait as a copy.
-
-Of a trainer with several ranks each runs all of this for its own share. Publishes are counted alike on all of them;
-rank 0 decides into which copy each goes and begins it, the others follow.
+The thread compares the copy, block by block, with the replica that the seed shares as memory, and sends each change as
+it finds it. The replica holds the parent until the seed says "sealed", so one version is encoded at a time; a second
+may wait as a copy. With several ranks, each runs all of this for its own share and counts publishes alike; rank 0
+decides into which copy each publish goes and begins it.
 """
 
 import contextlib
@@ -59,11 +57,11 @@ TRIES: Final = 4
 FOLLOW_S: Final = 0.2
 """How often a rank that waits for the seed or for another rank looks whether it still should."""
 IDLE_LOOK_S: Final = 1.0
-"""How often a line with nothing to publish looks whether the seed is still there."""
+"""How often a line with nothing to publish checks that the seed is alive."""
 
 
 class _Stale(SwarmDown):
-    """Somebody else has published since we attached: what we know of the replica is old."""
+    """Another trainer has published since this one attached: what this one knows of the replica is old."""
 
 
 class PublishLine:
@@ -178,10 +176,7 @@ class PublishLine:
         return self._cause()
 
     def close(self, timeout_s: float) -> None:
-        """Let what was published go out, then hang up. Safe to call twice.
-
-        What is not sealed by then is abandoned: raises its error, after everything was let go.
-        """
+        """Finish what was published, then disconnect; safe to call twice. Raises the error of what is not sealed."""
         with self._news:
             self._closed = True
             pending = [entry.publication for entry in self._line if isinstance(entry, Entry) and not entry.told]

@@ -93,6 +93,7 @@ class Flow:
         "acks",
         "best",
         "blocked",
+        "connections",
         "cwnd",
         "delivered",
         "fast",
@@ -111,7 +112,6 @@ class Flow:
         "ssthresh",
         "stalled",
         "steady",
-        "target_connections",
         "to",
         "unsent",
         "waking",
@@ -119,12 +119,12 @@ class Flow:
 
     def __init__(self, node: "Node", to: "Node", session: int, one_way: float, paths: Paths) -> None:
         self.node, self.to, self.session, self.one_way = node, to, session, one_way
-        self.ways = target_connections(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False)
-        self.first = self.ways * FIRST_WINDOW_BYTES
-        self.fast = self.ways
+        self.connections = target_connections(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False)
+        self.first = self.connections * FIRST_WINDOW_BYTES
+        self.fast = self.connections
         """Connections that have lost nothing yet."""
         self.cwnd = float(self.first) if paths.congestion else float("inf")
-        self.ssthresh = float(self.ways * MOST_WINDOW_BYTES)
+        self.ssthresh = float(self.connections * MOST_WINDOW_BYTES)
         self.inflight = 0
         self.best = 0.0
         """Bytes a second of the best round trip."""
@@ -231,9 +231,9 @@ class Uplinks:
         while acks and acks[0][0] <= now:
             _, size = acks.popleft()
             flow.inflight -= size
-            if limited and flow.cwnd < flow.ways * MOST_WINDOW_BYTES:
-                fast = flow.ways if flow.cwnd < flow.ssthresh else flow.fast
-                flow.cwnd += size * fast / flow.ways + (flow.ways - fast) * MSS * size / flow.cwnd
+            if limited and flow.cwnd < flow.connections * MOST_WINDOW_BYTES:
+                fast = flow.connections if flow.cwnd < flow.ssthresh else flow.fast
+                flow.cwnd += size * fast / flow.connections + (flow.connections - fast) * MSS * size / flow.cwnd
 
     def _take_acks_bbr(self, flow: Flow, now: float, limited: bool) -> None:
         acks = flow.acks
@@ -262,7 +262,7 @@ class Uplinks:
         if not self._reno:
             return
         flow.fast = max(0, flow.fast - 1)
-        flow.cwnd = max(float(flow.first), flow.cwnd * (1 - 0.3 / flow.ways))
+        flow.cwnd = max(float(flow.first), flow.cwnd * (1 - 0.3 / flow.connections))
         flow.ssthresh = flow.cwnd
 
     def _wake_up(self, flow: Flow) -> None:
@@ -293,7 +293,7 @@ class Uplinks:
             late = 0.0
             if node.link.loss and self._fate.random() < 1 - (1 - node.link.loss) ** (frame.wire // MSS + 1):
                 late = 2 * flow.one_way
-                self._lose(flow, now, 2 * flow.one_way / flow.ways)
+                self._lose(flow, now, 2 * flow.one_way / flow.connections)
             receiving = frame.wire * flow.to.down_s_byte + flow.to.cpu.costs.receiving_s(frame.wire)
             self._clock.at(now + late + flow.one_way + receiving, self._arrive, flow, frame)
         if node.waiting:

@@ -15,7 +15,7 @@ from swarm.transport.base import PathKind
 
 
 def transport(**parts: Any) -> Any:
-    return SimpleNamespace(way=lambda peer: None, relay=None) if not parts else SimpleNamespace(**parts)
+    return SimpleNamespace(path_kind=lambda peer: None, relay=None) if not parts else SimpleNamespace(**parts)
 
 
 def shown(state: dict[str, Any]) -> str:
@@ -25,8 +25,8 @@ def shown(state: dict[str, Any]) -> str:
 
 
 def test_a_connection_says_more_than_the_roster() -> None:
-    for way in PathKind:
-        assert reached(transport(way=lambda peer, way=way: way), b"", False) == way.value
+    for kind in PathKind:
+        assert reached(transport(path_kind=lambda peer, kind=kind: kind), b"", False) == kind.value
     assert [reached(transport(), b"", dialable) for dialable in (True, False, None)] == [
         "can be dialed", "cannot be dialed", "",
     ]  # fmt: skip

@@ -80,7 +80,7 @@ async def world(
             await nursery.start(caller.serve, echo)
             made = World(relay, hidden, caller, address, nursery)
             if place:
-                await until(lambda: not hidden.places.state[address])
+                await until(lambda: not hidden.reservations.state[address])
             yield made
             nursery.cancel_scope.cancel()
 

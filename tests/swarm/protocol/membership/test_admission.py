@@ -215,11 +215,11 @@ def test_joining_again_when_the_welcome_was_lost_gives_the_same_lease() -> None:
 
 def test_a_crowd_is_planned_for_together() -> None:
     core = an_authority()
-    wishes: list[Effect] = []
+    effects: list[Effect] = []
     for slot in range(50):
         comes(core, slot, 1.0)
-        wishes += say(core, slot, join_message(TICKET), 1.0)
-    effects = persisted(core, wishes, 1.0) + core.apply(Timer("tick"), 1.0 + TUNING.tick_s + 0.01)
+        effects += say(core, slot, join_message(TICKET), 1.0)
+    effects = persisted(core, effects, 1.0) + core.apply(Timer("tick"), 1.0 + TUNING.tick_s + 0.01)
     assert len(sends(effects, Welcome)) == 50
     assert len(told(effects, "planned")) <= 2
 

@@ -77,7 +77,7 @@ def given(effects: list[Effect], peer: bytes) -> list[int]:
 # ---------------------------------------------------------------- who is one
 
 
-@pytest.mark.parametrize(("opened_at", "is_guest"), [(9.0, True), (11.0, False)])
+@pytest.mark.parametrize(("opened_at", "is_late_joiner"), [(9.0, True), (11.0, False)])
 def test_a_late_joiner_is_whose_grant_is_younger_than_the_version(opened_at: float, is_late_joiner: bool) -> None:
     """By the authority's clock, which goes on between heartbeats: BEN came at 1010, 10 s after the last one."""
     house = House(BEN)

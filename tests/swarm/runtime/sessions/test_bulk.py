@@ -138,7 +138,7 @@ async def test_a_stream_that_is_stuck_gets_no_more(autojump_clock: object) -> No
         assert {frame.key.seq for frame, _ in await b.frames(1)} == {2, 3, 4, 5, 6, 7}
 
 
-@pytest.mark.parametrize("ways", [1, 2])
+@pytest.mark.parametrize("target_connections", [1, 2])
 async def test_no_more_streams_than_the_path_is_worth(autojump_clock: object, target_connections: int) -> None:
     async with bench() as b:
         b.target_connections = target_connections

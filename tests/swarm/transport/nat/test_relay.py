@@ -50,7 +50,7 @@ async def test_who_cannot_be_dialed_is_reached_and_the_relay_reads_nothing(monke
 
     monkeypatch.setattr(Relay, "_copy", lambda self, source, sink, *rest: copy(self, source, Tapped(sink), *rest))
     async with world() as w:
-        assert w.hidden.places.circuits == [circuit(w.address)]
+        assert w.hidden.reservations.circuits == [circuit(w.address)]
         await w.call()
         for near, far in ((w.caller, w.hidden), (w.hidden, w.caller)):
             for lane in Lane:
@@ -95,7 +95,7 @@ async def test_circuits_follow_one_another_before_the_time_limit() -> None:
 
 async def test_strangers_get_no_place() -> None:
     async with world(may_reserve=lambda peer: False, place=False) as w:
-        await until(lambda: "PERMISSION_DENIED" in w.hidden.places.state[w.address])
+        await until(lambda: "PERMISSION_DENIED" in w.hidden.reservations.state[w.address])
         with pytest.raises(Unreachable, match="NO_RESERVATION"):
             await w.call()
 
@@ -116,7 +116,7 @@ async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None
     rules = RelayRules(strangers=StrangerRules(to_one=1), stranger_s=4.0, circuit_s=100.0)
     async with world(rules, may_reserve=lambda peer: peer in members, place=False) as w:
         members.add(w.hidden.key)
-        await until(lambda: not w.hidden.places.state[w.address])
+        await until(lambda: not w.hidden.reservations.state[w.address])
         await w.call()
         other = transport(4)
         await w.nursery.start(other.serve, echo)
@@ -136,7 +136,7 @@ async def test_a_strangers_circuit_is_bounded_by_the_relays_rules_and_not_by_an_
     rules = RelayRules(stranger_bytes=2 << 20)
     async with world(rules, may_reserve=members.__contains__, place=False, admits=members.__contains__) as w:
         members.add(w.hidden.key)
-        await until(lambda: not w.hidden.places.state[w.address])
+        await until(lambda: not w.hidden.reservations.state[w.address])
         await w.call()
         async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
             assert await exchange(stream, bytes(300_000)) == bytes(300_000)
@@ -146,8 +146,8 @@ async def test_a_strangers_circuit_is_bounded_by_the_relays_rules_and_not_by_an_
 
 
 async def test_places_are_limited() -> None:
-    async with world(RelayRules(places=0), place=False) as w:
-        await until(lambda: "RESERVATION_REFUSED" in w.hidden.places.state[w.address])
+    async with world(RelayRules(reservations=0), place=False) as w:
+        await until(lambda: "RESERVATION_REFUSED" in w.hidden.reservations.state[w.address])
 
 
 async def test_a_relay_that_comes_later_is_found() -> None:
@@ -156,10 +156,10 @@ async def test_a_relay_that_comes_later_is_found() -> None:
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             await nursery.start(hidden.serve, echo)
-            await until(lambda: "nothing answers" in hidden.places.state[address])
+            await until(lambda: "nothing answers" in hidden.reservations.state[address])
             relay = Libp2pTransport(Key(bytes([1]) * 32), [address], relay_for=lambda peer: True)
             await nursery.start(relay.serve, echo)
-            await until(lambda: not hidden.places.state[address])
+            await until(lambda: not hidden.reservations.state[address])
             nursery.cancel_scope.cancel()
 
 
@@ -167,8 +167,8 @@ async def test_a_lost_place_is_taken_again() -> None:
     async with world() as w:
         assert w.relay.relay is not None
         await w.relay.disconnect(w.hidden.key)
-        w.relay.relay._places.clear()
-        await until(lambda: w.relay.relay and w.relay.relay.places == [w.hidden.key])
+        w.relay.relay._reservations.clear()
+        await until(lambda: w.relay.relay and w.relay.relay.reservations == [w.hidden.key])
         await w.call()
 
 
@@ -252,7 +252,7 @@ async def test_a_stock_relay_serves_us() -> None:
             hidden, caller = transport(2, via=[address]), transport(3)
             await nursery.start(hidden.serve, echo)
             await nursery.start(caller.serve, echo)
-            await until(lambda: not hidden.places.state[address])
+            await until(lambda: not hidden.reservations.state[address])
             await caller.connect(hidden.key, [circuit(address)])
             async with await caller.open_stream(hidden.key, Lane.CONTROL) as stream:
                 assert await exchange(stream, bytes(300_000)) == bytes(300_000)
