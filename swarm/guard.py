@@ -124,11 +124,13 @@ def guarded(source: Source, who: bytes | str = b"") -> Iterator[Outcome]:
         if mine is not None:
             outcome.error = _worst(mine)
             _judge(source, who, outcome.error)
+            _forget_frames(group)
         if rest is not None:  # cancellation, or Ctrl-C: not a peer's
             raise rest from None
     except Exception as error:  # the policy point of this ring
         outcome.error = error
         _judge(source, who, error)
+        _forget_frames(error)
 
 
 def _judge(source: Source, who: bytes | str, error: BaseException) -> None:
@@ -145,6 +147,25 @@ def _judge(source: Source, who: bytes | str, error: BaseException) -> None:
         raise error
     if (left_out := _seldom.due(f"{source} bug")) is not None:
         _log.error("a bug of ours, found by a %s from %r%s", source, name, _more(left_out), exc_info=error)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of a stopped error, of those inside it and of those it came from.
+
+    The caller keeps the error in its `Outcome`, and the error's traceback would keep the caller's frame, and with it
+    every frame of the session that ended: its buffers, some megabytes, until Python collects garbage.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = None
+        waiting += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            waiting += each.exceptions
 
 
 def _more(left_out: int) -> str:

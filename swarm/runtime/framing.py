@@ -85,6 +85,11 @@ class ByteReader:
         """Wait for the next byte: False, or True when the stream has ended cleanly."""
         return not self._size and not await self._fill()
 
+    def forget(self) -> None:
+        """Drop what nobody is going to read: an error of this stream may keep the reader alive for a while."""
+        self._chunks.clear()
+        self._size = self._at = 0
+
     async def _fill(self, least: int = 1) -> bool:
         """Have more: of a long frame all that is missing at once, if the stream can wait for that."""
         data = await self._stream.receive_at_least(least, max(least, _RECEIVE_BYTES))

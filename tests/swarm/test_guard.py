@@ -1,9 +1,12 @@
 """The guard: what a peer can cause stops there, what is the user's or nobody's goes on."""
 
+import gc
 import logging
+import weakref
 
 import pytest
 import trio
+import trio.testing
 
 from codec.errors import PeerError, UsageError
 from swarm import guard
@@ -102,3 +105,39 @@ def test_a_bucket_gives_its_rate_and_its_burst() -> None:
     assert bucket.spend(11, 102.0) == pytest.approx(1.1, abs=0.11)
     assert not bucket.take(1, 102.5)
     assert bucket.spend(0, 99.0) > 0, "a clock that goes back pays nothing"
+
+
+class Buffer:
+    """Something large that a session holds."""
+
+
+@pytest.mark.parametrize("in_nursery", [False, True])
+async def test_what_an_ended_session_held_goes_with_it_and_waits_for_no_garbage_collection(in_nursery: bool) -> None:
+    held: list[weakref.ref[Buffer]] = []
+
+    async def read() -> None:
+        buffer = Buffer()
+        held.append(weakref.ref(buffer))
+        try:
+            raise KeyError(id(buffer))
+        except KeyError as error:
+            raise PeerError("not a message") from error
+
+    async def session() -> str:
+        with guarded(Source.CONTROL, b"\x01" * 32) as outcome:
+            if in_nursery:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(trio.sleep_forever)
+                    await read()
+            else:
+                await read()
+        return outcome.why
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert await session() == "not a message"
+        await trio.testing.wait_all_tasks_blocked()
+        assert held[0]() is None
+    finally:
+        gc.enable()

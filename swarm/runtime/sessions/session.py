@@ -157,18 +157,39 @@ class Session:
         charge: Callable[[bytes, float], None],
     ) -> None:
         reader = ByteReader(self._stream)
-        while (data := await read_frame(reader, patience, most)) is not None:
-            self._counts.control_received += 4 + len(data)
-            if len(data) <= self._limits.large_message_bytes:
-                await post(self._heard(data, charge), len(data))
-            else:
-                async with large:
-                    await post(self._heard(data, charge), len(data), until_applied=True)
-            if (debt_s := self._turns.spend(1, trio.current_time())) > 0:
-                await trio.sleep(debt_s)
-            while self._owes_much():  # a peer that asks without reading gathers no more answers
-                self._drained = trio.Event()
-                await self._drained.wait()
+        try:
+            while await self._read_one(reader, post, patience, large, most, charge):
+                if (debt_s := self._turns.spend(1, trio.current_time())) > 0:
+                    await trio.sleep(debt_s)
+                while self._owes_much():  # a peer that asks without reading gathers no more answers
+                    self._drained = trio.Event()
+                    await self._drained.wait()
+        finally:
+            reader.forget()
+
+    async def _read_one(
+        self,
+        reader: ByteReader,
+        post: Post,
+        patience: Patience,
+        large: trio.CapacityLimiter,
+        most: Callable[[], int],
+        charge: Callable[[bytes, float], None],
+    ) -> bool:
+        """Hand one message to the core; False at the end of the stream. Its bytes are not kept until the next one."""
+        data = await read_frame(reader, patience, most)
+        if data is None:
+            return False
+        size = len(data)
+        self._counts.control_received += 4 + size
+        if size <= self._limits.large_message_bytes:
+            await post(self._heard(data, charge), size)
+        else:
+            async with large:
+                heard = self._heard(data, charge)
+                del data
+                await post(heard, size, until_applied=True)
+        return True
 
     def _owes_much(self) -> bool:
         limits = self._limits
