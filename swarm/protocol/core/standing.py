@@ -42,7 +42,7 @@ RIGHTS: Final = {
 
 
 class LeaseCause(Enum):
-    """What moves a lease; the texts are the labels of the diagram."""
+    """What moves a lease; the texts are labels of the diagram (mermaid takes no colon in them)."""
 
     GRANTED = "grant"
     RENEWED = "report that names a heartbeat less than soft_ttl_s old"

@@ -33,10 +33,10 @@ class Phase(Enum):
 
 
 class PhaseCause(Enum):
-    """What ends a phase; the texts are the labels of the diagram."""
+    """What ends a phase; the texts are labels of the diagram (mermaid takes no colon in them)."""
 
-    LAYOUT_UNKNOWN = "start: we lack the layout"
-    LAYOUT_KNOWN = "start: we have the layout"
+    LAYOUT_UNKNOWN = "start, without the layout"
+    LAYOUT_KNOWN = "start, with the layout"
     LAYOUT_STORED = "layout stored"
     FILES_STORED = "all files stored"
     NOT_OPENED = "the replica cannot be made"
