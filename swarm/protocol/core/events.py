@@ -75,17 +75,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp(Event):
-    """A control session with `peer` (its key proven by the transport) is open; `dialed`: by us."""
+    """A control session with `peer` is open; the transport has proven its key. `dialed`: we opened the connection."""
 
     peer: bytes
     dialed: bool
     address: str | None = None
-    """Where the transport sees it: an address of this shape is what the world can dial."""
+    """The peer's address as the transport sees it, as multiaddr text; None: the transport does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerDown(Event):
-    """The session with `peer` ended, or a dial failed (`dial_failed`, with a reason for people)."""
+    """The session with `peer` ended, or a dial to it failed (`dial_failed`). `why`: the reason, for people."""
 
     peer: bytes
     dial_failed: bool = False
@@ -94,7 +94,7 @@ class PeerDown(Event):
 
 @dataclass(frozen=True, slots=True)
 class Probed(Event):
-    """A `Probe` has ended: `peer` itself answered at `addrs` of those that were asked for."""
+    """A `Probe` has ended. `addrs`: the probed addresses at which `peer` itself answered."""
 
     peer: bytes
     addrs: tuple[str, ...]
@@ -110,9 +110,9 @@ class Heard(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeaderStored(Event):
-    """A chunk header that the authority signed is in the store. `peer` None: it was there before (restart).
+    """A chunk header that the authority signed is in the store. `peer` None: the store had it before a restart.
 
-    Given for a duplicate too: its bytes used up credit, which the core returns.
+    Occurs for a duplicate too: its bytes used up credit, which the core returns.
     """
 
     peer: bytes | None
@@ -127,20 +127,21 @@ class HeaderStored(Event):
 
 @dataclass(frozen=True, slots=True)
 class PieceStored(Event):
-    """A piece whose hash its chunk's header names is in the store. Given for a duplicate too, as above."""
+    """A piece whose hash the header of its chunk names is in the store. Occurs for a duplicate too, as
+    `HeaderStored`."""
 
     peer: bytes | None
     stripe: int | None
     key: ChunkKey
     index: int
     size_bytes: int = 0
-    """As it came: what is counted against credit, of chunks too that the core wants to know nothing of (any more)."""
+    """Bytes received, which count against credit even when the core ignores the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stray(Event):
-    """`size` bytes of a stripe that came for nothing: of a dropped attempt, or of a version that is settled. Nobody is
-    to blame, and the credit that they used up goes back."""
+    """`size` bytes of a stripe arrived and were thrown away, because their attempt was dropped or their version is
+    settled. `peer` is not to blame, and the core returns the credit that they used up."""
 
     peer: bytes
     stripe: int | None
@@ -149,7 +150,8 @@ class Stray(Event):
 
 @dataclass(frozen=True, slots=True)
 class PieceBad(Event):
-    """`peer` sent a header, piece or part that does not verify: local evidence, so it is dropped."""
+    """`peer` sent a header, piece or part that does not verify (`what`). The core closes the session and bans the
+    peer."""
 
     peer: bytes
     what: str
@@ -157,10 +159,10 @@ class PieceBad(Event):
 
 @dataclass(frozen=True, slots=True)
 class PartsDone(Event):
-    """A blob or block asked for as `request` is complete, verified and stored. `label`: the version it belongs to.
+    """A blob or block that was requested as `request` is complete, verified and stored. `label`: its version.
 
-    For HASHES, `differs` lists the blocks of our replica that do not match. For a LAYOUT, `needs` lists the hashes of
-    the files that it names and we lack.
+    For `Blob.HASHES`, `differs` lists the blocks of our replica that do not match. For `Blob.LAYOUT`, `needs` lists the
+    hashes of the files that it names and we lack.
     """
 
     peer: bytes
@@ -169,12 +171,13 @@ class PartsDone(Event):
     differs: tuple[int, ...] = ()
     needs: tuple[bytes, ...] = ()
     size_bytes: int = 0
-    """As it came."""
+    """Bytes received."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownLabel(Event):
-    """A block asked for as `request` came labelled with a version whose hash list we lack: it was thrown away."""
+    """A block that was requested as `request` is labelled with a version whose hash list we lack: it was thrown
+    away."""
 
     peer: bytes
     request: int
@@ -183,19 +186,19 @@ class UnknownLabel(Event):
 
 @dataclass(frozen=True, slots=True)
 class SendDone(Event):
-    """A header or piece has left for `peer` (`what`: as in the effect); frees its place in the queue."""
+    """A `SendHeader` or `SendPiece` with these fields is done: the socket to `peer` took the bytes."""
 
     peer: bytes
     stripe: int | None
     key: ChunkKey
     index: int
-    """-1: the header."""
+    """Of the piece; -1: the header."""
     pull: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Gave(Event):
-    """So much of a blob or block has left for `peer`, which had asked for it."""
+    """`size_bytes` of a blob or block that `peer` requested have left."""
 
     peer: bytes
     size_bytes: int
@@ -203,14 +206,14 @@ class Gave(Event):
 
 @dataclass(frozen=True, slots=True)
 class ManifestSeen(Event):
-    """A manifest (sealed bytes, signature not yet checked) arrived off the tree: by gossip, or from our own disk."""
+    """A sealed manifest, its signature not yet checked, arrived by gossip or from our own disk, and not by a tree."""
 
     manifest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged(Event):
-    """So many blocks of the replica turned out not to be what the version that we hold says: a disk lost them."""
+    """So many blocks of the replica do not match the version that we hold: the disk lost them."""
 
     blocks: int
 
@@ -226,7 +229,7 @@ class JobDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class Persisted(Event):
-    """What `Persist` named is durable."""
+    """The record of the `Persist` effect with this token is durable."""
 
     token: str
 
@@ -240,14 +243,14 @@ class Timer(Event):
 
 @dataclass(frozen=True, slots=True)
 class LocalChunk(Event):
-    """Authority: a chunk of the open attempt is sealed and in the store, ready to be dealt."""
+    """Authority: a chunk of the open attempt is signed and in the store, ready to be assigned to a stripe."""
 
     header: HeaderStored
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSeal(Event):
-    """Authority: this manifest (sealed bytes) is durable; all its chunks have been given."""
+    """Authority: this sealed manifest is durable. All of its chunks were given as `LocalChunk` before."""
 
     manifest: bytes
 
@@ -262,8 +265,8 @@ class LocalAbandon(Event):
 
 @dataclass(frozen=True, slots=True)
 class LocalBudget(Event):
-    """How much this machine may still send today. `saving`: little, so that it should stand inside no tree; `spent`:
-    nothing, so that it gives nobody anything."""
+    """How much this machine may still send today. `saving`: little, so the plan should make it a leaf in every tree;
+    `spent`: nothing, so it sends no content."""
 
     saving: bool
     spent: bool
@@ -271,7 +274,7 @@ class LocalBudget(Event):
 
 @dataclass(frozen=True, slots=True)
 class LocalLeave(Event):
-    """The person, or SIGTERM, says go: release the lease, tell the neighbours."""
+    """The user or SIGTERM ends this process: release the lease and tell the neighbours."""
 
 
 # ---------------------------------------------------------------- effects
@@ -284,7 +287,8 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Send(Effect):
-    """Put `message` on the control stream to `peer`. A peer that does not drain its control queue is closed."""
+    """Send `message` on the control stream to `peer`. The runtime closes a peer that does not drain its control
+    queue."""
 
     peer: bytes
     message: Message
@@ -298,7 +302,7 @@ class SendHeader(Effect):
     stripe: int | None
     key: ChunkKey
     pull: bool = False
-    """Asked for by `WantChunk`: below pushes in rank."""
+    """The peer asked for it by `WantChunk`; pushes go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,20 +315,20 @@ class SendPiece(Effect):
     index: int
     pull: bool = False
     late_joiner: bool = False
-    """To a child that waits for the others: below pushes in rank, too."""
+    """The child waits for the others; their pushes go first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Effect):
-    """Have a bulk stream to `peer` open, without anything to send yet: it hangs on us, and the next version's first
-    piece should not wait for handshakes."""
+    """Open a bulk stream to `peer`, which has become our child, before there is anything to send: the first piece of
+    the next version should not wait for handshakes."""
 
     peer: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SendBlob(Effect):
-    """Answer a `WantBlob` (the shell looks it up, and sends `Lacks` if it is not there). Below pushes in rank."""
+    """Answer a `WantBlob`. The runtime looks the blob up, and sends `Lacks` if it is not there. Pushes go first."""
 
     peer: bytes
     request: int
@@ -335,7 +339,7 @@ class SendBlob(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SendBlock(Effect):
-    """Answer a `WantBlock` with the block as it is now, labelled. Below pushes in rank."""
+    """Answer a `WantBlock` with the block as it is now, labelled with its version. Pushes go first."""
 
     peer: bytes
     request: int
@@ -344,7 +348,7 @@ class SendBlock(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Dial(Effect):
-    """Connect to `peer` and open its control session: `PeerUp`, or `PeerDown(dial_failed=True)`."""
+    """Connect to `peer` and open a control session. Answered by `PeerUp`, or by `PeerDown` with `dial_failed`."""
 
     peer: bytes
     addrs: tuple[str, ...]
@@ -352,7 +356,8 @@ class Dial(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Probe(Effect):
-    """Dial each of these addresses anew, whatever connections there are, and see whether `peer` answers: `Probed`."""
+    """Dial each of these addresses, whatever connections are open, to see whether `peer` answers. Answered by
+    `Probed`."""
 
     peer: bytes
     addrs: tuple[str, ...]
@@ -360,7 +365,7 @@ class Probe(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Close(Effect):
-    """End the session with `peer`. `ban_s`: refuse it for so long."""
+    """End the session with `peer`, and refuse new ones for `ban_s` seconds."""
 
     peer: bytes
     why: str
@@ -368,15 +373,15 @@ class Close(Effect):
 
 
 class JobKind:
-    """What `Run` may ask for; each is answered by exactly one `JobDone` bearing the same job.
+    """What `Run` may ask for. Each is answered by exactly one `JobDone` with the same job.
 
-    STAGE: decode the chunk at `key` against the replica into scratch. ok; or not ok with result = tuple of torn blocks.
-    COMMIT: all chunks of `version` are staged: compare the root with the manifest's, make the seal durable, scatter.
-        ok; or not ok with result = what did not match (text).
-    OPEN: make the replica of the layout named by `name` (from the node's own model folder where there is one, else
-        empty). result = an `Opened`.
-    REPLAY: while catching up: apply the stored chunks of `version` to those blocks whose label is older, then check the
-        root. ok; or not ok with result = tuple of blocks that do not match.
+    STAGE: decode the chunk at `key` against the replica into scratch. Fails with the tuple of torn blocks.
+    COMMIT: all chunks of `version` are staged: compare the root with the manifest's, make the seal durable, write the
+        replica. Fails with a text that says what did not match.
+    OPEN: make the replica of the layout named by `name`, from the node's own model folder where there is one, else
+        empty. The result is an `Opened`, or a text that says why it failed.
+    REPLAY: during a catch-up, apply the stored chunks of `version` to the blocks whose label is older, then check the
+        root. Fails with the tuple of blocks that do not match.
     """
 
     STAGE = "stage"
@@ -386,7 +391,7 @@ class JobKind:
 
 
 class Opened(NamedTuple):
-    """What an OPEN found: the root of the bits, and whether they are nobody's yet (no folder, nothing fetched)."""
+    """What an OPEN job found: the root of the bits, and whether the replica is empty (no folder, nothing fetched)."""
 
     root: bytes
     empty: bool
@@ -394,7 +399,8 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One piece of work for a worker thread. `generation` rises when what it works on is dropped: stale results are."""
+    """One job for a worker thread. `generation` rises when its version is dropped, so that stale results are
+    ignored."""
 
     kind: str
     version: VersionId
@@ -405,14 +411,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Run(Effect):
-    """Do this job off the loop."""
+    """Do this job in a worker thread. Answered by `JobDone`."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class Persist(Effect):
-    """Make `record` durable under `name` (the newest one wins); answered by `Persisted(token)`."""
+    """Make `record` durable under `name`; a newer record of that name replaces it. Answered by `Persisted(token)`."""
 
     token: str
     name: str
@@ -421,7 +427,7 @@ class Persist(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Drop(Effect):
-    """Forget every chunk of this version, or only of one attempt of it."""
+    """Delete the chunks of this version, or of one attempt at it only."""
 
     version: VersionId
     attempt: int | None = None
@@ -429,7 +435,7 @@ class Drop(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Effect):
-    """The replica now is `version` with this root: engines may take it, the face is told."""
+    """The replica is `version` now: the runtime tells the application, and engines may switch to it."""
 
     version: VersionId
     manifest: Manifest
@@ -444,7 +450,7 @@ class Announce(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SetTimer(Effect):
-    """Give `Timer(name)` at local monotonic time `at`; replaces an earlier one of this name."""
+    """Apply `Timer(name)` at local monotonic time `at`, in seconds; replaces an earlier timer of this name."""
 
     name: str
     at: float
