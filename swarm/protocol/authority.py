@@ -1,9 +1,12 @@
-"""The trainer's end: it admits, plans, beats, deals chunks, and seals. It trusts nothing but its own key.
+"""The trainer's end: it admits members, plans the trees, sends heartbeats, assigns chunks to stripes, and seals.
 
-who comes and goes ......... admission.Admission, over lease.LeaseBook
-who stands where ........... scheme.Scheme, re-planned when membership changes
-which stripe gets a chunk .. deal.Dealer
-pieces to the heads ........ exchange
+It trusts nothing but its own key. Its machines:
+
+which peers are members .... membership.admission, over membership.lease.LeaseBook
+the authority's clock ...... membership.heartbeats
+the trees .................. topology.replanning.Scheme, planned anew when membership changes
+which stripe gets a chunk .. transfer.assignment
+pieces to the root children  transfer.exchange
 """
 
 import random
@@ -92,12 +95,12 @@ from swarm.protocol.transfer.serving import key_of, serve_chunk, serve_manifest
 
 __all__ = ["Authority"]
 
-LOOKED_FOR = 4
-"""Members dialed by an authority that nobody comes to: one of them will do."""
+MEMBERS_DIALED = 4
+"""Members that an authority dials after a restart when none comes back by itself: one of them suffices."""
 
 
 class Authority:
-    """Everything that the trainer's seed decides. Pure: `apply(event, now)` in, effects out."""
+    """Everything that the trainer's seed decides. Pure: `apply(event, now)` returns effects."""
 
     def __init__(
         self,
@@ -112,8 +115,9 @@ class Authority:
         succession: bytes = b"",
         now: float = 0.0,
     ) -> None:
-        """`budget`: what may be sent; None: all that is asked for. `succession`: the sealed document that names the key
-        that replaces this one: every peer that comes is sent it, none is let in any more, and no rival makes us stop.
+        """`budget`: what may be sent; None: no limit. `succession`: the sealed document that names the key which
+        replaces this one. With it, every peer that comes is sent that document, no new member is admitted, and a rival
+        with our key does not make us stop.
         """
         budget = budget or Budget(Egress())
         self.egress = budget.egress
@@ -133,7 +137,7 @@ class Authority:
             return AuthorityTime(boot.clock(now))
 
         self._time = time
-        # Serials of this boot lie above all that any earlier one can have given, released ones too.
+        # Serials of this boot are higher than any that an earlier boot can have given, also to leases that are over.
         self.book = LeaseBook(key.public, key, tuning, next_serial=boot.number << 32)
         self._enrolled = Enrolments(state.outbox)
         scheme = self.scheme = Scheme(state, self.book, self._enrolled, time, boot=boot.number, site=site)
@@ -141,14 +145,14 @@ class Authority:
         self.admission = Admission(state, self.book, self._enrolled, self.scheme, time, self._heartbeats)
         self.admission.restore(saved.grants, saved.tickets, saved.bars, now)
         self._alone_since: float | None = now if self._enrolled else None
-        """Since our start nobody came of those who have leases."""
-        self.assigner = Assigner(state.exchange, state.chunks, self.scheme.is_head)
+        """Local time of our start, until a member of an earlier boot comes back; None: one has, or there is none."""
+        self.assigner = Assigner(state.exchange, state.chunks, self.scheme.is_root_child)
         self.superseded = False
-        """A later boot of our own key is at work: we have stopped."""
+        """A later boot of our own key is running: this one ignores all further events."""
         manifest = open_manifest(saved.head, key.public)
         state.settle(VersionId(manifest.epoch, manifest.version), manifest, saved.head)
-        self._on = self._events()
-        self._says = self._messages()
+        self._on_event = self._events()
+        self._on_message = self._messages()
 
     def _events(self) -> dict[type[Event], Callable[[Any, float], None]]:
         return {
@@ -175,8 +179,8 @@ class Authority:
             Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now),
             Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
             WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m, now),
-            WantBlob: self._want,
-            WantBlock: self._want,
+            WantBlob: self._serve_model,
+            WantBlock: self._serve_model,
             WantManifest: lambda s, m, now: serve_manifest(self.state, s.peer, m),
             WantRoster: lambda s, m, now: give_roster(self.state, s, m, now),
             Ping: lambda s, m, now: self.state.outbox.send(s.peer, Pong(m.nonce)),
@@ -190,44 +194,47 @@ class Authority:
         }
 
     def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]:
-        """The first effects. `addrs`: where we listen, unless we were told where the world finds us."""
+        """The first effects. `addrs`: where we listen; used if no addresses were given to the constructor."""
         self.scheme.listening(addrs)
         self._tick(Timer("tick"), now)
         return self.state.outbox.take()
 
     def apply(self, event: Event, now: float) -> list[Effect]:
-        if not self.superseded and type(event) in self._on:
-            self._on[type(event)](event, now)
+        """Apply one event; return its effects."""
+        if not self.superseded and type(event) in self._on_event:
+            self._on_event[type(event)](event, now)
             self.assigner.assign(now)
         return self.state.outbox.take()
 
     @property
     def addrs(self) -> tuple[str, ...]:
-        """Where the world finds us."""
+        """Where the authority can be dialed from outside."""
         return self.scheme.addrs
 
     @property
     def down_mbits(self) -> tuple[float, ...]:
-        """What the members that apply versions said of their downlinks, by slot."""
+        """The downlinks, in Mbit/s, that members with a replica named when they joined, in the order of slots."""
         joins = (self._enrolled[lease.grant.peer].join for _, lease in sorted(self.book.leases.items()))
         return tuple(join.down_mbit for join in joins if not join.relay_only)
 
     def invite(self, capability: Capability) -> bytes:
-        """A capability, signed: what a ticket carries."""
+        """Sign a capability, for a ticket."""
         return seal(capability, self.state.key)
 
     def kick(self, peer: bytes, now: float) -> list[Effect]:
-        """End its lease now; it gets nothing more, and may not come in again for ten minutes."""
+        """Remove a member: end its lease now, and admit it no more for ten minutes."""
         self.admission.kick(peer, now)
         return self.state.outbox.take()
 
     def revoke(self, ticket: bytes, now: float, *, undo: bool = False) -> list[Effect]:
-        """Nobody comes in by the ticket of this id any more, and whoever did is put out; durable with the effects."""
+        """Revoke the ticket of this id: it admits no peer any more, and members that used it are removed. Durable once
+        the effects are done. `undo`: the ticket is valid again."""
         self.admission.revoke(ticket, now, undo=undo)
         return self.state.outbox.take()
 
     def bar(self, peer: bytes, now: float, *, undo: bool = False) -> list[Effect]:
-        """This peer comes in by no ticket any more, and is put out; durable with the effects."""
+        """Bar a peer: no ticket admits it any more, and its lease ends. Durable once the effects are done. `undo`:
+        tickets admit it again."""
         self.admission.bar(peer, now, undo=undo)
         return self.state.outbox.take()
 
@@ -236,17 +243,17 @@ class Authority:
         return self.book.standing(slot, self._time(now))
 
     def lease_left_s(self, slot: int, now: float) -> float:
-        """Seconds until the lease of `slot` ends, if nothing is heard of its holder."""
+        """Seconds until the lease of `slot` ends if its holder is not heard of again."""
         return self.book.left_s(slot, self._time(now))
 
     # ------------------------------------------------------------ sessions
 
     def admits(self, peer: bytes) -> bool:
-        """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
+        """Whether `peer` has shown a valid grant: it may then send content, and gossip."""
         return self.state.sessions.ready(peer)
 
     def knows(self, peer: bytes) -> bool:
-        """Whether it holds a lease, shown or not: it is no stranger, however many of those there are."""
+        """Whether `peer` holds a lease, shown or not, so that limits on strangers do not apply to it."""
         return peer in self.book.slot_of
 
     def _peer_up(self, event: PeerUp, now: float) -> None:
@@ -278,8 +285,8 @@ class Authority:
             self.admission.hello(session, message, now)
         elif not session.ready:
             raise PeerError(f"{type(message).__name__}: before hello")
-        elif type(message) in self._says:
-            self._says[type(message)](session, message, now)
+        elif type(message) in self._on_message:
+            self._on_message[type(message)](session, message, now)
         else:
             raise PeerError(f"{type(message).__name__}: not for the authority")
 
@@ -295,7 +302,8 @@ class Authority:
         self.state.close(session.peer, "left")
 
     def _rival(self, session: Session, message: HeartbeatNews, now: float) -> None:
-        """A member shows us a heartbeat of our own key: if it is of a later boot, somebody replaced us, so we stop."""
+        """A member shows us a heartbeat signed by our own key. If it names a later boot we have been replaced, and
+        stop."""
         self.state.leases.hear(message.heartbeat, self.state.swarm, now, self.state.latest_boot(now))
         heartbeat = self.state.leases.heartbeat
         if heartbeat is not None and heartbeat.boot > self.boot and not self.state.succession:
@@ -305,8 +313,8 @@ class Authority:
     # ------------------------------------------------------------ leases and plans
 
     def _reports(self, session: Session, message: Reports, now: float) -> None:
-        """Renewals that a member brings. A forged one is the bearer's doing, since members verify what they pass on;
-        one of a member that we do not know (it may have left meanwhile) is not even verified."""
+        """Take the renewals that a member brings. A forged one is held against the bearer, since members verify what
+        they pass on. One of an unknown author, which may have left meanwhile, is dropped before it is verified."""
         for sealed in message.reports[:REPORTS_TAKEN]:
             author = claimed_reporter(sealed)
             slot = self.book.slot_of.get(author)
@@ -319,10 +327,10 @@ class Authority:
             current = lease is not None and (lease.grant.peer, lease.grant.serial) == (report.peer, report.grant)
             if current:
                 self._take_report(report, now)
-            elif report.peer == session.peer:  # an old one that others show us says nothing of how it stands today
-                self.state.outbox.send(
-                    report.peer, Refused("unknown", "Your lease is over: join again with your ticket.")
-                )
+            elif report.peer == session.peer:
+                # Brought by another member, an old report would not show that its author still uses that lease.
+                refusal = Refused("unknown", "Your lease is over: join again with your ticket.")
+                self.state.outbox.send(report.peer, refusal)
                 self.state.close(report.peer, "its lease is over")
                 return
 
@@ -336,7 +344,7 @@ class Authority:
         self.admission.said(report, now)
         enrolment = self._enrolled.get(report.peer)
         if enrolment is None:
-            return  # its ticket's quota is used up
+            return  # the quota of its ticket is used up, so it has been removed
         if enrolment.saving != report.saving:
             enrolment.saving = report.saving
             self.scheme.mark_stale()
@@ -353,13 +361,13 @@ class Authority:
             self.scheme.hear_of_loss(slot, now)
 
     def _is_news(self, before: VersionId | None, held: VersionId) -> bool:
-        """Whether a member holds a version that it did not say it held before. Once a version, whatever it says in
-        between: each time is a line of the log."""
+        """Whether a member says for the first time that it holds this version. True once a version, whatever the member
+        reports in between, since each time is a line of the log."""
         newest = self.state.held or VersionId(0, 0)
         return held <= newest and (before is None or held > before)
 
     def _probed(self, event: Probed, now: float) -> None:
-        """A member was dialed back: durable, and everyone is told, when it answered elsewhere than before."""
+        """A member was dialed back. If it answered at other addresses than before, make them durable and plan anew."""
         slot = self.book.slot_of.get(event.peer)
         if self._enrolled.probed(event) and slot is not None:
             record = record_of(self.book.leases[slot].sealed, self._enrolled[event.peer])
@@ -373,17 +381,17 @@ class Authority:
             self.admission.welcome_all(now)
 
     def _look_for_members(self, now: float) -> None:
-        """Started again, perhaps at another address: members look for us where we were, and so does whoever else has
-        our key. Where nobody comes, a few that can be dialed are."""
+        """Dial a few members if none has come back since our start: we may listen at another address than before."""
         state = self.state
         if self._alone_since is None or any(session.ready for session in state.sessions):
             self._alone_since = None
         elif now - self._alone_since > 3 * state.tuning.heartbeat_s:
             known = [(peer, each.dialed) for peer, each in sorted(self._enrolled.items()) if each.dialed]
-            for peer, addrs in known[:LOOKED_FOR]:
+            for peer, addrs in known[:MEMBERS_DIALED]:
                 state.sessions.reach(peer, addrs, now)
 
     # ------------------------------------------------------------ versions
+
     def _local_chunk(self, event: LocalChunk, now: float) -> None:
         taken = self.state.chunks.header(event.header, now)
         if taken is None:
@@ -395,11 +403,11 @@ class Authority:
             self.scheme.opened()
             self.assigner.add(chunk)
 
-    def _want(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
-        """Of somebody who catches up and finds nobody else who has it."""
-        turn = not isinstance(want, WantBlock) or self._bootstrap_limiter.admits(session.peer, now)
-        turn = turn and not self.state.succession  # it will be asked for again, in the new swarm
-        if not turn or not self.egress.take_of_model(self._cost_bytes(want)):
+    def _serve_model(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
+        """Answer a member that catches up and finds no other member that has the block, list or file."""
+        may = not isinstance(want, WantBlock) or self._bootstrap_limiter.admits(session.peer, now)
+        may = may and not self.state.succession  # the member will ask in the new swarm
+        if not may or not self.egress.take_of_model(self._cost_bytes(want)):
             self.state.outbox.send(session.peer, Lacks(want.request))
         elif isinstance(want, WantBlock):
             self.state.outbox.emit(SendBlock(session.peer, want.request, want.block))
@@ -407,14 +415,14 @@ class Authority:
             self.state.outbox.emit(SendBlob(session.peer, want.request, want.kind, want.name, want.offset))
 
     def _stored_before(self, event: HeaderStored, now: float) -> None:
-        """After a restart: a chunk of a sealed version that the store still has, whole. Served to whoever pulls it."""
+        """After a restart, the store has a whole chunk of a sealed version: members may pull it."""
         taken = self.state.chunks.header(event, now)
         if taken is not None and taken[1]:
             key = taken[0].key
             self.state.chunks.versions[VersionId(key.epoch, key.version)].fill(taken[0])
 
     def _local_abandon(self, event: LocalAbandon, now: float) -> None:
-        """An attempt will not be sealed: none of it is dealt, assigned or charged any more, and the plan may move."""
+        """An attempt will not be sealed: no chunk of it is assigned or sent any more, and the plan may change."""
         state, id_ = self.state, event.version
         self.assigner.forget((id_.epoch, id_.version, event.attempt))
         version = state.chunks.version(id_)
@@ -440,7 +448,7 @@ class Authority:
     def _attach(self, session: Session, message: Attach, now: float) -> None:
         pay_for_attaching(session, len(message.have), now)
         if message.stripe >= self.state.tuning.stripes:
-            return  # of a roster of another boot: it will move
+            return  # it follows the roster of another boot, and will attach elsewhere when it has ours
         self.state.exchange.attached(session.peer, message, now)
         self.state.outbox.send(session.peer, HeartbeatNews(self.state.leases.sealed))
 

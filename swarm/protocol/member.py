@@ -1,10 +1,10 @@
-"""A member of the swarm: its machines, wired once, and one event applied at a time.
+"""A member of the swarm: wires its machines together, and applies one event at a time.
 
-documents, sessions, parents, reports ...... membership
-pieces in, pieces on, credit ............... exchange (edges) over chunks (the book)
-what lags .................................. pull
-whole chunks -> scratch -> replica ......... progress
-from nothing to a version .................. catchup
+documents, sessions, parents, reports ...... membership.Membership, membership.renewals
+pieces in and out, credit .................. transfer.exchange, over transfer.chunks
+late chunks ................................ transfer.load_shedding and offers, then transfer.pull
+whole chunks -> scratch -> replica ......... transfer.staging.Progress
+from nothing to a version .................. transfer.catchup
 """
 
 import random
@@ -92,12 +92,13 @@ from swarm.protocol.transfer.staging import Progress
 
 __all__ = ["Peer"]
 
-_MOVES_NOTHING = (HeaderStored, PieceStored, SendDone)
-"""The most frequent events. A piece that makes its chunk whole says so itself."""
+_CANNOT_ADVANCE = (HeaderStored, PieceStored, SendDone)
+"""The most frequent events, after which staging is not asked whether it can go on: a piece that completes its chunk
+asks by itself."""
 
 
 class Peer:
-    """Everything that one member decides. Pure: `apply(event, now)` in, effects out."""
+    """Everything that one member decides. Pure: `apply(event, now)` returns effects."""
 
     def __init__(
         self,
@@ -112,8 +113,10 @@ class Peer:
         layout_hash: bytes | None = None,
         latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
     ) -> None:
-        """`held`: the sealed manifest of the version that our replica is proven to be (None: catch up from nothing).
-        `latest_boot`: at a local time, the last boot of the authority that is believed."""
+        """`authority`: addresses of the authority. `join`: what this member says of itself when it joins. `held`: the
+        sealed manifest of the version that the replica is proven to be; None: catch up from nothing. `layout_hash`: the
+        layout that the replica has. `latest_boot`: at a local time, the highest boot number of the authority that is
+        believed."""
         state = self.state = State.new(
             key, swarm, tuning, rng, OwnUplink(gives=join.up_mbit > 0), latest_boot=latest_boot
         )
@@ -139,7 +142,7 @@ class Peer:
         if held is not None:
             manifest = open_manifest(held, swarm)
             self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, held)
-        self._on: dict[type[Event], Callable[[Any, float], None]] = {
+        self._on_event: dict[type[Event], Callable[[Any, float], None]] = {
             PeerUp: self._peer_up,
             PeerDown: self._peer_down,
             Heard: self._heard,
@@ -158,7 +161,7 @@ class Peer:
             LocalBudget: lambda e, now: self.membership.budget(e.saving, e.spent, now),
             LocalLeave: lambda event, now: self.membership.leave(now),
         }
-        self._says: dict[type, Callable[[Session, Any, float], None]] = {
+        self._on_message: dict[type, Callable[[Session, Any, float], None]] = {
             HeartbeatNews: self._heartbeat,
             RosterNews: lambda s, m, now: self.membership.roster(m.roster, now),
             RosterStep: lambda s, m, now: self.membership.roster_step(s, m.change, now),
@@ -184,31 +187,32 @@ class Peer:
         }
 
     def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]:
-        """The first effects: reach for the authority, start the clock. `addrs`: where we listen, unless told before."""
+        """The first effects: dial the authority, start the clock. `addrs`: where this member listens; addresses that
+        the user announced are kept instead."""
         self.membership.listening(addrs)
         self._tick(Timer("tick"), now)
         return self.state.outbox.take()
 
     def apply(self, event: Event, now: float) -> list[Effect]:
-        """Take one event; what is to be done about it."""
+        """Apply one event; return its effects."""
         before, roster = self.state.held, self.state.roster
-        self._on[type(event)](event, now)
+        self._on_event[type(event)](event, now)
         if self.state.roster is not roster:
             self.state.exchange.review(now)
-        if not self.catchup.active and not isinstance(event, _MOVES_NOTHING):
+        if not self.catchup.active and not isinstance(event, _CANNOT_ADVANCE):
             self.progress.advance(now)
         if self.state.held != before:
-            self._tell(now)
+            self._report_version(now)
         return self.state.outbox.take()
 
     # ------------------------------------------------------------ sessions
 
     def admits(self, peer: bytes) -> bool:
-        """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
+        """Whether `peer` has shown a valid grant, or is the authority: it may then send content, and gossip."""
         return self.state.sessions.ready(peer)
 
     def knows(self, peer: bytes) -> bool:
-        """Whether it is the authority or stands in our roster: it is no stranger, however many of those there are."""
+        """Whether `peer` is the authority or stands in our roster, so that limits on strangers do not apply to it."""
         roster = self.state.roster
         return peer == self.state.swarm or (roster is not None and roster.member_of(peer) is not None)
 
@@ -244,7 +248,7 @@ class Peer:
             self._expel(event.peer, str(error))
 
     def _expel(self, peer: bytes, why: str) -> None:
-        """Close and refuse; the authority only closed, for without it there is no way back."""
+        """Close the session and ban the peer. The authority is not banned: without it we could not come back."""
         self.state.close(peer, why, 0.0 if peer == self.state.swarm else BAN_S)
 
     def _dispatch(self, session: Session, message: Any, now: float) -> None:
@@ -263,8 +267,8 @@ class Peer:
             self.succession_relay.heard(session.peer, message)
         elif not session.ready:
             raise PeerError(f"{type(message).__name__}: before hello")
-        elif type(message) in self._says:
-            self._says[type(message)](session, message, now)
+        elif type(message) in self._on_message:
+            self._on_message[type(message)](session, message, now)
         else:
             raise PeerError(f"{type(message).__name__}: not for a member")
 
@@ -273,7 +277,7 @@ class Peer:
         self.progress.piece(event, now)
 
     def _piece_bad(self, event: PieceBad, now: float) -> None:
-        """Local evidence: whoever sent bytes that do not verify is dropped by us; nobody is asked to believe it."""
+        """A peer sent bytes that do not verify: we ban it. That is our own evidence; other peers are not told."""
         self.state.outbox.notify(BadBytes(event.peer, event.what))
         self._expel(event.peer, event.what)
 
@@ -290,7 +294,8 @@ class Peer:
     # ------------------------------------------------------------ versions
 
     def _welcomed(self, sealed: bytes, now: float) -> None:
-        """The head, at admission: where there is no replica yet, it is what to catch up with."""
+        """Take the head version that came with our admission: the target of a catch-up where there is no replica
+        yet."""
         if self.state.held is None and not self.catchup.active:
             manifest = open_manifest(sealed, self.state.swarm)
             if self._relay_only:
@@ -314,7 +319,7 @@ class Peer:
         self.progress.manifest(message.manifest, now, source=session.peer)
 
     def _manifest_seen(self, event: ManifestSeen, now: float) -> None:
-        """Off the tree, so there is nobody to blame for one that is forged: it changes nothing."""
+        """A manifest that did not come by a tree: a forged one changes nothing, since its sender is not known."""
         try:
             self.progress.manifest(event.manifest, now, source=None)
         except PeerError as error:
@@ -326,8 +331,8 @@ class Peer:
         else:
             self.progress.done(event, now)
 
-    def _tell(self, now: float) -> None:
-        """We hold another version: say so at once, not at the next heartbeat."""
+    def _report_version(self, now: float) -> None:
+        """Report at once, and not at the next heartbeat, that we hold another version."""
         self.membership.renewals.note_progress(self.caught_up)
         self.membership.report(now, links=self.links.account())
 
@@ -336,13 +341,14 @@ class Peer:
             self.state.outbox.notify(ReplicaDamaged(self.state.held, f"{event.blocks} blocks"))
         self.catchup.repair(now)
 
-    # ------------------------------------------------------------ giving and asking
+    # ------------------------------------------------------------ chunks and blocks
 
     def _lacks_chunk(self, session: Session, message: LacksChunk, now: float) -> None:
         self.pulls.lacks(session.peer, key_of(message))
         self.load_shedding.lacks(session.peer, key_of(message))
 
-    def _relieved(self, chunk: Chunk) -> bool:
+    def _is_promised(self, chunk: Chunk) -> bool:
+        """Whether a neighbour has promised this chunk."""
         return chunk.key in self.load_shedding
 
     def _credit(self, session: Session, message: Credit, now: float) -> None:
@@ -398,11 +404,11 @@ class Peer:
                 exchange.progress_at,
                 partial(chunk_sources, state),
                 now,
-                self._relieved,
+                self._is_promised,
                 exchange.patient_s,
             )
             self.progress.fill_gaps(now, block_sources(state))
-            self._leap(now)
+            self._skip_missing_versions(now)
             self.catchup.tick(now)
         state.outbox.emit(SetTimer("tick", now + state.tuning.tick_s))
 
@@ -411,8 +417,9 @@ class Peer:
             self.membership.report(now, links=self.links.account())
         self.links.try_newcomers(now)
 
-    def _leap(self, now: float) -> None:
-        """Where no chain leads on from what we hold, go on from the newest seal; a relay at once, having no bits."""
+    def _skip_missing_versions(self, now: float) -> None:
+        """Where no chain of versions leads on from ours, catch up with the newest seal. A relay, which has no replica,
+        takes that seal as held."""
         behind = self.progress.behind(now)
         if behind is None or self.catchup.active or self.progress.stopped:
             return
@@ -425,10 +432,10 @@ class Peer:
 
     @property
     def caught_up(self) -> float:
-        """How much of a version we hold, from 0 (nothing yet) to 1: what our reports say."""
+        """The share of a version that we hold, from 0 (nothing yet) to 1, as our reports say it."""
         return self.catchup.fraction if self.catchup.active or self.state.held is not None else 0.0
 
     def standing(self, now: float) -> Standing:
-        """Our own lease, as the newest heartbeat has it."""
+        """Where our own lease stands by the newest heartbeat."""
         grant = self.state.grant
         return Standing.DEAD if grant is None else self.state.leases.standing(grant.slot, now)

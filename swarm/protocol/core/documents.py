@@ -55,7 +55,7 @@ Slots = Annotated[bytes, msgspec.Meta(max_length=2080)]
 MAX_SLOTS = 2048 * 8
 Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 MAX_LINKS = 32
-"""Neighbours in one report: parents and children in 8 stripes are 16; twice that."""
+"""Neighbours in one report: four times as many as there are stripes (8)."""
 MAX_UPLOADS = 16
 """Peers in one report to which blocks were sent; further ones stand in the next report."""
 

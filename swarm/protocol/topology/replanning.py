@@ -214,7 +214,7 @@ class Scheme:
         stripes = [k for k in range(roster.stripes) if roster.children(k, slot)]
         return {parent for k in stripes if (parent := roster.parent(k, slot)) is not None}
 
-    def is_head(self, stripe: int, peer: bytes) -> bool:
+    def is_root_child(self, stripe: int, peer: bytes) -> bool:
         """The plan hangs this peer on the authority itself."""
         roster = self._state.roster
         member = roster.member_of(peer) if roster is not None else None

@@ -20,7 +20,7 @@ from protocol_kit import (
 )  # fmt: skip
 
 from codec.errors import PeerError
-from swarm.protocol.authority import LOOKED_FOR
+from swarm.protocol.authority import MEMBERS_DIALED
 from swarm.protocol.core.documents import heartbeat_hash, open_heartbeat, seal
 from swarm.protocol.core.events import (  # fmt: skip
     Announce,
@@ -291,7 +291,7 @@ def test_one_that_starts_elsewhere_looks_for_its_members_when_nobody_comes() -> 
     late = 100.0 + 3 * TUNING.heartbeat_s + 0.1
     assert only(again.apply(Timer("tick"), late - 0.2), Dial) == []
     dialed = only(again.apply(Timer("tick"), late), Dial)
-    assert len(dialed) == LOOKED_FOR
+    assert len(dialed) == MEMBERS_DIALED
     assert {dial.addrs for dial in dialed} == {("/sim/me",)}
     # One of them follows another seed with our key, begun later than we: it shows us that one's heartbeat.
     peer = dialed[0].peer
