@@ -1,4 +1,4 @@
-"""Who stands where, as the authority decides it: planned when membership changes, told as the change that it was."""
+"""The authority's plan: made anew when membership or measurements change, and sent as a change of the roster."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -21,16 +21,16 @@ from swarm.protocol.topology.rates import Rates, Regions
 __all__ = ["Scheme"]
 
 SAME = 0.15
-"""An uplink that turned out so little other than planned is left as it was."""
+"""An uplink whose estimate changed by less than this share keeps its old value in the roster."""
 FEW = 4
-"""Who took part from a version's beginning feeds all others until it has arrived, unless those are so many times as
-many as they."""
+"""While a version is on its way only members that could be interior when it was opened are so, unless the swarm has
+more than this many times as many members."""
 SETTLE_BEATS = 6
-"""After so many heartbeats a version counts as arrived even where somebody never says so."""
+"""So many heartbeats after its seal a version counts as arrived everywhere, even if a member never reports it."""
 
 
 class Scheme:
-    """The plan, and what it is made of."""
+    """The plan, and what it is made from."""
 
     def __init__(
         self,
@@ -50,19 +50,20 @@ class Scheme:
         self._boot = boot
         self._planner = Planner(state.tuning.stripes, site.region)
         self.lost: dict[int, float] = {}
-        """Slots that a neighbour lost and that are late themselves, and since when: outside for a while."""
+        """Slots that a neighbour lost and whose reports are late, and since when: leaves in every tree for
+        `soft_ttl_s`."""
         self._stale = True
         self.serial = 0
         self._addrs = site.addrs
         self._planned_at = float("-inf")
         self._rates = Rates()
         self._regions = Regions()
-        self._news = False
-        """Somebody was proven, or found in a region, since the last plan."""
+        self._newly_proven = False
+        """A member has served verified bytes for the first time since the last plan."""
         self._busy_since: float | None = None
-        """When the version that is on its way was sealed; infinite: it is not yet; None: there is none."""
+        """Local time at which the version on its way was sealed; infinity: not yet; None: no version is on its way."""
         self._took_part: set[bytes] = set()
-        """Who could stand inside when that version was opened."""
+        """Members that could be interior when that version was opened."""
 
     @property
     def addrs(self) -> tuple[str, ...]:
@@ -78,7 +79,8 @@ class Scheme:
         self._stale = True
 
     def plan_if_due(self, now: float) -> bool:
-        """Plan anew if anything changed, at most once a tick: a crowd that comes together is planned for together."""
+        """Plan anew if anything has changed, at most once a tick, so that members that join together are planned
+        together. True when a plan was made."""
         if not self._stale or now - self._planned_at < self._state.tuning.tick_s:
             return False
         state = self._state
@@ -100,40 +102,41 @@ class Scheme:
         offered = {slot: self._enrolled[lease.grant.peer].join.up_mbit for slot, lease in self._book.leases.items()}
         typical = median(offered.values()) if offered else 0.0
         able = self._able()
-        able -= self._narrow(able, typical)
+        able -= self._slow_downlinks(able, typical)
         return tuple(self._member(slot, typical, able, now) for slot in sorted(self._book.leases))
 
-    def _narrow(self, able: set[bytes], typical: float) -> set[bytes]:
-        """The members whose downlink is slower than the rate that each member could be sent at if only the members with
-        faster downlinks sent: whatever such a member passes on would be late.
+    def _slow_downlinks(self, able: set[bytes], typical: float) -> set[bytes]:
+        """Members whose downlink is slower than the per-member rate that the members with faster downlinks could
+        supply: all that such a member passes on would be late.
 
-        Only uplinks of members that may stand inside a tree count, and no more of each than the plan uses. Otherwise a
-        member that nobody has had a byte from could make leaves of all others by what it says of its own link, and the
-        trainer would send a copy to each of them.
+        Only uplinks of members that may be interior count, and of each no more than the plan uses. Otherwise a member
+        that has served no byte could make all others leaves by overstating its own link, and the trainer would have to
+        send a copy to each of them.
         """
-        inside = [(slot, lease.grant.peer) for slot, lease in self._book.leases.items() if lease.grant.peer in able]
-        joins = {slot: self._enrolled[peer].join for slot, peer in inside}
+        able_slots = [(slot, lease.grant.peer) for slot, lease in self._book.leases.items() if lease.grant.peer in able]
+        joins = {slot: self._enrolled[peer].join for slot, peer in able_slots}
         widest_first = sorted(joins, key=lambda slot: -joins[slot].down_mbit)
         given = 0.0
         for down_mbit, slots in groupby(widest_first, key=lambda slot: joins[slot].down_mbit):
             if down_mbit * len(self._book.leases) < given:
-                return {peer for slot, peer in inside if joins[slot].down_mbit <= down_mbit}
+                return {peer for slot, peer in able_slots if joins[slot].down_mbit <= down_mbit}
             given += sum(self._rates.uplink(slot, joins[slot].up_mbit, typical) for slot in slots)
         return set()
 
     def _able(self) -> set[bytes]:
-        """Who may stand inside a tree: who has held a version and served verified bytes; in a new swarm, where most
-        have served none, who holds the base.
+        """Members that may be interior: those that have held a version and served verified bytes; in a new swarm, where
+        most have served none, those that hold the base.
 
-        While a version is on its way those who could when it was opened, unless they have become few: who came since
-        lacks what went before, and its children would wait until it has caught up.
+        While a version is on its way these are the members that could be interior when it was opened, unless few of
+        them are left. A member that joined since lacks the chunks before, so its children would wait for it to catch
+        up.
         """
         peers = {lease.grant.peer for lease in self._book.leases.values()}
         held = {peer for peer in peers if self._enrolled[peer].held_once}
         proven = {peer for peer in held if self._enrolled[peer].proven}
         able = proven if 2 * len(proven) > len(held) else held
-        part = self._took_part & held
-        return part if self._busy_since is not None and FEW * len(part) >= len(peers) else able
+        took_part = self._took_part & held
+        return took_part if self._busy_since is not None and FEW * len(took_part) >= len(peers) else able
 
     def _member(self, slot: int, typical: float, able: set[bytes], now: float) -> Member:
         peer = self._book.leases[slot].grant.peer
@@ -143,7 +146,7 @@ class Scheme:
         uplink = round(self._rates.uplink(slot, offered, typical), 1)
         before = self._state.roster.member(slot) if self._state.roster is not None else None
         if before is not None and before.peer == peer and abs(before.up_mbit - uplink) < SAME * uplink:
-            uplink = before.up_mbit  # a change that nobody would feel would still have to be told everyone
+            uplink = before.up_mbit  # so small a change would not pay for sending it to every member
         self._regions.tell(slot, enrolment.join.region)
         member = enrolment.member(slot, peer, leaf=not (fresh and peer in able) or uplink == 0)
         return replace(member, up_mbit=uplink, region=self._regions.of(slot))
@@ -151,14 +154,14 @@ class Scheme:
     # ------------------------------------------------------------ what members measured
 
     def hear(self, report: Report, now: float) -> None:
-        """What a report says of the reporter's neighbours."""
+        """Take what a report says of the reporter's neighbours."""
         for slot in self._rates.hear(report.slot, report.links):
             lease = self._book.leases.get(slot)
             enrolment = self._enrolled.get(lease.grant.peer) if lease is not None else None
             if lease is not None and enrolment is not None and not enrolment.proven:
                 enrolment.proven = True
                 self._state.outbox.emit(Persist(f"proven/{slot}", f"grant/{slot}", record_of(lease.sealed, enrolment)))
-                self._news = True
+                self._newly_proven = True
         self._regions.hear(report.slot, report.links)
 
     def forget(self, slot: int) -> None:
@@ -168,33 +171,33 @@ class Scheme:
         self._regions.forget(slot)
         self._stale = True
 
-    # What was measured moves edges only between versions: a head that changes while chunks leave costs a second copy.
+    # Measurements move edges only between versions: a root child that changes while chunks leave costs a second copy.
 
     def opened(self) -> None:
-        """Chunks of a version leave."""
-        self._begin(float("inf"))
+        """Chunks of a version are being assigned."""
+        self._version_begins(float("inf"))
 
     def sealed(self, now: float) -> None:
-        """All of them have left the trainer's replica; who holds it is heard of in reports."""
-        self._begin(now)
+        """The version is sealed; reports will tell which members hold it."""
+        self._version_begins(now)
 
     def abandoned(self) -> None:
         """The attempt under way will not be sealed."""
         if self._busy_since == float("inf"):
             self._busy_since, self._stale = None, True
 
-    def _begin(self, since: float) -> None:
-        """A version is on its way; who may stand inside is settled as it begins."""
+    def _version_begins(self, since: float) -> None:
+        """A version is on its way: which members may be interior is decided as it begins."""
         if self._busy_since != float("inf"):
             before, self._busy_since = self._took_part, None
             self._took_part = self._able()
             self._stale = self._stale or self._took_part != before
         self._busy_since = since
 
-    def _settle(self, now: float) -> None:
+    def _take_measurements(self, now: float) -> None:
         head, since = self._state.held, self._busy_since
         if since is None:
-            self._stale, self._news = self._stale or self._news, False
+            self._stale, self._newly_proven = self._stale or self._newly_proven, False
             return
         late = now - since > SETTLE_BEATS * self._state.tuning.heartbeat_s
         if head is None or since > now:
@@ -207,7 +210,7 @@ class Scheme:
             self._stale = True
 
     def _feeders(self, slot: int) -> set[int]:
-        """Whom it hangs on where it has children."""
+        """The parents of a slot in the stripes in which it has children."""
         roster = self._state.roster
         if roster is None or roster.index_of(slot) is None:
             return set()
@@ -215,13 +218,14 @@ class Scheme:
         return {parent for k in stripes if (parent := roster.parent(k, slot)) is not None}
 
     def is_root_child(self, stripe: int, peer: bytes) -> bool:
-        """The plan hangs this peer on the authority itself."""
+        """Whether the plan makes this peer a child of the authority in this stripe."""
         roster = self._state.roster
         member = roster.member_of(peer) if roster is not None else None
         return roster is not None and member is not None and roster.parent(stripe, member.slot) == AUTHORITY
 
     def hear_of_loss(self, slot: int, now: float) -> None:
-        """Hearsay only moves edges: a slot that somebody lost, and that is late itself, stands outside for a while."""
+        """A member reports that it lost the holder of `slot`. If that one's own reports are late too, it becomes a leaf
+        for a while: hearsay alone changes nothing."""
         lease = self._book.leases.get(slot)
         if lease is None or slot in self.lost:
             return
@@ -230,8 +234,9 @@ class Scheme:
             self._stale = True
 
     def tick(self, now: float) -> None:
-        """Those that were lost long ago and live on may stand inside again; what was measured is taken up."""
-        self._settle(now)
+        """Let slots that were lost `soft_ttl_s` ago be interior again; use what was measured if a version has
+        arrived."""
+        self._take_measurements(now)
         for slot in [s for s, at in self.lost.items() if now - at > self._state.tuning.soft_ttl_s]:
             del self.lost[slot]
             self._stale = True

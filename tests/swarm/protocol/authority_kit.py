@@ -1,4 +1,4 @@
-"""An authority, and who comes to it."""
+"""An authority, and peers that come to it."""
 
 import random
 
@@ -57,7 +57,7 @@ def persisted(core: Authority, effects: list[Effect], now: float) -> list[Effect
 
 
 def join(core: Authority, slot: int, now: float = 1.0, message: Join | None = None) -> list[Effect]:
-    """It connects, asks, the disk writes, and the next tick lets it in."""
+    """A peer connects and asks to join; its grant becomes durable, and the next tick admits it."""
     comes(core, slot, now)
     effects = say(core, slot, message or join_message(TICKET), now)
     effects += persisted(core, effects, now)
