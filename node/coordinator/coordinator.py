@@ -44,8 +44,18 @@ from node.trainers.messages import Evict, Evicted
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.boots import latest_boot, next_boot
 from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.notices import (
+    LeaseExpired,
+    MemberHolds,
+    MemberJoined,
+    MemberLeft,
+    Notice,
+    Superseded,
+    WorkHeard,
+)
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.membership.lease import Standing
+from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import in_thread
 from swarm.runtime.publishing import Attempt, SeedPublisher, genesis
@@ -172,11 +182,12 @@ class Coordinator:
         bars = [record for kind in ("bar/", "kick/") for record in store.records.all(kind).values() if record]
         assert model.layout is not None
         self.core = Authority(
-            key, (), tuning, random.Random(secrets.randbits(64)),
-            boot=boot, clock=lambda local: wall + local, head=head, grants=grants,
-            tickets=tickets, bars=bars, region=config.region, up_mbit=config.planned_up_mbit, now=start,
-            latest_boot=lambda now: latest_boot(time.time()),
-            egress=Egress(config.egress_copies, model_bytes(model.layout)), sizes=partial(cost_of, model.layout),
+            key, tuning, random.Random(secrets.randbits(64)),
+            Boot(boot, clock=lambda local: wall + local, latest=lambda now: latest_boot(time.time())),
+            Saved(head, grants, tickets, bars),
+            Site(region=config.region, up_mbit=config.planned_up_mbit),
+            Budget(Egress(config.egress_copies, model_bytes(model.layout)), partial(cost_of, model.layout)),
+            now=start,
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
@@ -284,22 +295,24 @@ class Coordinator:
     def committed(self, version: VersionId, manifest: Manifest, changes: tuple[Staged, ...] | None) -> None:
         self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root))
 
-    def notify(self, what: str, info: dict[str, Any]) -> None:
-        match what:
-            case "work":
-                self.ledger.hear(info["peer"], info["body"])
+    def notify(self, notice: Notice) -> None:
+        match notice:
+            case WorkHeard(peer, body):
+                self.ledger.hear(peer, body)
                 return
-            case "held":
-                self.track.held(info["peer"], info["version"])
-            case "member_joined":
-                self.ledger.member_up(info["peer"])
-            case "member_left" | "lease_expired":
-                self.ledger.member_lost(info["peer"])
-                self.track.gone(info["peer"])
-            case "superseded":
-                self._store.records.put([("boot", str(info["boot"]).encode())])  # our next one is to count again
+            case MemberHolds(_, peer, version):
+                self.track.held(peer, version)
+            case MemberJoined(peer):
+                self.ledger.member_up(peer)
+            case MemberLeft(peer) | LeaseExpired(_, peer):
+                self.ledger.member_lost(peer)
+                self.track.gone(peer)
+            case Superseded(boot):
+                self._store.records.put([("boot", str(boot).encode())])  # our next one is to count again
                 self._superseded.set()
-        _log.info(what, **info)
+            case _:
+                pass
+        _log.info(notice.log_name, **notice.log_fields())
 
     async def _send_work(self, peer: bytes, body: bytes) -> None:
         self.endpoint.send_work(peer, body)

@@ -30,6 +30,17 @@ from node.status import query
 from node.status.reached import reached, relayed, tell
 from swarm.protocol.core.boots import latest_boot
 from swarm.protocol.core.events import Damaged, VersionId
+from swarm.protocol.core.notices import (
+    AuthorityUnreachable,
+    CatchupFailed,
+    ClocksApart,
+    Equivocation,
+    Joined,
+    JoinRefused,
+    Notice,
+    SuccessionHeard,
+    WorkHeard,
+)
 from swarm.protocol.core.reach import circuit
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
@@ -259,42 +270,44 @@ class Member:
         if self._engine_runtime is not None:
             self._engine_runtime.committed(version, manifest.root, changes)
 
-    def notify(self, what: str, info: dict[str, Any]) -> None:
-        match what:
-            case "work":
-                if self._engine_runtime is not None and info["peer"] == self.ticket.authority:
-                    self._engine_runtime.worker.hear(info["body"])
+    def notify(self, notice: Notice) -> None:
+        match notice:
+            case WorkHeard(peer, body):
+                if self._engine_runtime is not None and peer == self.ticket.authority:
+                    self._engine_runtime.worker.hear(body)
                 return
-            case "joined":
+            case Joined():
                 self._joined.set()
                 self.news = ""
-            case "unreachable":
-                self.news = info["why"]
+            case AuthorityUnreachable(why):
+                self.news = why
                 if trio.current_time() < self._quiet_until:
                     return
                 self._quiet_until = trio.current_time() + _LOG_EVERY_S
-            case "refused" if info["code"] in ("ticket", "capability"):
-                self.stop(UsageError(info["why"]))
-            case "succession":
-                self._succeeded(info["sealed"])
-            case "clocks_apart":
+            case JoinRefused("ticket" | "capability", why):
+                self.stop(UsageError(why))
+            case SuccessionHeard(sealed):
+                self._succeeded(sealed)
+            case ClocksApart():
                 self.news = (
                     "This machine's clock and the seed's are a month apart or more: set them. What the seed says is "
                     "passed over meanwhile."
                 )
-            case "refused" if info["code"] == "later":
-                self.news = self._refused = info["why"]
-            case "failed":
+            case JoinRefused("later", why):
+                self.news = self._refused = why
+            case CatchupFailed(detail):
                 self.stop(SwarmError(
-                    f"This machine cannot hold the swarm's model: {info['detail']}. "
+                    f"This machine cannot hold the swarm's model: {detail}. "
                     "Remove what this home keeps of it, or use another (--home), and join again."
                 ))  # fmt: skip
-            case "equivocation":
+            case Equivocation(version):
                 self.stop(SwarmError(
-                    f"The seed has signed two different versions {info['version']}. Nothing of it can be believed: "
+                    f"The seed has signed two different versions {version}. Nothing of it can be believed: "
                     "stop, and ask whoever runs it."
                 ))  # fmt: skip
-        _log.info(what, **info)
+            case _:
+                pass
+        _log.info(notice.log_name, **notice.log_fields())
 
     def _succeeded(self, sealed: bytes) -> None:
         """The swarm has a new key: write down where it is, and end here."""

@@ -43,6 +43,7 @@ from swarm.protocol.core.events import (
     SetTimer,
     VersionId,
 )
+from swarm.protocol.core.notices import CheckpointWritten, Notice
 from swarm.protocol.core.wire import Frame, ManifestNews, WantBlob, WantBlock, Welcome
 from swarm.runtime.core_loop import Core, CoreLoop
 from swarm.runtime.counts import Counts
@@ -75,8 +76,8 @@ class Face(Protocol):
         None when it is not known, so that an engine must reload from the replica."""
         ...
 
-    def notify(self, what: str, info: dict[str, Any]) -> None:
-        """An event of the core: see `swarm.protocol`; and of the shell: `anchored` (version)."""
+    def notify(self, notice: Notice) -> None:
+        """A notice of the core, or of the shell (`CheckpointWritten`)."""
         ...
 
 
@@ -156,7 +157,7 @@ class Shell:
             Commit: self._commit,
             Announce: self._announce_manifest,
             SetTimer: lambda e: self._loop.set_timer(e.name, e.at),
-            Notify: lambda e: face.notify(e.what, e.info),
+            Notify: lambda e: face.notify(e.notice),
         }
 
     # ------------------------------------------------------------ life
@@ -398,7 +399,7 @@ class Shell:
                 whole, self._whole_since = self._whole_since, False
                 anchored = await self._jobs.tend(whole=whole)
                 if anchored is not None:
-                    self._face.notify("anchored", {"version": anchored})
+                    self._face.notify(CheckpointWritten(anchored))
             assert self._settled is not None
             await self._run_sync(self._store.evict, self._settled, self._limits.retain_versions)
 

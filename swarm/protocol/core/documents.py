@@ -19,7 +19,7 @@ from blake3 import blake3
 from codec.errors import PeerError
 from codec.sign import SIGNATURE_BYTES, Key, open_sealed
 from codec.unpack import unpack
-from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.version import VersionId
 
 __all__ = [
     "MAX_LINKS",

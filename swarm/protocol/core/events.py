@@ -1,15 +1,20 @@
 """The core's vocabulary: what can happen to a peer (events) and what it may ask for (effects).
 
-`Peer.apply(event, now)` and `Authority.apply(event, now)` take one event and return a list of effects. They never do
-IO, never read a clock, never hold payload bytes: a piece is named by (chunk key, index) and stays in the store. Two
-shells carry the effects out: `swarm.runtime` on trio, and the simulator in one process under a virtual clock. What a
-job, a fetch or a write brings comes back as another event.
+`Peer.apply(event, now)` and `Authority.apply(event, now)` take one event and return the list of its effects. They never
+do IO, never read a clock, never hold payload bytes: a piece is named by (chunk key, index) and stays in the store. Two
+runtimes carry the effects out: `swarm.runtime` on trio, and the simulator in one process under a virtual clock. The
+result of a job, a fetch or a write comes back as another event.
+
+Inside a core effects have one way out: each machine is given the core's `Outbox` when it is built, and puts its effects
+there. Machines return facts about their own state, never effects.
 """
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from codec import ChunkKey, Manifest
+from swarm.protocol.core.notices import Notice
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Message
 
 __all__ = [
@@ -58,16 +63,6 @@ __all__ = [
     "UnknownLabel",
     "VersionId",
 ]
-
-
-class VersionId(NamedTuple):
-    """A policy version: ordered by (epoch, version)."""
-
-    epoch: int
-    version: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}.{self.version}"
 
 
 # ---------------------------------------------------------------- events
@@ -457,7 +452,6 @@ class SetTimer(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Notify(Effect):
-    """Something the face wants to know: `what` is a short event name, `info` plain values."""
+    """Tell the application something; see `notices`."""
 
-    what: str
-    info: dict[str, Any]
+    notice: Notice

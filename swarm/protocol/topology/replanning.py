@@ -8,10 +8,12 @@ from msgspec.structs import replace
 
 from swarm.protocol.core.documents import AuthorityTime, Report
 from swarm.protocol.core.events import Persist
+from swarm.protocol.core.notices import Planned
 from swarm.protocol.membership.enrolment import Enrolments, record_of
 from swarm.protocol.membership.greeting import pass_on
-from swarm.protocol.membership.lease import LeaseBook, Standing
+from swarm.protocol.membership.lease import LeaseBook
 from swarm.protocol.membership.roster import AUTHORITY, Member, Roster, difference, seal_change
+from swarm.protocol.startup import Site
 from swarm.protocol.state import State
 from swarm.protocol.topology.planner import Planner
 from swarm.protocol.topology.rates import Rates, Regions
@@ -38,21 +40,20 @@ class Scheme:
         time: Callable[[float], AuthorityTime],
         *,
         boot: int,
-        home: str,
+        site: Site,
     ) -> None:
-        """`home`: the trainer's region."""
+        """`site`: where the trainer stands."""
         self._state = state
         self._book = book
         self._enrolled = enrolled
         self._time = time
         self._boot = boot
-        self._planner = Planner(state.tuning.stripes, home)
+        self._planner = Planner(state.tuning.stripes, site.region)
         self.lost: dict[int, float] = {}
         """Slots that a neighbour lost and that are late themselves, and since when: outside for a while."""
-        self.stale = True
+        self._stale = True
         self.serial = 0
-        self.addrs: tuple[str, ...] = ()
-        """The authority's."""
+        self._addrs = site.addrs
         self._planned_at = float("-inf")
         self._rates = Rates()
         self._regions = Regions()
@@ -63,23 +64,36 @@ class Scheme:
         self._took_part: set[bytes] = set()
         """Who could stand inside when that version was opened."""
 
+    @property
+    def addrs(self) -> tuple[str, ...]:
+        """Where the world finds the authority."""
+        return self._addrs
+
+    def listening(self, addrs: tuple[str, ...]) -> None:
+        """The authority listens here: what rosters say, unless it was told where the world finds it."""
+        self._addrs = self._addrs or addrs
+
+    def mark_stale(self) -> None:
+        """Something that the plan depends on has changed: plan anew when it is due."""
+        self._stale = True
+
     def plan_if_due(self, now: float) -> bool:
         """Plan anew if anything changed, at most once a tick: a crowd that comes together is planned for together."""
-        if not self.stale or now - self._planned_at < self._state.tuning.tick_s:
+        if not self._stale or now - self._planned_at < self._state.tuning.tick_s:
             return False
         state = self._state
         members = self._members(now)
-        self.stale = False
+        self._stale = False
         self._planned_at = now
         parents = self._planner.update(members, idle=self._busy_since is None)
         before = state.roster
-        if before is not None and (before.members, before.parents, before.authority) == (members, parents, self.addrs):
+        if before is not None and (before.members, before.parents, before.authority) == (members, parents, self._addrs):
             return True
         self.serial += 1
-        roster = Roster(state.swarm, self._boot, self.serial, self.addrs, members, parents)
+        roster = Roster(state.swarm, self._boot, self.serial, self._addrs, members, parents)
         state.rosters.set(roster, seal_change(difference(state.roster, roster), state.key))
         pass_on(state, roster)
-        state.notify("planned", serial=self.serial, members=len(members))
+        state.outbox.notify(Planned(self.serial, len(members)))
         return True
 
     def _members(self, now: float) -> tuple[Member, ...]:
@@ -124,7 +138,7 @@ class Scheme:
     def _member(self, slot: int, typical: float, able: set[bytes], now: float) -> Member:
         peer = self._book.leases[slot].grant.peer
         enrolment = self._enrolled[peer]
-        fresh = self._book.standing(slot, self._time(now)) is Standing.FRESH and slot not in self.lost
+        fresh = self._book.standing(slot, self._time(now)).rights.interior and slot not in self.lost
         offered = 0.0 if enrolment.saving else enrolment.join.up_mbit
         uplink = round(self._rates.uplink(slot, offered, typical), 1)
         before = self._state.roster.member(slot) if self._state.roster is not None else None
@@ -143,7 +157,7 @@ class Scheme:
             enrolment = self._enrolled.get(lease.grant.peer) if lease is not None else None
             if lease is not None and enrolment is not None and not enrolment.proven:
                 enrolment.proven = True
-                self._state.emit(Persist(f"proven/{slot}", f"grant/{slot}", record_of(lease.sealed, enrolment)))
+                self._state.outbox.emit(Persist(f"proven/{slot}", f"grant/{slot}", record_of(lease.sealed, enrolment)))
                 self._news = True
         self._regions.hear(report.slot, report.links)
 
@@ -152,7 +166,7 @@ class Scheme:
         self.lost.pop(slot, None)
         self._rates.forget(slot)
         self._regions.forget(slot)
-        self.stale = True
+        self._stale = True
 
     # What was measured moves edges only between versions: a head that changes while chunks leave costs a second copy.
 
@@ -167,20 +181,20 @@ class Scheme:
     def abandoned(self) -> None:
         """The attempt under way will not be sealed."""
         if self._busy_since == float("inf"):
-            self._busy_since, self.stale = None, True
+            self._busy_since, self._stale = None, True
 
     def _begin(self, since: float) -> None:
         """A version is on its way; who may stand inside is settled as it begins."""
         if self._busy_since != float("inf"):
             before, self._busy_since = self._took_part, None
             self._took_part = self._able()
-            self.stale = self.stale or self._took_part != before
+            self._stale = self._stale or self._took_part != before
         self._busy_since = since
 
     def _settle(self, now: float) -> None:
         head, since = self._state.held, self._busy_since
         if since is None:
-            self.stale, self._news = self.stale or self._news, False
+            self._stale, self._news = self._stale or self._news, False
             return
         late = now - since > SETTLE_BEATS * self._state.tuning.heartbeat_s
         if head is None or since > now:
@@ -190,7 +204,7 @@ class Scheme:
             offered = {s: self._enrolled[x.grant.peer].join.up_mbit for s, x in self._book.leases.items()}
             self._rates.settle(offered, self._feeders)
             self._regions.settle()
-            self.stale = True
+            self._stale = True
 
     def _feeders(self, slot: int) -> set[int]:
         """Whom it hangs on where it has children."""
@@ -213,11 +227,11 @@ class Scheme:
             return
         if self._time(now) - lease.renewed > 2 * self._state.tuning.heartbeat_s:
             self.lost[slot] = now
-            self.stale = True
+            self._stale = True
 
     def tick(self, now: float) -> None:
         """Those that were lost long ago and live on may stand inside again; what was measured is taken up."""
         self._settle(now)
         for slot in [s for s, at in self.lost.items() if now - at > self._state.tuning.soft_ttl_s]:
             del self.lost[slot]
-            self.stale = True
+            self._stale = True

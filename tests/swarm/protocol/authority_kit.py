@@ -28,6 +28,7 @@ from swarm.protocol.core.events import (  # fmt: skip
     Timer,
 )
 from swarm.protocol.core.wire import Hello, Join  # fmt: skip
+from swarm.protocol.startup import Boot, Saved, Site
 
 TICKET = seal(capability(nodes=100), AUTHORITY)
 
@@ -40,8 +41,8 @@ def an_authority(
     *, boot: int = 1, grants: list[bytes] | None = None, up_mbit: float = 0.0, now: float = 0.0
 ) -> Authority:
     core = Authority(
-        AUTHORITY, ("/sim/authority",), TUNING, random.Random(1),
-        boot=boot, clock=clock, head=manifest(0, 0), grants=grants, up_mbit=up_mbit, now=now,
+        AUTHORITY, TUNING, random.Random(1), Boot(boot, clock), Saved(manifest(0, 0), grants or []),
+        Site(("/sim/authority",), up_mbit=up_mbit), now=now,
     )  # fmt: skip
     core.start(now)
     return core
@@ -71,7 +72,7 @@ def members(core: Authority, count: int) -> Authority:
 
 
 def told(effects: list[Effect], what: str) -> list[dict]:
-    return [e.info for e in only(effects, Notify) if e.what == what]
+    return [e.notice.log_fields() for e in only(effects, Notify) if e.notice.log_name == what]
 
 
 def renewal(core: Authority, slot: int, counter: int, **more) -> bytes:

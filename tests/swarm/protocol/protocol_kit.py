@@ -10,6 +10,7 @@ from codec import ChunkKey, Manifest
 from codec.sign import Key
 from swarm.protocol.core.documents import Capability, Grant, Heartbeat, Report, bit_set, seal
 from swarm.protocol.core.events import Effect, HeaderStored, Heard, PeerUp, Send, VersionId
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Hello, Join, Message, Welcome
 from swarm.protocol.member import Peer
@@ -70,9 +71,9 @@ def manifest(
 
 def book_with(chunks: Iterable[HeaderStored], *, held: bool = True) -> tuple[Chunks, list[Chunk]]:
     """A book that has these chunks; `held`: with every piece."""
-    book, made = Chunks(), []
+    book, made = Chunks(Outbox()), []
     for event in chunks:
-        taken = book.header(event, 0.0, [])
+        taken = book.header(event, 0.0)
         assert taken is not None
         made.append(taken[0])
         for index in range(len(event.piece_bytes) if held else 0):
@@ -202,6 +203,12 @@ def meet(peer: Peer, slot: int, now: float = 0.0, *, key: Key | None = None, hel
 def say(peer: Any, slot: int | bytes, message: Message, now: float = 0.0) -> list[Effect]:
     """`peer` (or the authority) hears this from the holder of a slot."""
     return peer.apply(Heard(slot if isinstance(slot, bytes) else key_of(slot).public, message), now)
+
+
+def fresh(machine: Any) -> list[Effect]:
+    """The list in which the effects of this machine appear from now on, emptied."""
+    machine._outbox.pending.clear()
+    return machine._outbox.pending
 
 
 def only(effects: Iterable[Effect], kind: type[KIND]) -> list[KIND]:

@@ -181,7 +181,7 @@ def test_one_that_attaches_where_the_plan_does_not_hang_it_waits_for_the_others(
 ) -> None:
     """Ten machines on one ticket that attach to everybody would else take all uplinks, and the trainer's first."""
     core = members(an_authority(), 2)
-    monkeypatch.setattr(core.scheme, "is_head", lambda stripe, peer: peer == key_of(0).public)
+    monkeypatch.setattr(core.state.exchange, "_entitled", lambda stripe, peer: peer == key_of(0).public)
     for slot in (0, 1):
         say(core, slot, Attach(0, 0, 0, 1 << 40, ()), 3.0)
     edges = core.state.exchange.children[0]

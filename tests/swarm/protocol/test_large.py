@@ -2,6 +2,7 @@
 
 from scenarios.sim.simulator import Link, Node, World
 from swarm.protocol.authority import Authority
+from swarm.protocol.core.notices import JoinRefused, LeaseExpired
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.member import Peer
 
@@ -53,7 +54,7 @@ def test_the_trainer_keeps_few_sessions_and_nobody_is_lost() -> None:
     step(world)
     world.run(world.now + 8)  # longer than leases last without renewal
     assert len(world.authority.sessions) <= kept
-    assert [n for n in world.authority.told if n.what == "lease_expired"] == []
+    assert [n for n in world.authority.told if isinstance(n, LeaseExpired)] == []
     roster = core_of(world).state.roster
     assert roster is not None
     assert {n.core.state.rosters.stamp for n in joined} == {roster.stamp}
@@ -130,7 +131,7 @@ def test_a_revoked_ticket_puts_its_nodes_out_and_lets_nobody_in() -> None:
     late = world.join(held=world.base)
     world.run(world.now + 2)
     assert grant_of(late) is None
-    assert [n.info["code"] for n in late.told if n.what == "refused"][:1] == ["ticket"]
+    assert [n.code for n in late.told if isinstance(n, JoinRefused)][:1] == ["ticket"]
     world.restart_authority()
     again = world.join(held=world.base)
     world.run(world.now + 2)

@@ -6,6 +6,7 @@ from planner_kit import plan
 from protocol_kit import AUTHORITY as KEY
 from protocol_kit import SWARM, TUNING, key_of, member
 
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.membership.roster import Member, Roster, difference, seal_change, whole
 from swarm.protocol.membership.rosterbook import LOG_CHANGES, RosterBook
 from swarm.protocol.membership.session import Sessions
@@ -86,7 +87,7 @@ def ask(book: RosterBook, sessions: Sessions, now: float, *, head: bool = False)
 
 def test_a_gap_is_asked_for_after_a_while() -> None:
     rosters, changes = story(3)
-    book, sessions = book_at(rosters, changes, 1), Sessions(TUNING, random.Random(1))
+    book, sessions = book_at(rosters, changes, 1), Sessions(TUNING, random.Random(1), Outbox())
     ready(sessions, key_of(1).public, rosters[2].stamp)
     assert ask(book, sessions, 0.0) is None
     book.hear_of(rosters[2].stamp, 0.0)
@@ -96,7 +97,7 @@ def test_a_gap_is_asked_for_after_a_while() -> None:
 
 
 def test_the_authority_is_asked_last_unless_we_hang_on_it() -> None:
-    sessions = Sessions(TUNING, random.Random(1))
+    sessions = Sessions(TUNING, random.Random(1), Outbox())
     ready(sessions, SWARM, 9)
     nothing = RosterBook(SWARM, TUNING)
     assert ask(nothing, sessions, 0.1) is None

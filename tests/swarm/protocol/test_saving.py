@@ -24,6 +24,7 @@ from protocol_kit import (
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.documents import heartbeat_hash, open_report, seal
 from swarm.protocol.core.events import LocalBudget, Notify, PeerDown, PieceStored, SendBlob, SendBlock, SendPiece, Timer
+from swarm.protocol.core.notices import BudgetChanged
 from swarm.protocol.core.wire import Attach, Blob, Lacks, LacksChunk, Reports, WantBlob, WantBlock, WantChunk
 from swarm.protocol.member import Peer
 
@@ -44,7 +45,7 @@ def test_it_says_so_at_once_and_only_when_it_changes() -> None:
     meet(peer, 1)
     tick(peer, 0.5)
     effects = peer.apply(LOW, 1.0)
-    assert [e.info for e in only(effects, Notify) if e.what == "budget"] == [{"saving": True}]
+    assert [e.notice for e in only(effects, Notify)] == [BudgetChanged(saving=True)]
     assert [r.saving for r in reports_in(tick(peer, 1.0 + TUNING.report_batch_s))] == [True]
     assert reports_in(peer.apply(LOW, 2.0) + tick(peer, 2.1)) == []
     peer.apply(AMPLE, 3.0)
@@ -76,7 +77,7 @@ def test_whoever_asks_it_is_sent_on_and_whoever_hangs_on_it_goes_on_the_next_day
 def test_with_no_uplink_there_is_nothing_to_give_on_any_day() -> None:
     peer = new_peer(0)
     peer.membership._join = join_message(up_mbit=0.0)
-    peer.state.exchange.gives = False
+    peer.state.exchange.give(False, 0.0)
     admit(peer)
     meet(peer, 1)
     assert only(peer.apply(AMPLE, 1.0) + say(peer, 1, WantBlock(1, 0), 1.0), SendBlock) == []

@@ -17,9 +17,11 @@ from codec.staging import block_hash, encode
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.documents import AuthorityTime, Capability
 from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.notices import Notice
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
+from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import Limits, Manifests, RunSync, Shell, here_and_now
 from swarm.runtime.publishing import SeedPublisher, genesis
@@ -85,8 +87,8 @@ class Log:
     def committed(self, version: VersionId, manifest: Manifest, changes: tuple[Staged, ...] | None) -> None:
         self.commits.append((version, manifest, changes))
 
-    def notify(self, what: str, info: dict[str, Any]) -> None:
-        self.events.append((what, info))
+    def notify(self, notice: Notice) -> None:
+        self.events.append((notice.log_name, notice.log_fields()))
 
     def names(self) -> list[str]:
         return [name for name, _ in self.events]
@@ -158,10 +160,9 @@ class Swarm:
         addrs = tuple(transport.circuits()) or (transport.address,)
         now = trio.current_time()
         core = Authority(
-            AUTHORITY, addrs, self.tuning, random.Random(0),
-            boot=self.boot, clock=lambda local: local, head=restored.manifest,
-            grants=[record for record in store.records.all("grant/").values() if record], now=now,
-            egress=Egress(self.copies, model_bytes(layout())), sizes=partial(cost_of, layout()),
+            AUTHORITY, self.tuning, random.Random(0), Boot(self.boot, clock=lambda local: local),
+            Saved(restored.manifest, [record for record in store.records.all("grant/").values() if record]),
+            Site(addrs), Budget(Egress(self.copies, model_bytes(layout())), partial(cost_of, layout())), now=now,
         )  # fmt: skip
         host = await self._start(core, transport, store, model)
         manifests = host.shell.manifests

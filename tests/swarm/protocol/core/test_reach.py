@@ -23,8 +23,10 @@ from protocol_kit import (
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.documents import AuthorityTime, seal
 from swarm.protocol.core.events import Dial, Effect, PeerDown, PeerUp, Persist, Persisted, Probe, Probed, Timer
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.reach import Place, Scope, circuit, direct, is_circuit, joins, relay_of, scope, to_dial
 from swarm.protocol.membership.enrolment import PROBE_AGAIN_S, Enrolment, Enrolments
+from swarm.protocol.startup import Boot, Saved, Site
 
 WORLD, LAN, HERE = "/ip4/8.8.8.8/tcp/1", "/ip4/192.168.1.5/tcp/1", "/ip4/127.0.0.1/tcp/1"
 TICKET = seal(capability(nodes=100), AUTHORITY)
@@ -104,8 +106,8 @@ def test_an_edge_is_dialed_by_somebody_if_it_can_be(a: Place, b: Place) -> None:
 
 
 def enrolled(seen_at: str | None, *addrs: str) -> tuple[Enrolments, list[Effect]]:
-    effects: list[Effect] = []
-    book = Enrolments(effects.append)
+    outbox = Outbox()
+    book, effects = Enrolments(outbox), outbox.pending
     message = join_message()
     book[b"x"] = Enrolment(replace(message, addrs=addrs), seen_at)
     return book, effects
@@ -174,9 +176,9 @@ def test_a_child_waits_to_be_dialed_by_a_parent_that_can() -> None:
 
 def an_authority(addrs: tuple[str, ...], grants: list[bytes] | None = None) -> Authority:
     core = Authority(
-        AUTHORITY, addrs, TUNING, random.Random(1),
-        boot=1 if grants is None else 2, clock=lambda now: AuthorityTime(1000.0 + now), head=manifest(0, 0),
-        grants=grants,
+        AUTHORITY, TUNING, random.Random(1),
+        Boot(1 if grants is None else 2, clock=lambda now: AuthorityTime(1000.0 + now)),
+        Saved(manifest(0, 0), grants or []), Site(addrs),
     )  # fmt: skip
     core.start(0.0)
     return core

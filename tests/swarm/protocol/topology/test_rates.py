@@ -4,9 +4,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from protocol_kit import TUNING, book_with, header, version
+from protocol_kit import TUNING, book_with, header, only, version
 
 from swarm.protocol.core.documents import UNTIMED, Link
+from swarm.protocol.core.events import Send
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.topology.rates import Rates, Regions
 from swarm.protocol.transfer.links import Links
 
@@ -118,26 +120,25 @@ def test_one_small_chunk_proves_a_newcomer_and_says_nothing_of_its_uplink() -> N
 def test_of_a_newcomer_that_was_tried_is_told_once() -> None:
     newcomer = SimpleNamespace(slot=1, leaf=True, up_mbit=100.0)
     book, _ = book_with([header(1, 0)])
-    asked: list[bytes] = []
+    outbox = Outbox()
     state = SimpleNamespace(
         sessions=[SimpleNamespace(peer=b"anna", rtt_s=0.1)],
         roster=SimpleNamespace(stripes=1, member_of=lambda peer: newcomer),
         exchange=SimpleNamespace(parents={}, children={0: {b"anna": None}}),
-        grant=object(), held=version(1), chunks=book, tuning=TUNING, send=lambda peer, message: asked.append(peer),
+        grant=object(), held=version(1), chunks=book, tuning=TUNING, outbox=outbox,
     )  # fmt: skip
     links = Links(cast(Any, state))
     links.came(b"anna", 1000, 4.0)
-    assert not links.tried_one
+    assert not links.take_answered()
     links.account()
     links.try_newcomers(5.0)
-    assert asked == [b"anna"]
+    assert [effect.peer for effect in only(outbox.take(), Send)] == [b"anna"]
     links.came(b"anna", 1000, 5.5)
-    assert links.tried_one
+    assert links.take_answered()
     for _ in range(2):  # it goes on bringing something, after each account
-        links.tried_one = False
         links.account()
         links.came(b"anna", 1000, 6.0)
-        assert not links.tried_one
+        assert not links.take_answered()
 
 
 def test_much_is_timed() -> None:
