@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from codec.bits import DTYPES
-from codec.jit import cache_folder
+from codec.kernels.jit import cache_folder
 from swarm.runtime import in_thread
 
 __all__ = ["warm_up"]
@@ -34,7 +34,7 @@ def end_with_parent():
 threading.Thread(target=end_with_parent, daemon=True).start()
 from pathlib import Path
 from codec.bits import DTYPES
-from codec.jit import cache_folder
+from codec.kernels.jit import cache_folder
 from codec.rice import warm_up
 with open(cache_folder() / "compiling", "w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -17,11 +17,11 @@ from codec.bits import DTYPES, Bits
 from codec.checkpoint import Checkpoint, write_checkpoint
 from codec.chunk import CODER_RICE, Chunk, ChunkKey, open_header, seal_chunk, verify_piece
 from codec.errors import PeerError, UsageError
+from codec.kernels.scan import scatter
 from codec.layout import Layout
 from codec.manifest import Manifest, state_root
 from codec.pack import Packer, chunk_target, piece_target
 from codec.rice import warm_up
-from codec.scan import scatter
 from codec.sign import Key
 from codec.staging import Torn, block_hash, encode, stage_chunk
 from node.tools.delta_baselines import BASELINES, Timed, measure

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from codec.bits import Bits, DType
-from codec.jit import kernel
+from codec.kernels.jit import kernel
 
 __all__ = ["BASELINES", "Timed", "measure", "seconds"]
 

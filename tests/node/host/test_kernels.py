@@ -12,7 +12,7 @@ import trio
 from node import kernels, logs
 logs.configure()
 trio.run(kernels.warm_up, ["U8"])
-from codec import codes, lanes, planes, scan
+from codec.kernels import codes, lanes, planes, scan
 used = [f for module in (codes, planes, scan) for f in vars(module).values() if getattr(f, "signatures", ())]
 print(len(used), sum(sum(f.stats.cache_misses.values()) for f in used))
 """
