@@ -10,6 +10,7 @@ import trio
 from codec.sign import Key
 from swarm.transport.base import Accept, Lane, PeerKey
 from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.rules import TransportRules
 from swarm.transport.yamux import Limits
 
 ANY = "/ip4/127.0.0.1/tcp/0"
@@ -27,7 +28,7 @@ async def until_ended(stream: Stream) -> None:
 
 
 def transport(seed: int, limits: Limits | None = None) -> Libp2pTransport:
-    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], limits=limits)
+    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], rules=TransportRules(limits=limits or Limits()))
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """A relay, one that is reached through it, and one that wants to reach it, for tests."""
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from swarm.protocol.core.reach import circuit
 from swarm.transport.base import Lane, PeerKey
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.nat.relay import RelayRules
+from swarm.transport.rules import PeerPolicy, TransportRules
 
 ANY = "/ip4/127.0.0.1/tcp/0"
 Stream = trio.abc.HalfCloseableStream
@@ -58,8 +59,10 @@ class World:
         await self.caller.connect(self.hidden.key, [circuit(self.address)])
 
 
-def transport(seed: int, **options: object) -> Libp2pTransport:
-    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], **options)  # type: ignore[arg-type]
+def transport(
+    seed: int, via: Sequence[str] = (), *, policy: PeerPolicy | None = None, rules: TransportRules | None = None
+) -> Libp2pTransport:
+    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], via=via, policy=policy, rules=rules)
 
 
 @asynccontextmanager
@@ -67,11 +70,12 @@ async def world(
     rules: RelayRules | None = None,
     *,
     may_reserve: Callable[[PeerKey], bool] = lambda peer: True,
-    place: bool = True,
-    **options: object,
+    admits: Callable[[PeerKey], bool] | None = None,
+    reserve: bool = True,
 ) -> AsyncIterator[World]:
-    """`options`: of the relay's transport."""
-    relay = transport(1, relay_for=may_reserve, relay_rules=rules, **options)
+    """`rules`, `may_reserve`, `admits`: the relay's. `reserve`: wait until `hidden` holds a reservation."""
+    policy = PeerPolicy(admits=admits, may_reserve=may_reserve)
+    relay = transport(1, policy=policy, rules=TransportRules(relay=rules or RelayRules()))
     with trio.fail_after(15):
         async with trio.open_nursery() as nursery:
             (address,) = await nursery.start(relay.serve, echo)
@@ -79,7 +83,7 @@ async def world(
             await nursery.start(hidden.serve, echo)
             await nursery.start(caller.serve, echo)
             made = World(relay, hidden, caller, address, nursery)
-            if place:
+            if reserve:
                 await until(lambda: not hidden.reservations.state[address])
             yield made
             nursery.cancel_scope.cancel()

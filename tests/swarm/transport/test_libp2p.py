@@ -21,10 +21,12 @@ from codec.errors import PeerError, UsageError
 from codec.sign import Key
 from swarm.transport.base import Lane, PeerKey, Unreachable
 from swarm.transport.connection import tls
+from swarm.transport.dialer import DialRules
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.lanes import TARGET_CONNECTIONS_ID
-from swarm.transport.libp2p import DialRules, Libp2pTransport
+from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.parallel import CONNECTION_COUNTS
+from swarm.transport.rules import TransportRules
 from swarm.transport.tuning import tune
 from swarm.transport.yamux import Limits
 
@@ -171,7 +173,7 @@ async def test_a_bug_in_a_handler_of_ours_ends_its_stream_and_is_told(
 
     async with two() as (a, b, _):
         b._serves[TARGET_CONNECTIONS_ID] = broken
-        stream = await a.open_library_stream(b.key, TARGET_CONNECTIONS_ID)
+        stream = await a.open_protocol_stream(b.key, TARGET_CONNECTIONS_ID)
         with pytest.raises(trio.BrokenResourceError):
             await until_ended(stream)
         assert [record.levelname for record in caplog.records if "ZeroDivisionError" in (record.exc_text or "")] == [
@@ -182,7 +184,7 @@ async def test_a_bug_in_a_handler_of_ours_ends_its_stream_and_is_told(
 
 async def test_a_peer_that_asks_for_more_connections_and_says_no_number(caplog: pytest.LogCaptureFixture) -> None:
     async with two() as (a, b, _):
-        stream = await a.open_library_stream(b.key, TARGET_CONNECTIONS_ID)
+        stream = await a.open_protocol_stream(b.key, TARGET_CONNECTIONS_ID)
         await stream.send_eof()
         await until_ended(stream)
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -225,7 +227,7 @@ async def test_every_address_is_tried() -> None:
 async def test_failed_dials_back_off_and_no_longer_than_we_say() -> None:
     rules = DialRules(backoff_first_s=0.2, backoff_most_s=0.4)
     async with two() as (_, b, addrs):
-        a = Libp2pTransport(Key.generate(), [ANY], dial_rules=rules)
+        a = Libp2pTransport(Key.generate(), [ANY], rules=TransportRules(dial=rules))
         with pytest.raises(Unreachable, match="not serving"):
             await a.connect(b.key, addrs)
         async with trio.open_nursery() as nursery:
@@ -360,7 +362,7 @@ async def test_a_peer_that_asks_for_connections_and_keeps_none(monkeypatch: pyte
 @pytest.mark.parametrize("dialer_sends", [True, False])
 async def test_a_long_path_gets_several_bulk_connections(monkeypatch: pytest.MonkeyPatch, dialer_sends: bool) -> None:
     """Also when the end that sends is the one that was dialed: it asks the other to dial again."""
-    monkeypatch.setattr("swarm.transport.libp2p.target_connections", lambda *_: 4)
+    monkeypatch.setattr("swarm.transport.bulk_connections.target_connections", lambda *_: 4)
     on: list[object] = []
 
     async def note(peer: PeerKey, lane: Lane, stream: Stream) -> None:

@@ -145,10 +145,14 @@ def framed_meeting(addrs: list[str]) -> bytes:
     return len(body).to_bytes(2, "little") + body
 
 
+def puncher() -> Puncher:
+    """It is seen at a public address."""
+    return Puncher(cast("Any", None), cast("Any", SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1")))
+
+
 def look_at_meeting(meeting: object) -> None:
     if meeting is not None:
-        transport = SimpleNamespace(relayed_links=SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1"))
-        targets = Puncher(cast("Any", transport))._targets(cast("Any", meeting).addrs)
+        targets = puncher()._targets(cast("Any", meeting).addrs)
         assert all(punch._is_ip(host) for host, _ in targets)
 
 
@@ -160,9 +164,8 @@ def test_a_meeting_that_is_no_text() -> None:
 
 def test_names_are_not_dialed_to_punch() -> None:
     """They may lead into our own network, whoever says them."""
-    transport = SimpleNamespace(relayed_links=SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1"))
     addrs = ["/dns4/localhost/tcp/22", "/dns/x.example/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip4/8.8.4.4/tcp/1"]
-    assert Puncher(cast("Any", transport))._targets(addrs) == {("8.8.4.4", 1)}
+    assert puncher()._targets(addrs) == {("8.8.4.4", 1)}
 
 
 @given(st.one_of(st.binary(max_size=200), mutated(encode(HEADER, "/a/1", "ls", "na", "/b/1"))))
@@ -193,16 +196,18 @@ async def test_what_a_relay_answers_is_no_trouble(
     async def connect(*_: object) -> bytes:
         return KEY
 
-    async def parted(*_: object) -> None:
+    async def wait_disconnected(*_: object) -> None:
         await trio.sleep_forever()
 
-    relayed_links = SimpleNamespace(connect_relay=connect, saw_us=lambda relay, seen_at: None)
-    transport = SimpleNamespace(
-        relayed_links=relayed_links, open_library_stream=open_stream, parted=parted, let_open=lambda peer, streams: None
+    relays = SimpleNamespace(connect=connect, note_observed=lambda relay, seen_at: None)
+    connections = SimpleNamespace(
+        open_protocol_stream=open_stream,
+        wait_disconnected=wait_disconnected,
+        allow_streams=lambda peer, streams: None,
     )
-    places = Reservations(cast("Any", transport), ["/ip4/1.2.3.4/tcp/5"])
+    reservations = Reservations(cast("Any", connections), cast("Any", relays), ["/ip4/1.2.3.4/tcp/5"])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(places.keep)
+        nursery.start_soon(reservations.keep_all)
         await trio.sleep(3600)
         nursery.cancel_scope.cancel()
     assert 2 <= tries <= 130  # asked for anew, and never in a hurry
@@ -220,7 +225,7 @@ async def test_what_a_relay_answers_is_no_trouble(
 async def test_a_relay_goes_on_after_nonsense(said: Callable[[World], bytes]) -> None:
     async with world() as w:
         await w.caller.connect(w.relay.key, [w.address])
-        stream = await w.caller.open_library_stream(w.relay.key, HOP_ID)
+        stream = await w.caller.open_protocol_stream(w.relay.key, HOP_ID)
         await stream.send_all(said(w))
         with suppress(trio.BrokenResourceError):
             assert await stream.receive_some() == b""

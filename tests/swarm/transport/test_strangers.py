@@ -25,6 +25,7 @@ from swarm.transport.connection.certificate import make_certificate
 from swarm.transport.connection.gate import GateRules
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.probe import who_answers
+from swarm.transport.rules import PeerPolicy, TransportRules
 
 HELLO = b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n"
 RULES = AdmissionRules(pending=40, pending_per_address=8, silent_s=0.5)
@@ -39,9 +40,11 @@ async def a_node(
     limit_s: float = 30,
 ) -> AsyncIterator[tuple[Libp2pTransport, str]]:
     node = Libp2pTransport(
-        Key(b"n" * 32), [ANY],
-        admits=admitted.__contains__, knows=known.__contains__, admission_rules=rules, gate_rules=gate,
-    )  # fmt: skip
+        Key(b"n" * 32),
+        [ANY],
+        policy=PeerPolicy(admits=admitted.__contains__, knows=known.__contains__),
+        rules=TransportRules(admission=rules or AdmissionRules(), gate=gate or GateRules()),
+    )
     with trio.fail_after(limit_s):
         async with trio.open_nursery() as nursery:
             (address,) = await nursery.start(node.serve, echo)
@@ -107,7 +110,7 @@ def tables(node: Libp2pTransport) -> list[Any]:
     swarm: Any = node.host.get_network()
     host: Any = node.host
     return [
-        node.tcp.live, node.tcp.reception._held, node.tcp.reception._watched.get_map(), node._gate._strange,
+        node.tcp.live, node.tcp.reception._held, node.tcp.reception._watched.get_map(), node._gate._strangers,
         node._gate._by_host, node._edges, node._addresses, node._connecting, node._arriving, node._dialer._backoff,
         swarm.connections, swarm.tag_store._tags, swarm.auto_connector._recent_disconnects, swarm.manager._root_tasks,
         host._identified_peers, host._identify_inflight, node._admission._silent, node._admission._waiting,
@@ -176,7 +179,7 @@ async def test_members_stay_while_strangers_come_and_go() -> None:
         strangers = []
         for number in range(16):
             strangers.append(await shakes_hands(await comes(address, number // 2), credentials(number)))
-        while len(node.peers()) > 5 or len(node._gate._strange) != 4:  # noqa: ASYNC110
+        while len(node.peers()) > 5 or len(node._gate._strangers) != 4:  # noqa: ASYNC110
             await trio.sleep(0.01)
         assert node._connections(member.key) == [connection]
         for each in strangers:
@@ -184,7 +187,7 @@ async def test_members_stay_while_strangers_come_and_go() -> None:
         await member.disconnect(node.key)
         while [len(each) for each in tables(node)] != before:  # noqa: ASYNC110
             await trio.sleep(0.02)
-        assert len(node._gate._homes) == 1
+        assert len(node._gate._member_hosts) == 1
         nursery.cancel_scope.cancel()
 
 
@@ -415,7 +418,7 @@ async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pyt
     How long a newcomer waits is counted in handshakes of others, of which there are 111 a second at most, and the usual
     newcomer is judged: on a machine that is busy otherwise, seconds and the slowest say more about that machine.
     """
-    turns, begun = Admission.turns, 0
+    turns, begun = Admission.next_turns, 0
 
     def counted(self: Admission, now_s: float) -> tuple[list[Arrival], list[Arrival]]:
         nonlocal begun
@@ -423,7 +426,7 @@ async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pyt
         begun += len(result[0])
         return result
 
-    monkeypatch.setattr(Admission, "turns", counted)
+    monkeypatch.setattr(Admission, "next_turns", counted)
     member = transport(2)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
     async with a_node(set(), known={member.key}, limit_s=150) as (node, address), trio.open_nursery() as nursery:

@@ -249,7 +249,7 @@ async def test_round_trip_is_measured() -> None:
     async with session() as (near, _):
         while not near.round_trip_s:  # noqa: ASYNC110
             await trio.sleep(0.001)
-        assert 0 < near.path_kind_s <= near.round_trip_s < 10
+        assert 0 < near.shortest_round_trip_s <= near.round_trip_s < 10
 
 
 async def test_a_reader_sleeps_until_enough_is_there() -> None:

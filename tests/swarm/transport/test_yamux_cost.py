@@ -52,7 +52,7 @@ async def test_others_have_their_turn_among_many_frames() -> None:
         nursery.start_soon(ours.run)
         stream = await ours.accept()
         link.overwrite()  # what is left of the read is ours by now
-        while not stream.ended:
+        while not stream.fin_received:
             turns += 1
             await trio.lowlevel.checkpoint()
         assert turns >= 20_000 // Cost.TURN - 1
@@ -132,15 +132,15 @@ async def test_the_connection_of_a_peer_in_debt_lives(autojump_clock: trio.testi
 def test_honest_traffic_never_waits(reads_per_s: int, read_bytes: int, frames: int, woken: int) -> None:
     budget = PeerBudget(Limits())
     units = Cost.RECEIVE + frames * Cost.FRAME + woken * Cost.WAKE - read_bytes // Cost.BYTES_A_UNIT
-    assert not any(budget.worked(units, turn / reads_per_s) for turn in range(60 * reads_per_s))
+    assert not any(budget.charge_work(units, turn / reads_per_s) for turn in range(60 * reads_per_s))
 
 
 def test_a_step_of_many_small_messages_does_not_wait() -> None:
     budget = PeerBudget(Limits())
     units = Cost.RECEIVE + Cost.FRAME + Cost.WAKE
-    assert not any(budget.worked(units, turn / 1000) for turn in range(2000))
+    assert not any(budget.charge_work(units, turn / 1000) for turn in range(2000))
     # And if it goes on, reads are some milliseconds apart, each of which brings several messages.
-    assert max(budget.worked(units, 2 + turn / 200) for turn in range(10_000)) < 0.01
+    assert max(budget.charge_work(units, 2 + turn / 200) for turn in range(10_000)) < 0.01
 
 
 # One budget for all connections of a peer.
@@ -217,16 +217,16 @@ async def test_frames_in_hand_are_bounded_over_all_connections(autojump_clock: t
 
 def test_a_budget_outlives_its_connections_for_a_while() -> None:
     budgets = PeerBudgets()
-    spent = budgets.of(b"a", LIMITS, 0.0)
-    spent.worked(LIMITS.units_at_once, 0.0)
-    budgets.left(b"a", 1.0)
-    assert budgets.of(b"a", LIMITS, 2.0) is spent  # coming back does not pay
-    budgets.left(b"a", 3.0)
-    assert budgets.of(b"b", LIMITS, 14.0) is not spent
-    assert budgets.of(b"a", LIMITS, 14.0) is not spent
-    used = budgets.of(b"c", LIMITS, 15.0)
+    spent = budgets.for_connection(b"a", LIMITS, 0.0)
+    spent.charge_work(LIMITS.units_at_once, 0.0)
+    budgets.note_departure(b"a", 1.0)
+    assert budgets.for_connection(b"a", LIMITS, 2.0) is spent  # coming back does not pay
+    budgets.note_departure(b"a", 3.0)
+    assert budgets.for_connection(b"b", LIMITS, 14.0) is not spent
+    assert budgets.for_connection(b"a", LIMITS, 14.0) is not spent
+    used = budgets.for_connection(b"c", LIMITS, 15.0)
     used.connections = 1
-    assert budgets.of(b"c", LIMITS, 100.0) is used
+    assert budgets.for_connection(b"c", LIMITS, 100.0) is used
     assert len(budgets._budgets) == 1
 
 

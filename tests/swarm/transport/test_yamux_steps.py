@@ -170,7 +170,7 @@ async def test_answers_to_pings_that_nobody_sent_measure_nothing(autojump_clock:
         assert peer.ours.round_trip_s == pytest.approx(3)
         await trio.sleep(50)
         await peer.send(ping(1, ACK))  # a second time, much later: the shortest counts as the distance
-        assert peer.ours.path_kind_s == pytest.approx(3)
+        assert peer.ours.shortest_round_trip_s == pytest.approx(3)
         assert not peer.ours.closed
 
 

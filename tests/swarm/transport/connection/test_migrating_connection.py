@@ -36,8 +36,8 @@ async def read_all(path: MigratingConnection) -> bytes:
 
 async def go_on(a: MigratingConnection, b: MigratingConnection, pair: Pair) -> None:
     """Both ends, b a little later, as over a network."""
-    a.promise()
-    b.promise()
+    a.expect_link()
+    b.expect_link()
     await a.continue_on(pair[0])
     await trio.testing.wait_all_tasks_blocked()
     await b.continue_on(pair[1])
@@ -66,7 +66,7 @@ async def test_nothing_is_lost_doubled_or_reordered(script: list[bytes | None], 
                     await b.write(part)
             await a.link.send_eof()
             await b.link.send_eof()
-            a._promised_until_s = b._promised_until_s = 0.0
+            a._expected_until_s = b._expected_until_s = 0.0
             a._wake()
             b._wake()
     assert got == {"a": said, "b": said}
@@ -103,20 +103,20 @@ async def test_a_link_is_worn_at_half_its_bytes_either_path_kind(autojump_clock:
     near, far = links(limit_bytes=100)
     with trio.fail_after(1):
         await near.write(bytes(50))
-        await near.worn()
+        await near.wait_worn()
         await far.read(64)
-        await far.worn()
+        await far.wait_worn()
 
 
 async def test_a_link_is_worn_before_its_time_is_up(autojump_clock: trio.testing.MockClock) -> None:
     near, _ = links(limit_s=100)
-    await near.worn()
+    await near.wait_worn()
     assert 60 <= trio.current_time() <= 80
 
 
 async def test_a_promise_that_is_not_kept_ends(autojump_clock: trio.testing.MockClock) -> None:
     a, b = paths(links())
-    b.promise()
+    b.expect_link()
     await a.close()
     assert await b.read() == b""
     assert 1 < trio.current_time() < 60

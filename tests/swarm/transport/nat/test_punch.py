@@ -39,7 +39,7 @@ async def test_a_meeting_dials_nobody_nearer_than_ourselves() -> None:
     puncher = transport(4).puncher
     addrs = ["/ip4/127.0.0.1/tcp/22", "/ip4/10.0.0.1/tcp/22", "/ip4/8.8.8.8/tcp/4001", "what", circuit(ANY)]
     assert puncher._targets(addrs) == {("8.8.8.8", 4001)}
-    puncher._transport.relayed_links.observed = "/ip4/192.168.1.2/tcp/4"
+    puncher._relays.observed = "/ip4/192.168.1.2/tcp/4"
     assert puncher._targets(addrs) == {("8.8.8.8", 4001), ("10.0.0.1", 22)}
 
 
@@ -79,15 +79,15 @@ async def test_an_end_that_dials_itself_does_not_meet_itself() -> None:
         (own,) = w.caller.tcp.listening
         with trio.move_on_after(0.5):
             address = f"/ip4/127.0.0.1/tcp/{own[1]}"
-            w.caller.relayed_links.observed = address
+            w.caller.known_relays.observed = address
             assert await w.caller.puncher._meet(bytes(16), [address], leads=True) is None
             pytest.fail("it met somebody")
         assert not w.caller.puncher._meetings
 
 
 def test_the_two_ends_say_different_things() -> None:
-    assert punch._other(bytes(16)) != bytes(16)
-    assert punch._other(punch._other(bytes(16))) == bytes(16)
+    assert punch._followers_token(bytes(16)) != bytes(16)
+    assert punch._followers_token(punch._followers_token(bytes(16))) == bytes(16)
 
 
 @pytest.mark.usefixtures("no_punching")
@@ -100,5 +100,5 @@ async def test_a_token_that_nobody_waits_for_is_refused() -> None:
             await stream.send_all(TOKEN_MARK + bytes(16))
             assert await ended(stream)
         near, far = trio.testing.memory_stream_pair()
-        await w.hidden.relayed_links.arrived(bytes(16), RelayedLink(near))
+        await w.hidden.relayed_links.accept_link(bytes(16), RelayedLink(near))
         assert await far.receive_some() == b""

@@ -30,6 +30,7 @@ from swarm.transport.nat.circuit import (
 )
 from swarm.transport.nat.relay import Relay, RelayRules
 from swarm.transport.nat.relay_strangers import StrangerRules
+from swarm.transport.rules import PeerPolicy
 
 
 @pytest.mark.usefixtures("no_punching")
@@ -94,7 +95,7 @@ async def test_circuits_follow_one_another_before_the_time_limit() -> None:
 
 
 async def test_strangers_get_no_place() -> None:
-    async with world(may_reserve=lambda peer: False, place=False) as w:
+    async with world(may_reserve=lambda peer: False, reserve=False) as w:
         await until(lambda: "PERMISSION_DENIED" in w.hidden.reservations.state[w.address])
         with pytest.raises(Unreachable, match="NO_RESERVATION"):
             await w.call()
@@ -114,7 +115,7 @@ async def test_circuits_are_limited(rules: RelayRules) -> None:
 async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None:
     members: set[PeerKey] = set()
     rules = RelayRules(strangers=StrangerRules(to_one=1), stranger_s=4.0, circuit_s=100.0)
-    async with world(rules, may_reserve=lambda peer: peer in members, place=False) as w:
+    async with world(rules, may_reserve=lambda peer: peer in members, reserve=False) as w:
         members.add(w.hidden.key)
         await until(lambda: not w.hidden.reservations.state[w.address])
         await w.call()
@@ -134,7 +135,7 @@ async def test_a_strangers_circuit_is_bounded_by_the_relays_rules_and_not_by_an_
     """To the relay it is a stranger, which may send it 32 KiB; what it sends through it is no message to it."""
     members: set[PeerKey] = set()
     rules = RelayRules(stranger_bytes=2 << 20)
-    async with world(rules, may_reserve=members.__contains__, place=False, admits=members.__contains__) as w:
+    async with world(rules, may_reserve=members.__contains__, reserve=False, admits=members.__contains__) as w:
         members.add(w.hidden.key)
         await until(lambda: not w.hidden.reservations.state[w.address])
         await w.call()
@@ -146,7 +147,7 @@ async def test_a_strangers_circuit_is_bounded_by_the_relays_rules_and_not_by_an_
 
 
 async def test_places_are_limited() -> None:
-    async with world(RelayRules(reservations=0), place=False) as w:
+    async with world(RelayRules(reservations=0), reserve=False) as w:
         await until(lambda: "RESERVATION_REFUSED" in w.hidden.reservations.state[w.address])
 
 
@@ -157,7 +158,7 @@ async def test_a_relay_that_comes_later_is_found() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(hidden.serve, echo)
             await until(lambda: "nothing answers" in hidden.reservations.state[address])
-            relay = Libp2pTransport(Key(bytes([1]) * 32), [address], relay_for=lambda peer: True)
+            relay = Libp2pTransport(Key(bytes([1]) * 32), [address], policy=PeerPolicy(may_reserve=lambda peer: True))
             await nursery.start(relay.serve, echo)
             await until(lambda: not hidden.reservations.state[address])
             nursery.cancel_scope.cancel()
@@ -185,7 +186,7 @@ async def test_circuits_come_only_from_our_own_relays() -> None:
     async with world() as w:
         await w.caller.connect(w.relay.key, [w.address])
         await w.relay.connect(w.caller.key, [])
-        async with await w.relay.open_library_stream(w.caller.key, STOP_ID) as stream:
+        async with await w.relay.open_protocol_stream(w.caller.key, STOP_ID) as stream:
             await write_message(stream, StopMessage(type=StopMessage.CONNECT, peer=peer_in(w.hidden.key, None)))
             answer = await read_message(stream, StopMessage)
         assert answer.status == Status.PERMISSION_DENIED
@@ -195,7 +196,7 @@ async def test_circuits_come_only_from_our_own_relays() -> None:
 async def test_nonsense_ends_its_stream_and_nothing_else(said: bytes) -> None:
     async with world() as w:
         await w.caller.connect(w.relay.key, [w.address])
-        stream = await w.caller.open_library_stream(w.relay.key, HOP_ID)
+        stream = await w.caller.open_protocol_stream(w.relay.key, HOP_ID)
         await stream.send_all(said)
         await stream.send_eof()
         assert await ended(stream)
@@ -206,14 +207,14 @@ async def test_nonsense_ends_its_stream_and_nothing_else(said: bytes) -> None:
 async def test_a_caller_that_says_nothing_is_not_waited_for_long() -> None:
     async with world(RelayRules(setup_s=0.1)) as w:
         await w.caller.connect(w.relay.key, [w.address])
-        stream = await w.caller.open_library_stream(w.relay.key, HOP_ID)
+        stream = await w.caller.open_protocol_stream(w.relay.key, HOP_ID)
         await stream.send_all(b"\x10")
         assert await stream.receive_some() == b""
 
 
 async def test_an_address_is_confirmed_by_who_answers_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """And by nobody else, nor by what merely listens; and nothing is left of it."""
-    async with world(place=False) as w:
+    async with world(reserve=False) as w:
         assert w.caller.host is not None
         (own,) = (str(address).partition("/p2p/")[0] for address in w.caller.host.get_addrs())
         assert await w.relay.probe(w.caller.key, own)

@@ -30,31 +30,31 @@ def circuits(members: set[PeerKey] | None = None, rules: StrangerRules = RULES) 
 def test_one_key_gets_few_circuits_and_not_often() -> None:
     table = circuits()
     first = [stranger(1, "a") for _ in range(3)]
-    assert [table.begin(each, 0.0) for each in first] == [True, True, False]
-    table.over(first[0])
-    assert not table.begin(stranger(1, "a"), 0.1)
-    assert table.begin(stranger(1, "a"), RULES.key_every_s + 0.1)
+    assert [table.add_circuit(each, 0.0) for each in first] == [True, True, False]
+    table.remove_circuit(first[0])
+    assert not table.add_circuit(stranger(1, "a"), 0.1)
+    assert table.add_circuit(stranger(1, "a"), RULES.key_every_s + 0.1)
 
 
 def test_one_address_gets_few_circuits_and_not_often() -> None:
     table = circuits()
     made = [stranger(number, "a") for number in range(20)]
-    assert sum(table.begin(each, 0.0) for each in made) == RULES.from_address
+    assert sum(table.add_circuit(each, 0.0) for each in made) == RULES.from_address
     for each in made:
-        table.over(each)
-    assert not table.begin(stranger(30, "a"), 0.1)
-    assert table.begin(stranger(30, "a"), RULES.address_every_s + 0.1)
+        table.remove_circuit(each)
+    assert not table.add_circuit(stranger(30, "a"), 0.1)
+    assert table.add_circuit(stranger(30, "a"), RULES.address_every_s + 0.1)
 
 
 def test_the_oldest_of_the_address_with_most_makes_room() -> None:
     ended: list[int] = []
     table = circuits(rules=StrangerRules(to_one=4))
     for number, address in enumerate(["quiet", "loud", "loud", "loud"]):
-        assert table.begin(stranger(number, address, ended), float(number))
-    assert not table.begin(stranger(5, "new", ended), 5.9)  # the loud one's are too young still
-    assert table.begin(stranger(6, "new", ended), 6.0)
+        assert table.add_circuit(stranger(number, address, ended), float(number))
+    assert not table.add_circuit(stranger(5, "new", ended), 5.9)  # the loud one's are too young still
+    assert table.add_circuit(stranger(6, "new", ended), 6.0)
     assert ended == [1]
-    assert not table.begin(stranger(7, "loud", ended), 100.0)  # nobody makes room for who has as many
+    assert not table.add_circuit(stranger(7, "loud", ended), 100.0)  # nobody makes room for who has as many
     assert ended == [1]
 
 
@@ -63,27 +63,27 @@ def test_who_has_become_a_member_keeps_its_circuit_and_counts_no_more() -> None:
     members: set[PeerKey] = set()
     table = circuits(members, StrangerRules(to_one=1))
     joined = stranger(1, "a", ended)
-    assert table.begin(joined, 0.0)
+    assert table.add_circuit(joined, 0.0)
     members.add(joined.peer)
-    assert table.begin(stranger(2, "b", ended), 60.0)
+    assert table.add_circuit(stranger(2, "b", ended), 60.0)
     assert ended == []
-    table.over(joined)
+    table.remove_circuit(joined)
     assert table.count == 1
 
 
 def test_other_targets_share_half_of_all_circuits_and_no_more() -> None:
     table = circuits(rules=StrangerRules(in_all=5))
     made = [stranger(n, f"a{n}", target=bytes([n])) for n in range(6)]
-    assert [table.begin(each, 0.0) for each in made] == [True] * 5 + [False]
+    assert [table.add_circuit(each, 0.0) for each in made] == [True] * 5 + [False]
 
 
 def test_paces_of_made_up_keys_are_forgotten() -> None:
     table = circuits()
     for number in range(20_000):
         circuit = stranger(number, f"a{number % 5000}")
-        if table.begin(circuit, number * 0.01):
-            table.over(circuit)
-    assert len(table._paces) <= 4096
+        if table.add_circuit(circuit, number * 0.01):
+            table.remove_circuit(circuit)
+    assert len(table._buckets) <= 4096
 
 
 class World:
@@ -99,7 +99,7 @@ class World:
     async def start(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
         near, far = trio.testing.memory_stream_pair()
-        nursery.start_soon(self.relay.serve, SEED, far)
+        nursery.start_soon(self.relay.serve_hop, SEED, far)
         await write_message(near, HopMessage(type=HopMessage.RESERVE))
         assert (await read_message(near, HopMessage)).status == Status.OK
 
@@ -124,7 +124,7 @@ class World:
 
         async def serve() -> None:
             async with far:
-                await self.relay.serve(caller, far)
+                await self.relay.serve_hop(caller, far)
             self.closed.add(caller)
 
         self.nursery.start_soon(serve)
