@@ -28,12 +28,14 @@ from swarm.guard import Source, guarded
 from swarm.protocol.core.reach import is_circuit
 from swarm.transport.base import Accept, Lane, PathKind, PeerKey, Traffic, Transport, Unreachable, attend
 from swarm.transport.bulk_connections import BulkConnections
+from swarm.transport.connection.addresses import checked_announcements, multiaddr_text
 from swarm.transport.connection.admission import Admission, Arrival
 from swarm.transport.connection.gate import Gate
 from swarm.transport.connection.migrating_connection import MigratingConnection
 from swarm.transport.connection.multistream import answer
 from swarm.transport.connection.muxer import Authenticated, MuxedConnection, MuxedStream
-from swarm.transport.connection.tcp import TcpTransport, bind, checked_announcements, descriptors, multiaddr_text
+from swarm.transport.connection.ports import bind, descriptors
+from swarm.transport.connection.tcp import TcpTransport
 from swarm.transport.connection.upgrade import Upgrader
 from swarm.transport.dialer import Dialer
 from swarm.transport.host import MAX_CONNECTIONS_A_PEER, NEGOTIATION_S, Host, build_host, security

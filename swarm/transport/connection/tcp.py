@@ -1,15 +1,13 @@
-"""TCP for py-libp2p: sockets that count their bytes, and listeners that report a port that is in use.
+"""TCP for py-libp2p: sockets that count their bytes, dialing, and serving inbound connections.
 
 The count has every byte that crosses the socket: ciphertext, framing and handshakes, without TCP's own headers. The
 library's TCP class is not used: it listens with SO_REUSEPORT, so that two programs would share a port unnoticed, and
 the task of an inbound connection would outlive the connection.
 """
 
-import errno
 import os
-import resource
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -22,27 +20,17 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.exceptions import OpenConnectionError
 from multiaddr import Multiaddr
-from multiaddr.exceptions import Error as MultiaddrError
 
-from codec.errors import UsageError
 from swarm.guard import Source, guarded
 from swarm.transport.base import Traffic
+from swarm.transport.connection.addresses import host_and_port
 from swarm.transport.connection.admission import Admission, Arrival
 from swarm.transport.connection.departed import departed_bytes
+from swarm.transport.connection.ports import connect_from
 from swarm.transport.connection.reception import Reception
 from swarm.transport.tuning import PAUSE_S, awaken, tune
 
-__all__ = [
-    "CountedSocket",
-    "TcpTransport",
-    "bind",
-    "checked_announcements",
-    "connect_from",
-    "descriptors",
-    "host_and_port",
-    "host_and_port_of",
-    "multiaddr_text",
-]
+__all__ = ["TOKEN_BYTES", "TOKEN_MARK", "CountedSocket", "TcpTransport"]
 
 TOKEN_MARK: Final = b"\1"
 """First byte of an inbound connection that continues an existing one (`nat.punch`). No negotiation begins with it."""
@@ -51,125 +39,6 @@ TOKEN_S: Final = 3.0
 """For the rest of the token, which its sender puts into one packet with the mark."""
 READ_BYTES: Final = 262_144
 """Longest read: sixteen TLS records for one system call and one wake-up."""
-_DESCRIPTORS: Final = 16_384
-"""Open files that we ask for: 4096 connections, as many pending ones, a store's files. Shells start programs with a
-limit of 1024."""
-_BACKLOG: Final = 1024
-"""Connections that may wait in the kernel to be accepted. Linux allows at most net.core.somaxconn (4096)."""
-
-
-def host_and_port(address: Multiaddr) -> tuple[str, int] | None:
-    """Host and port of /ip4/../tcp/.., /ip6/../tcp/.. or /dns*/../tcp/.. (a trailing /p2p/.. is ignored); else None."""
-    parts = {protocol.name: value for protocol, value in address.items()}
-    names = [protocol.name for protocol in address.protocols()]
-    if len(names) < 2 or names[0] not in ("ip4", "ip6", "dns", "dns4", "dns6") or names[1] != "tcp":
-        return None
-    if names[2:] not in ([], ["p2p"]):
-        return None
-    return str(parts[names[0]]), int(parts["tcp"])
-
-
-def host_and_port_of(text: str) -> tuple[str, int] | None:
-    """As `host_and_port`, for multiaddr text; None for a circuit and for text that is not a multiaddr."""
-    try:
-        return host_and_port(Multiaddr(text))
-    except (MultiaddrError, ValueError):
-        return None
-
-
-def multiaddr_text(sockname: tuple) -> str:
-    """The multiaddr text for a socket's (host, port, ...)."""
-    host, port = sockname[:2]
-    return f"/ip6/{host.partition('%')[0]}/tcp/{port}" if ":" in host else f"/ip4/{host}/tcp/{port}"
-
-
-def checked_announcements(addresses: Sequence[str]) -> list[str]:
-    """Return `addresses`. Raises `UsageError` if a peer could not dial one of them."""
-    for text in addresses:
-        try:
-            target = host_and_port(Multiaddr(text))
-        except (MultiaddrError, ValueError):
-            target = None
-        if target is None or not target[1]:
-            raise UsageError(
-                f"{text} is no address to announce; write it like /ip4/203.0.113.7/tcp/4701 or /dns4/HOST/tcp/4701."
-            )
-    return list(addresses)
-
-
-async def bind(addresses: Sequence[str]) -> dict[str, socket.socket]:
-    """Listen on each address (multiaddr text; port 0 takes a free port). Returns non-blocking sockets by the address
-    that each is bound to.
-
-    Raises `UsageError` for text that is no such address and for a port in use; then no socket stays bound.
-    """
-    listeners: dict[str, socket.socket] = {}
-    try:
-        for text in addresses:
-            listener = await _bind_one(text)
-            listeners[multiaddr_text(listener.getsockname())] = listener
-    except BaseException:
-        for listener in listeners.values():
-            listener.close()
-        raise
-    return listeners
-
-
-async def _bind_one(text: str) -> socket.socket:
-    try:
-        target = host_and_port(Multiaddr(text))
-    except (MultiaddrError, ValueError) as error:
-        raise UsageError(f"{text} is no address to listen on; write it like /ip4/0.0.0.0/tcp/4701.") from error
-    if target is None:
-        raise UsageError(f"Cannot listen on {text}: only /ip4/.../tcp/... and /ip6/.../tcp/... are supported.")
-    host, port = target
-    sock = trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        # Allows a port that only has connections in TIME_WAIT; a port with a listener is still refused.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        await sock.bind((host, port))
-        sock.listen(_BACKLOG)
-        # Set only after binding, so that a port in use is noticed. It lets our own dials share the port
-        # (`connect_from`).
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(
-                f"Port {port} on {host} is in use by another program; stop it or listen on another port."
-            ) from error
-        raise UsageError(f"Cannot listen on {text}: {error.strerror}.") from error
-    listener = socket.socket(fileno=sock.detach())
-    listener.setblocking(False)
-    return listener
-
-
-async def connect_from(port: int, target: tuple[str, int]) -> trio.SocketStream:
-    """Dial `target` from our listening port, as hole punching needs it. Raises `OSError`."""
-    family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
-    sock = trio.socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        await sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
-        await sock.connect(target)
-    except BaseException:
-        sock.close()
-        raise
-    return trio.SocketStream(sock)
-
-
-def descriptors() -> int:
-    """Raise this process's limit of open sockets and files to `_DESCRIPTORS` if allowed, and return the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return soft if soft != resource.RLIM_INFINITY else _DESCRIPTORS
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # the system has a lower limit
-        return soft
-    return wanted
 
 
 class CountedSocket(ReadWriteCloser):

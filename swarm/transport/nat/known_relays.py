@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from swarm.protocol.core.reach import scope
 from swarm.transport.base import PeerKey, Unreachable
-from swarm.transport.connection.tcp import host_and_port_of
+from swarm.transport.connection.addresses import host_and_port_of
 from swarm.transport.identity import peer_key
 from swarm.transport.nat.connections import PeerConnections
 

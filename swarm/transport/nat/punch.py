@@ -28,15 +28,10 @@ from codec.unpack import unpack
 from swarm.guard import Source, guarded
 from swarm.protocol.core.reach import scope
 from swarm.transport.base import PathKind
+from swarm.transport.connection.addresses import host_and_port_of, multiaddr_text
 from swarm.transport.connection.migrating_connection import DirectLink, MigratingConnection, lost_is_broken
 from swarm.transport.connection.muxer import MuxedConnection
-from swarm.transport.connection.tcp import (
-    TOKEN_BYTES,
-    TOKEN_MARK,
-    CountedSocket,
-    host_and_port_of,
-    multiaddr_text,
-)
+from swarm.transport.connection.tcp import TOKEN_BYTES, TOKEN_MARK, CountedSocket
 from swarm.transport.nat.circuit import read_exactly
 from swarm.transport.nat.connections import PeerConnections
 from swarm.transport.nat.known_relays import KnownRelays

@@ -1,8 +1,8 @@
 """A relay's circuits for peers that are not members yet: how many, how often, and which one makes room for another.
 
-An attacker can make any number of keys, but not of addresses. So a stranger's circuits are counted by its address as
-well as by its key. When all are taken, a newcomer gets the place of the oldest circuit of the address that holds the
-most: a flood pays for the newcomer. Pure; the clock is an argument.
+Keys cost an attacker nothing, addresses do. So a stranger's circuits are counted by its address as well as by its key.
+When all are taken, a newcomer gets the place of the oldest circuit of the address that holds the most: a flood pays for
+the newcomer. Pure; the clock is an argument.
 """
 
 from collections import Counter

@@ -418,9 +418,7 @@ class Connection:
             not_accepted = set(self._accepted)
             for stream in list(self._streams.values()):
                 stream.break_(why, keep_unread=True)
-                if (
-                    stream.is_done or stream in not_accepted
-                ):  # the others have a user, who reads the rest or closes them
+                if stream.is_done or stream in not_accepted:  # the users of the others read the rest, or close them
                     self._forget_stream(stream)
             self._data.clear()
             self._control.clear()

@@ -1,4 +1,4 @@
-"""A relay, one that is reached through it, and one that wants to reach it, for tests."""
+"""A relay, a peer that is reached through it, and a peer that calls it, for tests."""
 
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -32,12 +32,12 @@ def free_port() -> int:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - nobody tells
+    while not condition():  # noqa: ASYNC110 - no event to wait for
         await trio.sleep(0.01)
 
 
 async def ended(stream: trio.abc.ReceiveStream) -> bool:
-    """It ends, one way or the other, with nothing more on it."""
+    """Whether the stream ends or breaks without more data."""
     try:
         return await stream.receive_some() == b""
     except trio.BrokenResourceError:
@@ -46,13 +46,13 @@ async def ended(stream: trio.abc.ReceiveStream) -> bool:
 
 @dataclass
 class World:
-    """A relay, one that is reached through it (`hidden`), and one that wants to reach it (`caller`)."""
+    """A relay, a peer that is reached through it (`hidden`), and a peer that wants to reach that one (`caller`)."""
 
     relay: Libp2pTransport
     hidden: Libp2pTransport
     caller: Libp2pTransport
     address: str
-    """The relay's own."""
+    """The relay's own address."""
     nursery: trio.Nursery
 
     async def call(self) -> None:
@@ -82,15 +82,15 @@ async def world(
             hidden, caller = transport(2, via=[address]), transport(3)
             await nursery.start(hidden.serve, echo)
             await nursery.start(caller.serve, echo)
-            made = World(relay, hidden, caller, address, nursery)
+            peers = World(relay, hidden, caller, address, nursery)
             if reserve:
                 await until(lambda: not hidden.reservations.state[address])
-            yield made
+            yield peers
             nursery.cancel_scope.cancel()
 
 
 async def exchange(stream: Stream, data: bytes, pause_s: float = 0.0) -> bytes:
-    """Send it, 64 KiB at a time, and read what comes back."""
+    """Send `data`, 64 KiB at a time, and return what comes back."""
     back = bytearray()
 
     async def send() -> None:

@@ -1,3 +1,5 @@
+"""The accounting of yamux windows."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def test_it_doubles_for_a_fast_reader_only() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 0.1)), max_size=60), st.integers(0, 8 << 20))
 def test_credit_never_exceeds_the_window_and_never_runs_dry(steps: list[tuple[int, float]], budget: int) -> None:
-    """A sender that spends what it gets, a reader that reads all: what is announced keeps both in step."""
+    """With a sender that spends its credit and a reader that reads everything, both ends count the same credit."""
     pool = WindowBudget(budget)
     window = ReceiveWindow(pool, FIRST, MOST)
     peer_has = INITIAL_WINDOW_BYTES + window.first_increment

@@ -1,4 +1,4 @@
-"""Who may begin a handshake, by a virtual clock."""
+"""Which inbound connection may begin its handshake, by a virtual clock."""
 
 import random
 from dataclasses import dataclass, field
@@ -46,15 +46,15 @@ def test_the_address_that_occupies_most_makes_room_for_others() -> None:
         newcomer, dropped = gate.add_arrival(f"192.0.2.{host}", 3)
         assert newcomer is not None
         assert dropped == [victim]
-    newcomer, dropped = gate.add_arrival("192.0.2.7", 3)  # all have one: the first of them
+    newcomer, dropped = gate.add_arrival("192.0.2.7", 3)  # each address has one: the first of them is dropped
     assert dropped == [few[0]]
     assert gate.pending == 6
 
 
-def test_of_addresses_with_as_many_the_one_with_most_handshakes_makes_room() -> None:
+def test_of_equally_large_addresses_the_one_with_most_handshakes_makes_room() -> None:
     gate = Admission(RULES)
     for _ in range(2):
-        gate.finish(speaks(gate, "192.0.2.3"))  # begun or not: these were never begun, so they do not count
+        gate.finish(speaks(gate, "192.0.2.3"))  # its handshake never began, so it does not count
     begun = speaks(gate, "192.0.2.4")
     assert gate.next_turns(0) == ([begun], [])
     gate.finish(begun)
@@ -63,7 +63,7 @@ def test_of_addresses_with_as_many_the_one_with_most_handshakes_makes_room() -> 
     assert dropped == [arrivals[4]]
 
 
-def test_silent_ones_and_those_that_wait_have_their_time() -> None:
+def test_silent_and_waiting_arrivals_expire() -> None:
     gate = Admission(RULES)
     silent = arrives(gate, "192.0.2.1", 0)
     assert gate.wait_s(1) == 2
@@ -77,12 +77,12 @@ def test_silent_ones_and_those_that_wait_have_their_time() -> None:
     assert gate.wait_s(3) == pytest.approx(0.1)
     assert gate.expire(12.9) == []
     assert gate.expire(13) == [waiting]
-    gate.finish(waiting)  # again is nothing
+    gate.finish(waiting)  # repeated: no effect
     gate.finish(begun)
     assert gate.pending == 0
 
 
-def test_handshakes_get_their_share_of_time_and_no_more() -> None:
+def test_handshakes_get_exactly_their_share_of_time() -> None:
     gate = Admission(AdmissionRules())
     begun = 0
     for tick in range(1000):  # ten seconds
@@ -97,10 +97,10 @@ def test_handshakes_get_their_share_of_time_and_no_more() -> None:
     assert spent_s == pytest.approx(10 * rules.share + rules.burst_s, rel=0.01)
 
 
-def test_the_address_with_the_fewest_handshakes_lately_is_next() -> None:
+def test_the_address_with_the_fewest_recent_handshakes_is_next() -> None:
     gate = Admission(RULES)
     for now_s in range(3):
-        gate.finish(speaks(gate, "192.0.2.1", now_s))  # gone before their turn: they count for nothing
+        gate.finish(speaks(gate, "192.0.2.1", now_s))  # ended before its turn, so it does not count
         for each in (speaks(gate, "192.0.2.1", now_s),):
             assert gate.next_turns(now_s)[0] == [each]
             gate.finish(each)
@@ -114,7 +114,7 @@ def test_the_address_with_the_fewest_handshakes_lately_is_next() -> None:
     assert gate.next_turns(1000)[0] == []
 
 
-def test_long_ago_counts_less() -> None:
+def test_old_handshakes_count_less() -> None:
     gate = Admission(RULES)
     for now_s, host, times in ((0, 1, 2), (600, 2, 1)):
         for _ in range(times):
@@ -127,7 +127,7 @@ def test_long_ago_counts_less() -> None:
     assert gate.next_turns(600.25)[0] == [lately]
 
 
-def test_where_a_member_was_seen_goes_first_and_makes_room_for_nobody() -> None:
+def test_a_members_address_goes_first_and_makes_no_room() -> None:
     gate = Admission(RULES, {"192.0.2.9"}.__contains__)
     member = arrives(gate, "192.0.2.9")
     for index in range(12):
@@ -137,7 +137,7 @@ def test_where_a_member_was_seen_goes_first_and_makes_room_for_nobody() -> None:
     gate._bucket.level = gate._bucket.at_s = 0
     for arrival in list(gate._silent):
         gate.note_first_byte(arrival, 0)
-    assert gate.next_turns(0)[0] == [member]  # at once, though the time is used up
+    assert gate.next_turns(0)[0] == [member]  # at once, although the CPU budget is used up
     assert gate.next_turns(0)[0] == []
 
 
@@ -152,7 +152,7 @@ def test_an_address_of_a_member_with_too_many_takes_its_turn() -> None:
     assert begun == RULES.favoured
 
 
-def test_places_that_members_have_are_not_given_away() -> None:
+def test_members_connections_are_not_dropped() -> None:
     rules = AdmissionRules(pending=2, favoured=4)
     gate = Admission(rules, lambda host: host.startswith("192.0.2"))
     members = [arrives(gate, f"192.0.2.{host}") for host in (1, 2)]
@@ -165,12 +165,12 @@ def test_slow_handshakes_make_room() -> None:
     slow = [speaks(gate, f"192.0.2.{host}", host) for host in (1, 2)]
     assert gate.next_turns(2) == (slow[::-1], [])
     quick = speaks(gate, "192.0.2.3", 3)
-    assert gate.next_turns(3) == ([quick], slow[1:])  # the first that began, not the last, which has had no time
+    assert gate.next_turns(3) == ([quick], slow[1:])  # drops the first that began; the last one has had no time yet
     assert slow[1].is_finished
     again = speaks(gate, "192.0.2.3", 4)
     assert gate.next_turns(4) == ([again], slow[:1])
     more = speaks(gate, "192.0.2.4", 5)
-    assert gate.next_turns(5) == ([more], [quick])  # of the address that had most
+    assert gate.next_turns(5) == ([more], [quick])  # drops one of the address with the most handshakes
 
 
 def test_addresses() -> None:
@@ -182,7 +182,7 @@ def test_addresses() -> None:
     assert gate.add_arrival("fe80::1%eth0", 0)[1] == []
 
 
-def test_those_of_one_ipv6_network_take_turns_as_one() -> None:
+def test_addresses_of_one_ipv6_network_share_a_turn() -> None:
     gate = Admission(RULES)
     for host in range(2):
         each = speaks(gate, f"2001:db8:0:{host}::1")
@@ -235,7 +235,7 @@ def test_any_order_of_events_leaves_no_trace() -> None:
 
 @dataclass
 class Flood:
-    """Strangers from many addresses, each of which keeps as many connections as it is let, and comes again at once."""
+    """Strangers from many addresses, each of which keeps as many connections as it can and connects again at once."""
 
     gate: Admission
     addresses: int
@@ -259,7 +259,7 @@ class Flood:
 @pytest.mark.parametrize("speaking", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("starts_s", [0.0, 5.0])
 def test_a_newcomer_is_served_amid_ten_thousand_strangers(speaking: float, starts_s: float) -> None:
-    """From 1,000 addresses, 2,000 connections a second. Handshakes take the strangers 3 s, the newcomer 0.2."""
+    """1,000 addresses make 2,000 connections a second. A stranger's handshake takes 3 s, the newcomer's 0.2 s."""
     gate = Admission(AdmissionRules(), {"203.0.113.1"}.__contains__)
     flood = Flood(gate, 1000, 10, speaking)
     ends: list[tuple[float, Arrival]] = []
@@ -283,4 +283,4 @@ def test_a_newcomer_is_served_amid_ten_thousand_strangers(speaking: float, start
         if len(served_s) == 2:
             break
     assert served_s["member"] <= 0.35
-    assert served_s["newcomer"] <= (9.7 if starts_s == 0 else 0.4)  # each address comes before it once, or not at all
+    assert served_s["newcomer"] <= (9.7 if starts_s == 0 else 0.4)  # each address goes before it once or never

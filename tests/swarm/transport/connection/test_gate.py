@@ -1,4 +1,4 @@
-"""What a peer without a grant may do, and how much of it."""
+"""What a peer without a grant may do, and for how long."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,7 +46,7 @@ def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
     assert gate.add_connection(third, 2) == [first]
     assert not gate.may_open(first, TARGET_CONNECTIONS_ID)  # while it is being closed
     assert gate.add_connection(fake(4), 3) == [second]
-    gate.remove_connection(second)  # again is nothing
+    gate.remove_connection(second)  # repeated: no effect
     assert gate.add_connection(fake(5, dialed=True), 3) == []  # we dialed it: it does not count
 
 
@@ -58,10 +58,10 @@ def test_the_address_that_has_most_makes_room_for_others() -> None:
         assert gate.add_connection(each, now_s) == []
     assert gate.add_connection(fake(5, "new"), 5) == [many[0]]
     assert gate.add_connection(fake(6, "newer"), 6) == [many[1]]
-    assert gate.add_connection(fake(7, "newest"), 7) == few  # all have one; the oldest goes
+    assert gate.add_connection(fake(7, "newest"), 7) == few  # each address has one; the oldest makes room
 
 
-def test_who_held_a_lease_goes_after_those_who_never_did() -> None:
+def test_a_peer_that_held_a_lease_is_closed_after_peers_that_never_did() -> None:
     held = {fake(1).peer}
     gate = Gate(held.__contains__, Limits(), GateRules(connections=2))
     left, stranger = fake(1), fake(2)
@@ -73,7 +73,7 @@ def test_who_held_a_lease_goes_after_those_who_never_did() -> None:
 
 
 def test_a_newcomer_amid_a_crowd_has_its_time() -> None:
-    """Strangers from a thousand addresses come as fast as handshakes allow; each newcomer has two seconds at least."""
+    """Strangers from a thousand addresses come as fast as handshakes allow; each newcomer has at least two seconds."""
     gate = Gate(NOBODY, Limits(), GateRules())
     newcomer = None
     for number in range(1110):
@@ -96,7 +96,7 @@ def test_a_host_with_many_ipv6_addresses_is_one_host() -> None:
     assert gate.add_connection(fake(3, "2001:db8::3"), 0) == [first]
 
 
-def test_three_seconds_to_show_a_ticket_and_a_minute_for_who_held_a_lease() -> None:
+def test_three_seconds_to_show_a_ticket_and_a_minute_after_a_lease() -> None:
     held = {fake(2).peer}
     gate = Gate(held.__contains__, Limits(), GateRules())
     silent, left = fake(1), fake(2)
@@ -111,7 +111,7 @@ def test_three_seconds_to_show_a_ticket_and_a_minute_for_who_held_a_lease() -> N
     assert gate.overdue(61.1) == [left]
 
 
-def test_who_is_admitted_is_no_stranger_any_more() -> None:
+def test_an_admitted_peer_is_not_a_stranger_any_more() -> None:
     admitted: set[PeerKey] = set()
     full = Limits()
     gate = Gate(admitted.__contains__, full, GateRules(connections=1))
@@ -134,7 +134,7 @@ def test_who_is_admitted_is_no_stranger_any_more() -> None:
     assert gate.add_connection(fake(2), 70) == []  # its place is free
 
 
-def test_who_holds_a_lease_is_never_a_stranger() -> None:
+def test_a_peer_with_a_lease_is_never_a_stranger() -> None:
     full = Limits()
     known = {bytes([1]) * 32}
     gate = Gate(NOBODY, full, GateRules(connections=1), knows=known.__contains__)
@@ -160,14 +160,14 @@ def test_the_addresses_of_members_are_remembered_and_bounded(monkeypatch: pytest
     assert not gate.is_member_host("10.0.0.10")
 
 
-def test_whom_we_relay_for_may_stay() -> None:
+def test_a_peer_that_we_relay_for_may_stay() -> None:
     gate = Gate(NOBODY, Limits(), None, lambda peer: True)
     connection = fake(1)
     assert gate.add_connection(connection, 0) == []
     assert gate.overdue(1000) == []
 
 
-def test_whose_lease_is_over_is_a_stranger_again() -> None:
+def test_a_peer_whose_lease_has_ended_is_a_stranger_again() -> None:
     admitted = {bytes([1]) * 32}
     gate = Gate(admitted.__contains__, Limits(), GateRules(connections=1, stay_s=60))
     member, dialed = fake(1), fake(2, dialed=True)
@@ -185,7 +185,7 @@ def test_whose_lease_is_over_is_a_stranger_again() -> None:
 
 @asynccontextmanager
 async def guarded(admitted: set[PeerKey], rules: GateRules) -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport]]:
-    """A stranger that has dialed a node."""
+    """A node, and a stranger that has dialed it."""
     policy = PeerPolicy(admits=admitted.__contains__)
     node = Libp2pTransport(Key(b"n" * 32), [ANY], policy=policy, rules=TransportRules(gate=rules))
     stranger = Libp2pTransport(Key(b"s" * 32), [ANY])
@@ -224,7 +224,7 @@ async def test_a_stranger_may_only_ask() -> None:
         assert stranger.peers() == [node.key]
 
         admitted.add(stranger.key)
-        assert await asks(stranger, node, TARGET_CONNECTIONS_ID) == b""  # heard, though it knows no address to dial
+        assert await asks(stranger, node, TARGET_CONNECTIONS_ID) == b""  # served, although it knows no address to dial
         assert connection.limits == Limits()
 
 
