@@ -22,8 +22,10 @@ from swarm.protocol.core.wire import Work
 from swarm.runtime import Core, Face, Limits, Manifests, Shell, in_thread
 from swarm.store import Store
 from swarm.transport.base import Unreachable
-from swarm.transport.libp2p import DialRules, Libp2pTransport
+from swarm.transport.dialer import DialRules
+from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.parallel import DEFAULT_MBIT
+from swarm.transport.rules import PeerPolicy, TransportRules
 from swarm.transport.yamux import Limits as Yamux
 
 if TYPE_CHECKING:
@@ -93,12 +95,13 @@ class Endpoint:
             manifests.note(seal.manifest)
         # Who is dialed again when is the core's decision; the transport's own pause must have passed by then.
         pause_s = tuning.dial_retry_s / 2
-        rules = DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
+        yamux, dial = Yamux(), DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
         transport = Libp2pTransport(
             key, listen, announce,
-            limits=Yamux().lean() if key.public == authority else None,
-            dial_rules=rules, via=via, relay_for=relay_for, admits=core.admits, knows=core.knows,
             up_mbit=DEFAULT_MBIT if up_mbit is None else up_mbit,
+            via=via,
+            policy=PeerPolicy(admits=core.admits, knows=core.knows, may_reserve=relay_for),
+            rules=TransportRules(limits=yamux.lean() if key.public == authority else yamux, dial=dial),
         )  # fmt: skip
         jobs = answers = None
         if model is not None:

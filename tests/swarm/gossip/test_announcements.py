@@ -24,6 +24,7 @@ from swarm.transport.base import Lane, PeerKey, Transport, Unreachable
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
 from swarm.transport.pubsub import BoundedPubsub, Neighbours, cost_of, trimmed
+from swarm.transport.rules import PeerPolicy
 
 
 async def idle(peer: PeerKey, lane: Lane, stream: trio.abc.HalfCloseableStream) -> None:
@@ -50,8 +51,8 @@ class Member:
         await self.announcer.run(self.got.append, task_status=task_status)
 
 
-def libp2p_member(number: int, validate: Callable[[bytes], bool] = valid, **options: object) -> Member:
-    transport = Libp2pTransport(Key(bytes([number + 1]) * 32), ["/ip4/127.0.0.1/tcp/0"], **options)  # type: ignore[arg-type]
+def libp2p_member(number: int, validate: Callable[[bytes], bool] = valid, policy: PeerPolicy | None = None) -> Member:
+    transport = Libp2pTransport(Key(bytes([number + 1]) * 32), ["/ip4/127.0.0.1/tcp/0"], policy=policy)
     return Member(transport, Gossip(transport, "/test", validate))
 
 
@@ -160,7 +161,7 @@ async def test_oversized_messages_are_dropped_and_gossip_goes_on() -> None:
 async def test_without_a_grant_there_is_no_gossip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.gossip.announcements._GREET_S", 0.1)
     granted: set[PeerKey] = set()
-    member, stranger = libp2p_member(0, admits=granted.__contains__), libp2p_member(1)
+    member, stranger = libp2p_member(0, policy=PeerPolicy(admits=granted.__contains__)), libp2p_member(1)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             for each in (member, stranger):
@@ -319,20 +320,20 @@ def test_origins_that_are_not_ed25519_keys_are_dropped() -> None:
 
 def test_a_neighbour_has_a_budget_and_its_record_is_bounded() -> None:
     neighbours = Neighbours()
-    assert not any(neighbours.worked(b"a", 1.0, 0.0) for _ in range(250))
-    assert neighbours.worked(b"a", 1.0, 0.0) == pytest.approx(1 / 25)
-    assert not neighbours.worked(b"b", 1.0, 0.0)
-    assert [neighbours.forged(b"a", 0.0) for _ in range(6)] == [False] * 5 + [True]
-    assert not neighbours.forged(b"a", 10.0)  # one forged message in ten seconds is tolerated
+    assert not any(neighbours.charge(b"a", 1.0, 0.0) for _ in range(250))
+    assert neighbours.charge(b"a", 1.0, 0.0) == pytest.approx(1 / 25)
+    assert not neighbours.charge(b"b", 1.0, 0.0)
+    assert [neighbours.charge_forgery(b"a", 0.0) for _ in range(6)] == [False] * 5 + [True]
+    assert not neighbours.charge_forgery(b"a", 10.0)  # one in ten seconds is forgiven
     for number in range(10_000):
-        neighbours.worked(number.to_bytes(4, "big"), 1.0, 0.0)
+        neighbours.charge(number.to_bytes(4, "big"), 1.0, 0.0)
     assert len(neighbours._work) == 4096
 
 
 async def say(liar: Member, peer: PeerKey, *frames: bytes) -> trio.abc.HalfCloseableStream:
     """Send raw GossipSub frames on a new stream."""
     assert isinstance(liar.transport, Libp2pTransport)
-    stream = await liar.transport.open_library_stream(peer, "/meshsub/1.1.0")
+    stream = await liar.transport.open_protocol_stream(peer, "/meshsub/1.1.0")
     await stream.send_all(b"".join(encode_uvarint(len(frame)) + frame for frame in frames))
     return stream
 
@@ -353,8 +354,8 @@ async def test_malformed_frames_end_their_stream_only() -> None:
                 for _ in range(draw.randrange(1, 6)):
                     body[draw.randrange(len(body))] = draw.randrange(256)
                 with suppress(PeerError):
-                    await pubsub.take_frame(id_of(liar), liar, bytes(body[: draw.randrange(50, len(body) + 1)]))
-            await pubsub.take_frame(id_of(liar), liar, b"\x0a\x04\x12\x02\xff\xfe")  # not UTF-8, so not a known topic
+                    await pubsub.handle_frame(id_of(liar), liar, bytes(body[: draw.randrange(50, len(body) + 1)]))
+            await pubsub.handle_frame(id_of(liar), liar, b"\x0a\x04\x12\x02\xff\xfe")  # no text, so none of our topics
             stream = await say(members[0], members[1].transport.key, b"\xff\xff\xff")
             with suppress(trio.BrokenResourceError):
                 assert await stream.receive_some() == b""
