@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import trio
-from shell_kit import Host, Swarm, key, swarm, until
+from runtime_kit import Host, Swarm, key, swarm, until
 
 from swarm.protocol.core.events import VersionId
 from swarm.transport.base import PathKind

@@ -1,4 +1,4 @@
-"""What catching up costs, in bytes at the givers' shells: who differs in little fetches little, and from members."""
+"""What catching up costs, in bytes at the givers' runtimes: who differs in little fetches little, and from members."""
 
 import errno
 from dataclasses import replace
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import shell_kit
+import runtime_kit
 import trio
-from shell_kit import CONFIG, Host, Swarm, new_replica, swarm, until
+from runtime_kit import CONFIG, Host, Swarm, new_replica, swarm, until
 
 from codec import write_checkpoint
 from codec.errors import UsageError
@@ -27,7 +27,7 @@ LAYOUT_BYTES_MOST = 60 * BLOCKS
 def hundred_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of a hundred small blocks: a tensor each."""
     tensors = tuple((f"layer.{i:03}", (ELEMENTS,)) for i in range(BLOCKS))
-    monkeypatch.setattr(shell_kit, "LAYOUT_TENSORS", tensors)
+    monkeypatch.setattr(runtime_kit, "LAYOUT_TENSORS", tensors)
 
 
 def folder(path: Path, differing: int) -> Path:
@@ -58,7 +58,7 @@ async def settled(s: Swarm, count: int) -> list[Host]:
 
 
 def given(hosts: list[Host]) -> int:
-    return sum(host.shell.counts.blobs for host in hosts)
+    return sum(host.runtime.counts.blobs for host in hosts)
 
 
 async def test_a_folder_that_differs_in_three_percent_fetches_those_and_the_trainer_gives_nothing(
@@ -66,15 +66,15 @@ async def test_a_folder_that_differs_in_three_percent_fetches_those_and_the_trai
 ) -> None:
     async with swarm(tmp_path) as s:
         hosts = await settled(s, 2)
-        before, trainer = given(hosts), s.authority.shell.counts.blobs
+        before, trainer = given(hosts), s.authority.runtime.counts.blobs
         late = await s.start_member(9, base=folder(tmp_path / "base", 3))
         await until(lambda: holds([late], 0))
         assert late.root == s.authority.root
         fetched = given(hosts) - before
         least = 3 * BLOCK_BYTES + LIST_BYTES
         assert least <= fetched <= 1.05 * least + LAYOUT_BYTES_MOST + len(CONFIG)
-        assert late.shell.counts.received == fetched
-        assert s.authority.shell.counts.blobs == trainer
+        assert late.runtime.counts.received == fetched
+        assert s.authority.runtime.counts.blobs == trainer
 
 
 async def test_a_folder_that_is_the_head_costs_its_layout_only(tmp_path: Path, autojump_clock: object) -> None:
@@ -91,13 +91,13 @@ async def test_a_crowd_that_has_nothing_costs_the_trainer_nothing(tmp_path: Path
     """Eight at once, of which each takes the model once, from two that have it and then from one another."""
     async with swarm(tmp_path, tuning=replace(Tuning.loopback(), stripes=2)) as s:
         hosts = await settled(s, 2)
-        before, trainer = given(hosts), s.authority.shell.counts.blobs
+        before, trainer = given(hosts), s.authority.runtime.counts.blobs
         crowd = [await s.start_member(n) for n in range(10, 18)]
         await until(lambda: holds(crowd, 0))
         assert {host.root for host in crowd} == {s.authority.root}
         whole = BLOCKS * BLOCK_BYTES + LIST_BYTES
         assert 8 * whole <= given([*hosts, *crowd]) - before <= 1.05 * 8 * (whole + LAYOUT_BYTES_MOST)
-        assert s.authority.shell.counts.blobs == trainer
+        assert s.authority.runtime.counts.blobs == trainer
 
 
 @pytest.mark.parametrize("lives", [3])
@@ -134,14 +134,14 @@ async def test_the_trainer_gives_at_most_its_copies_of_the_model_and_the_others_
         assert model is not None
         assert model.layout is not None
         egress = s.authority.core.egress.state()
-        assert s.authority.shell.counts.blobs <= egress["model_sent_bytes"]
-        assert egress["model_sent_bytes"] <= 1.2 * shell_kit.model_bytes(model.layout)
+        assert s.authority.runtime.counts.blobs <= egress["model_sent_bytes"]
+        assert egress["model_sent_bytes"] <= 1.2 * runtime_kit.model_bytes(model.layout)
         root = await s.publish(1)
         await until(lambda: holds(crowd, 1))
         assert {host.root for host in crowd} == {root}
         newest = s.authority.store.newest()
         assert newest is not None
-        sent = s.authority.shell.counts.pushed + s.authority.shell.counts.pulled
+        sent = s.authority.runtime.counts.pushed + s.authority.runtime.counts.pulled
         assert newest.payload_bytes <= sent <= 1.2 * newest.payload_bytes
 
 

@@ -15,9 +15,9 @@ def event(peer: bytes) -> Event:
 
 def take(queue: EventQueue, seconds: float = 0.001) -> bytes:
     """Serve the next event at this cost; whose it was."""
-    waiting = queue.take()
+    waiting = queue.take_next()
     assert waiting is not None
-    queue.served(waiting, seconds)
+    queue.charge_event(waiting, seconds)
     return waiting.owner
 
 
@@ -71,8 +71,8 @@ def test_one_peers_events_keep_their_order_and_our_own_go_first() -> None:
         queue.put_nowait(Gave(HONEST, size), HONEST)
     queue.put_nowait(event(OURS), OURS)
     taken = []
-    while (waiting := queue.take()) is not None:
-        queue.served(waiting, 0.001)
+    while (waiting := queue.take_next()) is not None:
+        queue.charge_event(waiting, 0.001)
         taken.append(waiting)
     assert taken[0].owner == OURS
     assert [w.event.size_bytes for w in taken[1:]] == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ async def test_a_full_line_makes_its_own_peer_wait_and_no_other() -> None:
         while take(queue) != FLOODER:
             pass
         await trio.testing.wait_all_tasks_blocked()
-    assert HONEST in {take(queue) for _ in range(len(queue))} or len(queue._lines[FLOODER].waiting) == 0
+    assert HONEST in {take(queue) for _ in range(len(queue))} or len(queue._owners[FLOODER].waiting) == 0
 
 
 async def test_bytes_are_bounded_but_one_event_always_fits() -> None:
@@ -121,4 +121,4 @@ def test_owners_that_are_gone_are_forgotten() -> None:
     for _ in range(50):
         take(queue, 0.0)
     queue.prune()
-    assert len(queue._lines) == 1
+    assert len(queue._owners) == 1

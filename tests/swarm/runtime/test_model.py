@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shell_kit import AUTHORITY, new_replica, step
+from runtime_kit import AUTHORITY, new_replica, step
 
 from codec import ChunkKey, Manifest, Replica, Torn, open_header, seal_chunk, state_root
 from swarm.protocol.core.events import VersionId
@@ -133,7 +133,7 @@ def test_what_does_not_fit_in_scratch_is_decoded_at_the_seal(store: Store, stage
     for chunk in store.chunks.of(VersionId(0, 1)):
         model.stage(chunk)
     model.prepare(manifest, sealed)
-    changes = model.scatter(manifest)
+    changes = model.apply(manifest)
     assert (changes is not None) == (stage_bytes == 1 << 30)
     assert model.replica is not None
     assert model.replica.root == truth.root
@@ -171,7 +171,7 @@ def test_a_block_read_during_a_commit_has_the_hash_of_its_label(store: Store) ->
         for chunk in store.chunks.of(VersionId(0, manifest.version)):
             model.stage(chunk)
         model.prepare(manifest, sealed)
-        model.scatter(manifest)
+        model.apply(manifest)
     stop.set()
     reader.join()
     assert wrong == []
@@ -185,7 +185,7 @@ def test_a_version_is_written_when_whoever_reads_all_of_the_replica_is_done(stor
     for chunk in store.chunks.of(VersionId(0, 1)):
         model.stage(chunk)
     model.prepare(manifest, sealed)
-    writer = threading.Thread(target=model.scatter, args=(manifest,))
+    writer = threading.Thread(target=model.apply, args=(manifest,))
 
     def use(replica: Replica) -> list[int]:
         writer.start()
@@ -210,8 +210,8 @@ def test_an_anchor_gives_path_kind_to_a_version_that_has_waited_long(
     for chunk in store.chunks.of(VersionId(0, 1)):
         model.stage(chunk)
     model.prepare(manifest, sealed)
-    writer = threading.Thread(target=model.scatter, args=(manifest,))
-    monkeypatch.setattr("swarm.runtime.replica.model.READ_S", 0.05)
+    writer = threading.Thread(target=model.apply, args=(manifest,))
+    monkeypatch.setattr("swarm.runtime.replica.model.CHECKPOINT_S", 0.05)
 
     def slow_disk(folder: Path, *, layout, bits, files) -> None:
         folder.mkdir()
@@ -220,10 +220,10 @@ def test_an_anchor_gives_path_kind_to_a_version_that_has_waited_long(
         writer.join(0.2)
         bits(layout.tensors[1].name)
 
-    monkeypatch.setattr("swarm.runtime.replica.keep.write_checkpoint", slow_disk)
-    assert model.write_anchor() is None
+    monkeypatch.setattr("swarm.runtime.replica.files.write_checkpoint", slow_disk)
+    assert model.write_checkpoint() is None
     writer.join(10)
     assert not writer.is_alive()
     assert (model.version, store.anchors.list()) == (VersionId(0, 1), [])
     monkeypatch.undo()
-    assert model.write_anchor() == VersionId(0, 1)
+    assert model.write_checkpoint() == VersionId(0, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blake3 import blake3
-from shell_kit import AUTHORITY, CONFIG, new_replica
+from runtime_kit import AUTHORITY, CONFIG, new_replica
 from test_model import version
 
 from codec import Layered, Manifest, Replica
@@ -50,7 +50,7 @@ def begun(store: Store, disk: bool = True) -> tuple[Replica, Model]:
 
 def commit(model: Model, manifest: Manifest, sealed: bytes) -> None:
     model.prepare(manifest, sealed)
-    model.scatter(manifest)
+    model.apply(manifest)
 
 
 def again(store: Store, disk: bool = True) -> Model:
@@ -190,7 +190,7 @@ def test_what_a_disk_changed_is_found_before_anybody_gets_it(store: Store, disk:
             assert all(given is None or given[1] == truth.read_block(b) for b, given in enumerate(served))
             assert None in served
         case "anchor":
-            assert resumed.write_anchor() is None
+            assert resumed.write_checkpoint() is None
         case "copy":
             assert resumed.read(lambda replica: 1) is None
     assert found == [1]
@@ -224,7 +224,7 @@ def test_damage_is_mended_by_the_block_alone(store: Store, disk: bool) -> None:
         assert resumed.version == VersionId(0, 1)
         assert bits_of(resumed) == bits(truth)
         resumed.close()  # says nothing: the anchor is still the damaged one
-    assert resumed.write_anchor() == VersionId(0, 1)
+    assert resumed.write_checkpoint() == VersionId(0, 1)
     resumed.close()
     resumed = again(store, disk)
     assert resumed.audit() > 0
@@ -237,20 +237,20 @@ async def test_an_anchor_that_was_damaged_is_written_anew(store: Store, disk: bo
     truth, model = begun(store, disk)
     made = version(store, truth, 1)
     commit(model, *made)
-    assert model.write_anchor() == VersionId(0, 1)
+    assert model.write_checkpoint() == VersionId(0, 1)
     model.close()
     lie(weights_of(store), 8)
     resumed = again(store, disk)
     jobs = Jobs(store, resumed, Manifests(AUTHORITY.public), Limits(), here_and_now)
     while resumed.audit():
         pass
-    assert await jobs.tend(whole=False) is None  # nothing that could be written before it is mended
+    assert await jobs.write_due_checkpoint(force=False) is None  # nothing that could be written before it is mended
     resumed.open(truth.layout.hash)
     for block in resumed.differing(truth.hashes):
         resumed.write_block(block, truth.read_block(block), truth.hashes[block].tobytes(), VersionId(0, 1))
     assert resumed.replay(*made) == ()
-    assert await jobs.tend(whole=False) == VersionId(0, 1)
-    assert await jobs.tend(whole=True) is None
+    assert await jobs.write_due_checkpoint(force=False) == VersionId(0, 1)
+    assert await jobs.write_due_checkpoint(force=True) is None
     assert isinstance(resumed.replica, Layered) is disk
     assert bits_of(again(store, disk)) == bits(truth)
 
@@ -271,7 +271,7 @@ def test_an_anchor_on_disk_takes_the_place_of_what_led_to_it(store: Store) -> No
         commit(model, *version(store, truth, number))
     replica = model.replica
     assert isinstance(replica, Layered)
-    assert model.write_anchor() == VersionId(0, 3)
+    assert model.write_checkpoint() == VersionId(0, 3)
     for number in range(4):
         store.chunks.drop(VersionId(0, number))
     assert model.replica is replica
@@ -291,7 +291,7 @@ def test_versions_that_come_while_an_anchor_is_written_stay(store: Store, monkey
         commit(model, *version(store, truth, 2))
 
     monkeypatch.setattr(store, "write_anchor", slow)
-    assert model.write_anchor() == VersionId(0, 1)
+    assert model.write_checkpoint() == VersionId(0, 1)
     assert model.version == VersionId(0, 2)
     store.chunks.drop(VersionId(0, 1))
     assert bits_of(model) == bits(truth)
@@ -309,7 +309,7 @@ def test_an_engine_is_lent_a_file_that_is_written_only_then(store: Store) -> Non
             assert bits(mapped) == bits(truth)
         else:
             assert bits(mapped) != bits(truth)  # as it was lent
-    assert model.write_anchor() is not None
+    assert model.write_checkpoint() is not None
     assert store.replica_path.exists()  # somebody has it still
     model.close()
     assert not store.replica_path.exists()
@@ -324,7 +324,7 @@ def test_it_catches_up_in_a_file_that_goes_afterwards(store: Store) -> None:
         model.write_block(block, truth.read_block(block), truth.hashes[block].tobytes(), VersionId(0, 1))
     assert model.replay(*made) == ()
     assert isinstance(model.replica, Replica)
-    assert model.write_anchor() == VersionId(0, 1)
+    assert model.write_checkpoint() == VersionId(0, 1)
     assert isinstance(model.replica, Layered)
     assert not store.replica_path.exists()
     commit(model, *version(store, truth, 2))
@@ -391,7 +391,7 @@ def _killed_at(store: Store, kill_at: int, disk: bool) -> tuple[list[bytes], boo
             roots.append(truth.root)
             commit(model, *made)
             if number == 2:
-                model.write_anchor()
+                model.write_checkpoint()
         model.close()
     except Killed:
         return roots, True

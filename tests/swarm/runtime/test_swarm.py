@@ -1,4 +1,4 @@
-"""Seed and members over the memory transport: the product's cores, shells, stores and codec, on a virtual clock."""
+"""Seed and members over the memory transport: the product's cores, runtimes, stores and codec, on a virtual clock."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from shell_kit import CONFIG, Host, Killed, Swarm, new_replica, step, swarm, until
+from runtime_kit import CONFIG, Host, Killed, Swarm, new_replica, step, swarm, until
 
 from codec import Checkpoint, write_checkpoint
 from codec.errors import SwarmError
@@ -57,11 +57,11 @@ async def test_a_chunk_leaves_the_seed_once(tmp_path: Path, autojump_clock: obje
         await follow(s, hosts, [1])  # from here on all may stand inside a tree
         await until(lambda: not any(member.leaf for member in s.authority.core.state.roster.members))
         await trio.sleep(1)
-        before = s.authority.shell.counts.pushed
+        before = s.authority.runtime.counts.pushed
         await follow(s, hosts, [2])
         payload = s.authority.store.newest()
         assert payload is not None
-        sent = s.authority.shell.counts.pushed - before + s.authority.shell.counts.pulled
+        sent = s.authority.runtime.counts.pushed - before + s.authority.runtime.counts.pulled
         assert payload.payload_bytes <= sent <= 1.05 * payload.payload_bytes
 
 
@@ -93,11 +93,11 @@ async def test_a_late_joiner_with_an_old_folder_fetches_what_differs(tmp_path: P
             base, mine.layout, lambda name: bits if name == "b.weight" else mine.bits(name), {"config.json": CONFIG}
         )
         assert Checkpoint.open(base).layout.hash == mine.layout.hash
-        before = s.authority.shell.counts.blobs
+        before = s.authority.runtime.counts.blobs
         second = await s.start_member(2, base=base)
         await until(lambda: at([second], 2))
         assert second.root == s.authority.root
-        assert s.authority.shell.counts.blobs - before < 1000  # the layout, before there was a peer to ask
+        assert s.authority.runtime.counts.blobs - before < 1000  # the layout, before there was a peer to ask
         await follow(s, [first, second], [3])
 
 
@@ -136,7 +136,7 @@ async def test_a_publish_cut_short_harms_nobody(tmp_path: Path, autojump_clock: 
         again = await s.start_seed()
         assert again.model is not None
         assert again.model.version == VersionId(0, 1)
-        await until(lambda: len(list(again.shell.peers)) == 1)
+        await until(lambda: len(list(again.runtime.peers)) == 1)
         root = await s.publish(2)
         await until(lambda: at([first], 2))
         assert first.root == root
@@ -203,7 +203,7 @@ async def test_leaving_frees_the_slot_at_once(tmp_path: Path, autojump_clock: ob
     async with swarm(tmp_path) as s:
         first = await s.start_member(1)
         await until(lambda: at([first], 0))
-        await first.shell.leave()
+        await first.runtime.leave()
         await until(lambda: "member_left" in s.authority.log.names(), 2.0)
         assert not s.authority.core.book.leases
 
@@ -262,13 +262,13 @@ async def test_a_killed_joiner_does_not_start_again_from_nothing(tmp_path: Path,
         assert model is not None
         await until(lambda: len(model._labels) == 1)
         await s.stop(late)
-        before = first.shell.counts.blobs + s.authority.shell.counts.blobs
+        before = first.runtime.counts.blobs + s.authority.runtime.counts.blobs
         back = await s.start_member(2)
         await until(lambda: at([back], 0))
         assert back.root == s.authority.root
         whole = s.authority.model.layout.full_bytes  # type: ignore[union-attr]
         assert (
-            first.shell.counts.blobs + s.authority.shell.counts.blobs - before < whole - 100_000
+            first.runtime.counts.blobs + s.authority.runtime.counts.blobs - before < whole - 100_000
         )  # what the first life fetched stays fetched
 
 

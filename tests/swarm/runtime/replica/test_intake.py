@@ -9,7 +9,7 @@ import trio.testing
 
 from codec import ChunkKey
 from codec.errors import SwarmError
-from swarm.runtime.replica.intake import Intake
+from swarm.runtime.replica.intake import ChunkIntake
 from swarm.store import StoredChunk
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ class Bench:
         self.visits: list[list[int]] = []
         self.fails: dict[int, Exception] = {}
         self.nursery = nursery
-        self.intake = Intake(self._keep, self._start, self._run_sync)
+        self.intake = ChunkIntake(self._keep, self._start, self._run_sync)
 
     def _keep(self, chunks: list[StoredChunk]) -> None:
         self.visits.append([each.key.seq for each in chunks])
@@ -46,15 +46,15 @@ class Bench:
 async def test_what_comes_during_a_visit_goes_in_the_next_one(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
-        await bench.intake.add(chunk(0))
+        await bench.intake.add_chunk(chunk(0))
         await trio.sleep(0.5)
         for seq in range(1, 10):
-            await bench.intake.add(chunk(seq))
-        await bench.intake.settled()
+            await bench.intake.add_chunk(chunk(seq))
+        await bench.intake.wait_until_stored()
         assert bench.visits == [[0], [*range(1, 10)]]
         await trio.sleep(60)
-        await bench.intake.add(chunk(10))  # and after a pause
-        await bench.intake.settled()
+        await bench.intake.add_chunk(chunk(10))  # and after a pause
+        await bench.intake.wait_until_stored()
         assert bench.visits[2:] == [[10]]
 
 
@@ -63,9 +63,9 @@ async def test_whoever_brings_too_much_waits_for_the_disk(autojump_clock: object
         bench = Bench(nursery)
         began = trio.current_time()
         for seq in range(17):
-            await bench.intake.add(chunk(seq, MIB))
+            await bench.intake.add_chunk(chunk(seq, MIB))
         assert trio.current_time() - began == 1  # the visit that took the others
-        await bench.intake.settled()
+        await bench.intake.wait_until_stored()
         assert bench.visits == [[*range(17)]]
 
 
@@ -73,23 +73,23 @@ async def test_a_failure_is_told_once_all_know(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
         bench.fails[0] = SwarmError("full")
-        await bench.intake.add(chunk(0))
+        await bench.intake.add_chunk(chunk(0))
         with pytest.raises(SwarmError, match="full"):
-            await bench.intake.settled()
+            await bench.intake.wait_until_stored()
         with pytest.raises(SwarmError, match="full"):
-            await bench.intake.add(chunk(1))
+            await bench.intake.add_chunk(chunk(1))
         await bench.intake.clear()
-        await bench.intake.add(chunk(2))
-        await bench.intake.settled()
+        await bench.intake.add_chunk(chunk(2))
+        await bench.intake.wait_until_stored()
         assert bench.visits == [[0], [2]]
 
 
 async def test_what_waits_is_forgotten_with_its_attempt(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
-        await bench.intake.add(chunk(0))
+        await bench.intake.add_chunk(chunk(0))
         await trio.sleep(0.5)
-        await bench.intake.add(chunk(1))
+        await bench.intake.add_chunk(chunk(1))
         began = trio.current_time()
         await bench.intake.clear()
         assert trio.current_time() - began == 0.5  # what is being kept is not pulled away
@@ -99,11 +99,11 @@ async def test_what_waits_is_forgotten_with_its_attempt(autojump_clock: object) 
 async def test_a_shell_that_ends_leaves_nobody_waiting_and_nothing_to_seal(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
-        await bench.intake.add(chunk(0))
+        await bench.intake.add_chunk(chunk(0))
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             with pytest.raises(SwarmError, match="ended"):
-                await bench.intake.settled()
+                await bench.intake.wait_until_stored()
             await bench.intake.clear()
         assert bench.visits == []

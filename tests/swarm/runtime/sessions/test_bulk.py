@@ -80,7 +80,9 @@ async def bench(limits: Limits = LIMITS) -> AsyncIterator[Bench]:
 
     it = Bench(BulkStreams(make, limits))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(it.bulk.run, it.open, lambda: it.target_connections, lambda message: None, it.post, PEER)
+        nursery.start_soon(
+            it.bulk.write_streams, it.open, lambda: it.target_connections, lambda message: None, it.post, PEER
+        )
         yield it
         nursery.cancel_scope.cancel()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from bench_kit import ME, PEER, bench, chunks, ended, header_frame, part_frame, piece_frame
-from shell_kit import AUTHORITY
+from runtime_kit import AUTHORITY
 
 from codec import Chunk, ChunkKey, open_header
 from swarm.protocol.core.events import HeaderStored, PeerDown, PieceBad, PieceStored, VersionId
@@ -51,7 +51,7 @@ async def test_several_bulk_streams_at_once(tmp_path: Path, autojump_clock: obje
         assert await ended(streams[0])  # one too many: the oldest goes
         await streams[1].send_all(header_frame(made[0]))
         await b.settle()
-        assert b.shell.counts.duplicates == len(made[0].header)
+        assert b.runtime.counts.duplicates == len(made[0].header)
         assert b.core.of(PeerDown) == []
 
 
@@ -63,8 +63,8 @@ async def test_duplicates_are_counted_and_told_but_stored_once(tmp_path: Path, a
         await stream.send_all((header_frame(made) + piece_frame(made)) * 3)
         await b.settle()
         assert len(b.core.of(HeaderStored)) == len(b.core.of(PieceStored)) == 3
-        assert b.shell.counts.received == made.nbytes
-        assert b.shell.counts.duplicates == 2 * made.nbytes
+        assert b.runtime.counts.received == made.nbytes
+        assert b.runtime.counts.duplicates == 2 * made.nbytes
 
 
 def _forged(made: Chunk) -> dict[str, tuple[bytes, str]]:
@@ -99,7 +99,7 @@ async def test_a_lie_costs_the_session_and_is_not_stored(tmp_path: Path, autojum
         assert why in bad.what
         assert b.core.of(PieceStored) == []
         assert all(not chunk.have for chunk in b.store.chunks.all())
-        assert b.shell.counts.peers_dropped == 1
+        assert b.runtime.counts.peers_dropped == 1
 
 
 async def test_bulk_without_a_session_is_not_read(tmp_path: Path, autojump_clock: object) -> None:
@@ -137,7 +137,7 @@ async def test_a_frame_cut_off_costs_the_session_but_is_no_lie(tmp_path: Path, a
         await b.control()
         stream = await b.bulk()
         await stream.send_all(header_frame(chunks()[0])[:-5])
-        await b.settle(b.shell._limits.frame_deadline_s + 1)
+        await b.settle(b.runtime._limits.frame_deadline_s + 1)
         assert [event.why for event in b.core.of(PeerDown)] == ["too slow"]
         assert b.core.of(PieceBad) == []
 
@@ -153,4 +153,4 @@ async def test_pieces_of_a_dropped_attempt_are_thrown_away(tmp_path: Path, autoj
         await stream.send_all(piece_frame(made))
         await b.settle()
         assert b.core.of(PieceBad) == b.core.of(PieceStored) == []
-        assert b.shell.counts.stray == len(made.body)
+        assert b.runtime.counts.stray == len(made.body)

@@ -164,10 +164,10 @@ async def test_what_the_plan_asks_goes_before_the_rest_which_is_left_a_fifth(aut
     pacer, left = Pacer(MBIT), {True: 0, False: 0}
     began = trio.current_time()
 
-    async def send(rest: bool) -> None:
+    async def send(deferrable: bool) -> None:
         while True:
-            await pacer.admit(20_000, rest=rest)
-            left[rest] += 20_000
+            await pacer.admit(20_000, deferrable=deferrable)
+            left[deferrable] += 20_000
 
     with trio.move_on_after(10):
         async with trio.open_nursery() as nursery:
@@ -185,8 +185,8 @@ async def test_what_the_plan_asks_goes_before_the_rest_which_is_left_a_fifth(aut
 async def test_a_turn_of_the_rest_is_overtaken_until_it_has_come(autojump_clock: object) -> None:
     pacer, left = Pacer(MBIT), []
 
-    async def send(name: str, rest: bool) -> None:
-        await pacer.admit(100_000, rest=rest)
+    async def send(name: str, deferrable: bool) -> None:
+        await pacer.admit(100_000, deferrable=deferrable)
         left.append(name)
 
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""A swarm in one process: the product's cores, shells and stores over the memory transport, on a mock clock."""
+"""A swarm in one process: the product's cores, runtimes and stores over the memory transport, on a mock clock."""
 
 import random
 from collections.abc import AsyncIterator, Callable
@@ -21,11 +21,11 @@ from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
 from swarm.protocol.transfer.egress import Egress
-from swarm.runtime import Limits, Manifests, RunSync, Shell, here_and_now
+from swarm.runtime import Limits, Manifests, RunSync, Runtime, here_and_now
 from swarm.runtime.publishing import SeedPublisher, genesis
-from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.model import Model
-from swarm.runtime.sessions.answers import Answers, cost_of, model_bytes
+from swarm.runtime.services import ReplicaServices
+from swarm.runtime.sessions.blob_service import cost_of, model_bytes
 from swarm.store import Disk, Store
 from swarm.transport.memory import MemoryNetwork, MemoryTransport
 
@@ -77,7 +77,7 @@ def step(replica: Replica, seed: int, density: float = 0.01) -> list[BlockDelta]
 
 @dataclass
 class Log:
-    """A face that remembers."""
+    """An application that records what it is told."""
 
     commits: list[tuple[VersionId, Manifest, tuple[Staged, ...] | None]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Log:
 class Host:
     """One running member, or the seed."""
 
-    shell: Shell
+    runtime: Runtime
     core: Any
     store: Store
     model: Model | None
@@ -164,10 +164,10 @@ class Swarm:
             egress=Egress(self.copies, model_bytes(layout())), sizes=partial(cost_of, layout()),
         )  # fmt: skip
         host = await self._start(core, transport, store, model)
-        manifests = host.shell.manifests
-        jobs = host.shell._jobs
+        manifests = host.runtime.manifests
+        jobs = host.runtime._jobs
         assert jobs is not None
-        host.seed = SeedPublisher(AUTHORITY, host.shell, store, jobs, manifests, self.run_sync)
+        host.seed = SeedPublisher(AUTHORITY, host.runtime, store, jobs, manifests, self.run_sync)
         self.seed_host = host
         return host
 
@@ -195,15 +195,13 @@ class Swarm:
         for seal in store.records.seals():
             manifests.note(seal.manifest)
         log = Log()
-        jobs = answers = None
+        services = None
         if model is not None:
-            jobs = Jobs(store, model, manifests, self.limits, self.run_sync)
-            answers = Answers(store, jobs, manifests, self.run_sync)
-        shell = Shell(
-            core, transport, store, manifests, log,
-            authority=AUTHORITY.public, jobs=jobs, answers=answers, limits=self.limits, run_sync=self.run_sync,
-        )  # fmt: skip
-        host = Host(shell, core, store, model, transport, log, trio.CancelScope())
+            services = ReplicaServices.build(store, model, manifests, self.limits, self.run_sync)
+        runtime = Runtime(
+            core, transport, store, manifests, log, services=services, limits=self.limits, run_sync=self.run_sync
+        )
+        host = Host(runtime, core, store, model, transport, log, trio.CancelScope())
         await self.nursery.start(self._live, host)
         return host
 
@@ -211,8 +209,8 @@ class Swarm:
         try:
             with host.scope:
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(host.shell.run)
-                    await host.shell.recall()
+                    await nursery.start(host.runtime.run)
+                    await host.runtime.post_stored_chunks()
                     task_status.started()
         except* Killed:
             pass
