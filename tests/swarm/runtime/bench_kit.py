@@ -48,7 +48,7 @@ class Scripted:
 
 @dataclass
 class Bench:
-    """A runtime, and a peer that is a bare transport."""
+    """A runtime, and a peer that is only a transport."""
 
     runtime: Runtime
     core: Scripted

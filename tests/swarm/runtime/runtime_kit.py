@@ -61,7 +61,7 @@ def new_replica(seed: int = 0) -> Replica:
 
 
 def step(replica: Replica, seed: int, density: float = 0.01) -> list[BlockDelta]:
-    """What a training step changes: one unit in the last place here and there."""
+    """The deltas of a training step: some elements change by one unit in the last place."""
     rng = np.random.default_rng(seed)
     deltas = []
     for block in range(replica.layout.n_blocks):
@@ -114,7 +114,7 @@ class Host:
 
 
 class Swarm:
-    """A seed and members. `tuning` and `limits` hold for all."""
+    """A seed and members. `tuning` and `limits` apply to all of them."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Swarm:
         via: tuple[str, ...] = (),
         copies: float | None = None,
     ) -> None:
-        """`via`: the seed cannot be dialed, and keeps places at these relays. `copies`: the cap on what it sends."""
+        """`via`: the seed cannot be dialed and has reservations at these relays. `copies`: the cap on what it sends."""
         self.folder = folder
         self.nursery = nursery
         self.network = MemoryNetwork()
@@ -147,14 +147,14 @@ class Swarm:
 
     async def start_seed(self, disk: Disk | None = None) -> Host:
         store = Store(self.folder / "seed", AUTHORITY.public, disk)
-        store.anchors.keep = 2  # as a seed has it
+        store.anchors.keep = 2  # as the coordinator sets it
         model = Model(store, stage_bytes=self.limits.stage_bytes)
         restored = model.restore()
         if restored is None:
             restored = genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
         self.boot += 1
         transport = MemoryTransport(self.network, AUTHORITY, self.via)
-        transport.address = "/memory/seed"  # a seed comes back where it was
+        transport.address = "/memory/seed"  # a seed restarts at the same address
         addrs = tuple(transport.circuits()) or (transport.address,)
         now = trio.current_time()
         core = Authority(
@@ -219,12 +219,12 @@ class Swarm:
             host.stopped.set()
 
     async def stop(self, host: Host) -> None:
-        """As by SIGKILL, but for the store's files being closed."""
+        """Stop as SIGKILL would, except that the store's files are closed."""
         host.scope.cancel()
         await host.stopped.wait()
 
     async def publish(self, number: int, density: float = 0.01) -> bytes:
-        """One training step through the product's own publisher; the new root."""
+        """Publish one training step with the product's own publisher. Returns the new root."""
         from node.coordinator.publisher import Publisher
 
         seed = self.authority.seed
@@ -239,9 +239,9 @@ class Swarm:
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    """Let the virtual clock run until it holds."""
+    """Let the virtual clock run until `condition()` is true."""
     with trio.fail_after(limit_s):
-        while not condition():  # noqa: ASYNC110 - whatever changes, it tells nobody
+        while not condition():  # noqa: ASYNC110 - no event announces the change
             await trio.sleep(0.05)
 
 
@@ -249,7 +249,7 @@ async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
 async def swarm(folder: Path, **options: Any) -> AsyncIterator[Swarm]:
     """A running seed; everything stops at the end."""
     async with trio.open_nursery() as nursery:
-        made = Swarm(folder, nursery, **options)
-        await made.start_seed()
-        yield made
+        started = Swarm(folder, nursery, **options)
+        await started.start_seed()
+        yield started
         nursery.cancel_scope.cancel()

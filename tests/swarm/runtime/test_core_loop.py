@@ -1,4 +1,4 @@
-"""A bug that a peer finds in our core ends that peer's session; one in a timer is tried again."""
+"""A bug in the core ends the session of the peer that found it; a timer that met one is due again."""
 
 from pathlib import Path
 
@@ -40,10 +40,10 @@ async def test_a_bug_in_the_core_costs_the_peer_that_found_it(
         again = await b.control()
         await again.send_all(frame_message(Detach(1)))
         await b.settle()
-        assert Detach(1) in [event.message for event in b.core.of(Heard)], "the runtime goes on"
+        assert Detach(1) in [event.message for event in b.core.of(Heard)], "the runtime continues"
 
 
-async def test_a_timer_that_met_a_bug_goes_off_again(
+async def test_a_timer_that_met_a_bug_is_due_again(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench(tmp_path) as b:
@@ -63,7 +63,7 @@ async def test_a_timer_that_met_a_bug_goes_off_again(
         assert len(went_off) == 4
 
 
-async def test_one_effect_that_fails_keeps_no_other_from_being_begun(tmp_path: Path, autojump_clock: object) -> None:
+async def test_other_effects_are_begun_when_one_fails(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         begun: list[str] = []
         b.runtime._begin[Timer] = lambda effect: begun.append(effect.name)  # type: ignore[index, misc]
@@ -77,7 +77,7 @@ async def test_one_effect_that_fails_keeps_no_other_from_being_begun(tmp_path: P
         assert begun == ["a", "b"]
 
 
-async def test_a_stranger_may_say_little(tmp_path: Path, autojump_clock: object) -> None:
+async def test_messages_of_strangers_are_short(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         b.core.strangers.add(PEER.public)
         stream = await b.control()
@@ -87,7 +87,7 @@ async def test_a_stranger_may_say_little(tmp_path: Path, autojump_clock: object)
 
 
 async def test_timers_that_are_always_due_keep_no_event_from_its_turn(tmp_path: Path, autojump_clock: object) -> None:
-    """Where a turn of all tasks takes longer than a tick, some timer is always due. Renewals waited; leases ended."""
+    """Regression: when all tasks together took longer than a tick, a timer was always due; no renewal was applied."""
     async with bench(tmp_path) as b:
         stream, apply, heard = await b.control(), b.core.apply, trio.Event()
 
@@ -105,12 +105,12 @@ async def test_timers_that_are_always_due_keep_no_event_from_its_turn(tmp_path: 
         for _ in range(1000):
             await trio.lowlevel.checkpoint()
         happened = heard.is_set()
-        heard.set()  # or the clock of this test would stand still for ever
+        heard.set()  # otherwise the mock clock would never advance
         assert happened
 
 
 async def test_bulk_streams_of_strangers_wake_nobody(tmp_path: Path, autojump_clock: object) -> None:
-    """Each looked fifty times a second whether its peer had been admitted; strangers may have a thousand of them."""
+    """Regression: each stream polled fifty times a second for admission, and strangers may have a thousand of them."""
     async with bench(tmp_path) as b:
         b.core.strangers.add(PEER.public)
         await b.control()

@@ -1,4 +1,4 @@
-"""Timers, records, and that nothing outlives the runtime."""
+"""Timers and records; and nothing outlives the runtime."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ async def test_timers_come_when_due_and_the_newest_of_a_name_counts(tmp_path: Pa
         assert due == [("a", now + 1), ("b", now + 2)]
 
 
-async def test_records_are_durable_before_it_is_said(tmp_path: Path, autojump_clock: object) -> None:
+async def test_records_are_durable_before_the_core_is_told(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         b.runtime.perform([Persist("t1", "grant/1", b"a"), Persist("t2", "grant/1", b"b")])
         await b.settle()
@@ -27,7 +27,7 @@ async def test_records_are_durable_before_it_is_said(tmp_path: Path, autojump_cl
         assert b.store.records.get("grant/1") == b"b"
 
 
-async def test_nothing_outlives_the_shell(tmp_path: Path, autojump_clock: object) -> None:
+async def test_nothing_outlives_the_runtime(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         control = await b.control()
         bulk = await b.bulk()
@@ -36,7 +36,7 @@ async def test_nothing_outlives_the_shell(tmp_path: Path, autojump_clock: object
     assert b.me.peers() == []
 
 
-async def test_a_queue_forgets_what_was_dropped(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_queue_skips_pieces_of_dropped_chunks(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         await b.control()
         key = ChunkKey(0, 1, 0, 0)

@@ -1,4 +1,4 @@
-"""A trainer's chunks are kept beside the swarm: in order, many at a visit, and never sealed before they are."""
+"""A trainer's chunks are stored in order, many in one call, and a version is sealed only once all are stored."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,12 +16,12 @@ MIB = 1 << 20
 
 
 def chunk(seq: int, size: int = 1000) -> StoredChunk:
-    header: Any = None  # of no interest here
+    header: Any = None  # not used here
     return StoredChunk(ChunkKey(0, 1, 0, seq), header, b"", (size,))
 
 
 class Bench:
-    """An intake whose visits to a thread last a second each, and what they kept."""
+    """An intake whose calls to a worker thread take a second each, and the chunks of each call."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.visits: list[list[int]] = []
@@ -43,7 +43,7 @@ class Bench:
         return function(*arguments)
 
 
-async def test_what_comes_during_a_visit_goes_in_the_next_one(autojump_clock: object) -> None:
+async def test_chunks_that_arrive_during_a_call_go_in_the_next_one(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
         await bench.intake.add_chunk(chunk(0))
@@ -58,18 +58,18 @@ async def test_what_comes_during_a_visit_goes_in_the_next_one(autojump_clock: ob
         assert bench.visits[2:] == [[10]]
 
 
-async def test_whoever_brings_too_much_waits_for_the_disk(autojump_clock: object) -> None:
+async def test_add_chunk_waits_for_the_disk_when_too_much_waits(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
         began = trio.current_time()
         for seq in range(17):
             await bench.intake.add_chunk(chunk(seq, MIB))
-        assert trio.current_time() - began == 1  # the visit that took the others
+        assert trio.current_time() - began == 1  # the call with the other chunks
         await bench.intake.wait_until_stored()
         assert bench.visits == [[*range(17)]]
 
 
-async def test_a_failure_is_told_once_all_know(autojump_clock: object) -> None:
+async def test_a_failure_is_raised_until_clear(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
         bench.fails[0] = SwarmError("full")
@@ -84,7 +84,7 @@ async def test_a_failure_is_told_once_all_know(autojump_clock: object) -> None:
         assert bench.visits == [[0], [2]]
 
 
-async def test_what_waits_is_forgotten_with_its_attempt(autojump_clock: object) -> None:
+async def test_clear_forgets_waiting_chunks(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
         await bench.intake.add_chunk(chunk(0))
@@ -92,11 +92,11 @@ async def test_what_waits_is_forgotten_with_its_attempt(autojump_clock: object) 
         await bench.intake.add_chunk(chunk(1))
         began = trio.current_time()
         await bench.intake.clear()
-        assert trio.current_time() - began == 0.5  # what is being kept is not pulled away
+        assert trio.current_time() - began == 0.5  # a running call is not interrupted
         assert bench.visits == [[0]]
 
 
-async def test_a_shell_that_ends_leaves_nobody_waiting_and_nothing_to_seal(autojump_clock: object) -> None:
+async def test_when_the_runtime_ends_callers_stop_waiting_and_nothing_can_be_sealed(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
         await bench.intake.add_chunk(chunk(0))

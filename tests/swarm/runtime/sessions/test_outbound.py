@@ -1,4 +1,4 @@
-"""What goes out on bulk streams, and in which order."""
+"""What leaves on bulk streams, and in which order."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ async def test_pushes_go_before_pulls_and_pulls_before_blobs(tmp_path: Path, aut
         assert stored.whole
 
 
-async def test_what_we_lack_is_said(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_missing_blob_is_answered_with_lacks(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         stream = await b.control()
         b.runtime.perform([SendBlob(PEER.public, 7, Blob.FILE, b"n" * 32, 0)])

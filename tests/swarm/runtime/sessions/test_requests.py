@@ -1,4 +1,4 @@
-"""What we ask others for, and what we take for an answer."""
+"""Requests to peers, and the answers that are accepted."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from swarm.protocol.core.events import PieceBad, Send
 from swarm.protocol.core.wire import Blob, WantBlob, WantBlock
 
 
-async def test_a_file_must_have_the_hash_it_was_asked_by(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_file_must_have_the_requested_hash(tmp_path: Path, autojump_clock: object) -> None:
     from blake3 import blake3
 
     async with bench(tmp_path) as b:
@@ -53,7 +53,7 @@ async def test_parts_come_in_order_and_within_bounds(
         assert why in b.core.of(PieceBad)[0].what
 
 
-async def test_a_block_is_taken_only_with_its_versions_hash(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_block_is_accepted_only_with_the_hash_of_its_version(tmp_path: Path, autojump_clock: object) -> None:
     from codec import Manifest
 
     async with bench(tmp_path) as b:
@@ -65,7 +65,7 @@ async def test_a_block_is_taken_only_with_its_versions_hash(tmp_path: Path, auto
         b.runtime.perform([Send(PEER.public, WantBlock(1, 0))])
         await stream.send_all(part_frame(1, truth.read_block(0)))
         await b.settle()
-        assert type(b.core.events[-1]).__name__ == "UnknownLabel"  # no manifest, so no hash to hold it against
+        assert type(b.core.events[-1]).__name__ == "UnknownLabel"  # without a manifest there is no hash to compare with
 
         b.runtime.manifests.note(manifest.seal(AUTHORITY))
         b.runtime.perform([Send(PEER.public, WantBlob(2, Blob.HASHES, truth.root, 0))])
@@ -76,7 +76,9 @@ async def test_a_block_is_taken_only_with_its_versions_hash(tmp_path: Path, auto
         b.runtime.perform([Send(PEER.public, WantBlock(3, 0)), Send(PEER.public, WantBlock(4, 0))])
         await stream.send_all(part_frame(3, truth.read_block(0)))
         await b.settle()
-        assert b.runtime.counts.stray == len(truth.read_block(0))  # asked for again since: this one does not count
+        assert b.runtime.counts.stray == len(
+            truth.read_block(0)
+        )  # requested again since then, so this answer does not count
         await stream.send_all(part_frame(4, truth.read_block(0)))
         await b.settle()
         assert b.core.events[-1].request == 4  # type: ignore[attr-defined]

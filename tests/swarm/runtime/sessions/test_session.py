@@ -1,4 +1,4 @@
-"""One session: messages, deadlines, and which of two stays."""
+"""One session: messages, deadlines, and which of two crossing sessions stays."""
 
 import tracemalloc
 from pathlib import Path
@@ -18,7 +18,7 @@ from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
 # ---------------------------------------------------------------- control
 
 
-async def test_messages_both_target_connections_in_any_pieces(tmp_path: Path, autojump_clock: object) -> None:
+async def test_messages_in_both_directions_arrive_in_any_fragmentation(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         stream = await b.control()
         sent = [Work(b"one"), Detach(3), Work(b"x" * 100_000)]
@@ -42,7 +42,7 @@ async def test_messages_both_target_connections_in_any_pieces(tmp_path: Path, au
     ],
     ids=["oversized", "empty", "of another protocol", "garbled"],
 )
-async def test_a_malformed_message_costs_the_session(
+async def test_a_malformed_message_ends_the_session(
     tmp_path: Path, autojump_clock: object, data: bytes, why: str
 ) -> None:
     async with bench(tmp_path) as b:
@@ -85,10 +85,10 @@ async def test_a_peer_that_does_not_read_is_closed(
 
 
 async def test_a_peer_with_answers_to_read_is_not_read(tmp_path: Path, autojump_clock: object) -> None:
-    """Ten members that greeted a seed without reading had 4 MiB of answers wait for each."""
+    """Regression: for each of ten members that sent hellos to a seed without reading, 4 MiB of answers waited."""
     async with bench(tmp_path, Limits(unread_messages=3)) as b:
         stream = await b.control()
-        for _ in range(60):  # more than the connection takes by itself
+        for _ in range(60):  # more than the connection buffers
             b.runtime.perform([Send(PEER.public, Work(b"x" * 20_000))])
         (session,) = b.runtime.peers
         assert session._queued_messages > 3
@@ -114,10 +114,8 @@ async def test_a_peer_that_says_much_is_read_at_a_pace(tmp_path: Path, autojump_
         assert [event.message for event in b.core.of(Heard)] == [Work(bytes([n])) for n in range(60)]
 
 
-async def test_short_answers_that_nobody_reads_take_the_memory_that_is_counted(
-    tmp_path: Path, autojump_clock: object
-) -> None:
-    """A peer that pings and does not read had the seed hold an object of 50 bytes for each answer of 10."""
+async def test_unread_short_answers_take_no_more_memory_than_is_counted(tmp_path: Path, autojump_clock: object) -> None:
+    """Regression: for a peer that pings without reading, the seed held an object of 50 bytes for each answer of 10."""
     async with bench(tmp_path) as b:
         await b.control()
         tracemalloc.start()
@@ -141,7 +139,7 @@ async def test_a_frozen_peer_is_found_by_the_write_deadline(tmp_path: Path, auto
         assert [event.why for event in b.core.of(PeerDown)] == ["too slow"]
 
 
-async def test_a_close_lets_the_last_words_out(tmp_path: Path, autojump_clock: object) -> None:
+async def test_close_flushes_queued_messages(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         stream = await b.control()
         b.runtime.perform([Send(PEER.public, Detach(1)), Close(PEER.public, "enough"), Send(PEER.public, Detach(2))])
@@ -151,7 +149,7 @@ async def test_a_close_lets_the_last_words_out(tmp_path: Path, autojump_clock: o
         assert b.core.of(PeerDown) == [PeerDown(PEER.public, why="enough")]
 
 
-async def test_a_dial_that_fails_says_so(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_failed_dial_is_reported(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         b.runtime.perform([Dial(OTHER.public, ("/memory/nowhere",))])
         await b.settle()
@@ -207,7 +205,7 @@ async def test_a_peer_that_returns_replaces_its_old_session(tmp_path: Path, auto
 
 
 async def test_large_messages_of_all_peers_are_decoded_two_at_a_time(tmp_path: Path, autojump_clock: object) -> None:
-    """Ten members that each sent a list of 65,536 chunks had the seed hold 120 MiB of decoded lists."""
+    """Regression: ten members that each sent a list of 65,536 chunks made the seed hold 120 MiB of decoded lists."""
     async with bench(tmp_path) as b:
         stream = await b.control()
         large = b.runtime.peers._large
