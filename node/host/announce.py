@@ -45,7 +45,7 @@ class BoxPorts(NamedTuple):
 
 
 def box_ports(environment: Mapping[str, str]) -> BoxPorts | None:
-    """None when this is no such machine, or none of its ports leads inside."""
+    """None when this is not a rented machine, or none of its ports leads inside."""
     for provider, host_name, prefix in _BOXES:
         try:
             host = str(ipaddress.ip_address(environment.get(host_name, "").strip()))

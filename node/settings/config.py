@@ -66,7 +66,7 @@ def duration_s(text: str) -> float:
     """The seconds of "90s", "15m", "24h" or "7d". Raises `UsageError`."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text.strip())
     if match is None or float(match[1]) <= 0:
-        raise UsageError(f"{text!r} is no duration; write it like 30m, 24h or 7d")
+        raise UsageError(f"{text!r} is not a duration; write it like 30m, 24h or 7d")
     return float(match[1]) * _UNITS_S[match[2]]
 
 
@@ -76,14 +76,14 @@ def address(text: str) -> str:
     if text.startswith("/"):
         kind, host, tcp, port = (text.split("/")[1:] + [""] * 4)[:4]
         if tcp != "tcp" or text.count("/") != 4 or kind not in ("ip4", "ip6", "dns", "dns4", "dns6"):
-            raise UsageError(f"{text!r} is no TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
+            raise UsageError(f"{text!r} is not a TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
     else:
         host, _, port = text.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")  # without brackets it is unclear where the port begins
         host = (host[1:-1] if bracketed else host) or "0.0.0.0"
         kind = "ip6" if bracketed else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
     if not _is_host(kind, host):
-        raise UsageError(f"{text!r} names no machine; write it like {_EXAMPLE}")
+        raise UsageError(f"{text!r} names no host; write it like {_EXAMPLE}")
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise UsageError(f"{text!r} names no port from 0 to 65535; write it like {_EXAMPLE}")
     return f"/{kind}/{host}/tcp/{int(port)}"
@@ -96,7 +96,7 @@ def relay_address(text: str) -> str:
         raise UsageError(f"{text!r} ends in no PeerId; write it as its relay printed it, or without /p2p/...")
     relay = address(place)
     if relay.endswith("/tcp/0") or "/0.0.0.0/" in relay or "/::/" in relay:
-        raise UsageError(f"{text!r} is no relay that can be dialed; write it like {_EXAMPLE}")
+        raise UsageError(f"{text!r} cannot be dialed as a relay; write it like {_EXAMPLE}")
     return relay + f"/p2p/{id_}" * bool(id_)
 
 
@@ -217,10 +217,10 @@ class SeedConfig(PeerConfig):
             object.__setattr__(self, "watch", self.watch.expanduser().absolute())
             if not self.watch.is_dir():
                 raise UsageError(
-                    f"--watch: {self.watch} is no folder. Make it (mkdir -p) before, or give the right one."
+                    f"--watch: {self.watch} is not a folder. Make it first (mkdir -p), or give the right one."
                 )
         if self.egress_copies is not None and not 1 <= self.egress_copies <= 1e6:
-            raise UsageError("--egress-copies: 1 or more; with less than one copy nobody would get anything")
+            raise UsageError("--egress-copies: 1 or more; with less than one copy no node would get a whole version")
         if not 1 <= self.node_cores <= 1024:
             raise UsageError("--node-cores: 1 to 1024")
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
@@ -303,7 +303,7 @@ class JoinConfig(MemberConfig):
         if not 0 <= self.engine_port <= 65535 - self.engines:
             raise UsageError("--engine-port: a port, or 0")
         if self.raw_out is not None and self.engine != "none":
-            raise UsageError("--raw-out: a file is no policy; say --engine none")
+            raise UsageError("--raw-out: no engine can generate from a file; say --engine none")
         if self.replica == "none" and self.engine != "none":
             raise UsageError("--replica none: an engine needs a copy of the model; say --engine none too, or leave it")
         if self.threads is not None and not 1 <= self.threads <= 1024:

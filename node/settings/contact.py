@@ -41,7 +41,7 @@ class Contact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return msgspec.json.decode((home / _NAME).read_bytes(), type=cls)
         except FileNotFoundError as error:
             raise UsageError(
-                f"No seed has run in {home} yet, so nobody knows its address. "
+                f"No seed has run in {home} yet, so its address is unknown. "
                 "Start it (swarm-node seed), or name its folder with --home."
             ) from error
         except (OSError, msgspec.DecodeError) as error:

@@ -58,7 +58,7 @@ def secret_file(path: Path, flag: str) -> str:
         with path.expanduser().open(encoding="utf-8") as file:
             text = file.read(_MAX_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"{flag}: {path} cannot be read ({why}).") from error
     if len(text) > _MAX_CHARS:
         raise UsageError(f"{flag}: {path} is far too long.")

@@ -49,7 +49,7 @@ def load(path: Path) -> Key:
         raise UsageError(f"Others on this machine may read the key at {path}. Close it: chmod 600 {path}")
     match = re.fullmatch(rb"%b([0-9a-f]{64})\s*" % _PREFIX.encode(), text)
     if match is None:
-        raise UsageError(f"{path} is no swarm-node key file: it does not hold one line that begins with {_PREFIX}")
+        raise UsageError(f"{path} is not a swarm-node key file: it does not hold one line that begins with {_PREFIX}")
     return Key(bytes.fromhex(match[1].decode()))
 
 

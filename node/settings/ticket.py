@@ -90,7 +90,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             return msgspec.msgpack.decode(body, type=cls)
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"This ticket makes no sense ({error}). Ask for a new one: swarm-node invite, on the seed's machine."
+                f"This ticket is invalid ({error}). Ask for a new one: swarm-node invite, on the seed's machine."
             ) from error
 
 
@@ -100,10 +100,10 @@ _DAMAGED: Final = "This ticket was damaged in copying: a character is wrong or m
 def _check_prefix(text: str) -> None:
     ask = "Ask for one: swarm-node invite, on the seed's machine."
     if text.startswith(("12d3koo", "/ip", "/dns")):
-        raise UsageError(f"This is an address or a peer id, and no ticket. {ask}")
+        raise UsageError(f"This is an address or a peer id, not a ticket. {ask}")
     match = re.match(r"swarm(\d)", text)
     if match is None:
-        raise UsageError(f'This is no ticket: one begins with "{_PREFIX}". {ask}')
+        raise UsageError(f'This is not a ticket: tickets begin with "{_PREFIX}". {ask}')
     if int(match[1]) != TICKET_VERSION:
         raise UsageError(
             f"This ticket is of version {match[1]} and this swarm-node reads version {TICKET_VERSION}. "

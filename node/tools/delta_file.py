@@ -97,7 +97,7 @@ class DeltaFile:
             self._read()
         except PeerError as error:
             raise UsageError(
-                f"{self.path} is no delta file, or it is damaged: {error}. Make or fetch it again."
+                f"{self.path} is not a delta file, or is damaged: {error}. Make or fetch it again."
             ) from error
         except OSError as error:
             raise UsageError(f"Cannot read {self.path}: {error.strerror}.") from error

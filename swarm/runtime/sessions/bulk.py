@@ -35,7 +35,7 @@ MakeQueue = Callable[[Callable[[], bool]], Outbound]
 
 
 class BulkStreams:
-    """The queues of what is to be sent to one peer, and the tasks that send it."""
+    """The queues towards one peer, and the tasks that write them to its streams."""
 
     def __init__(self, make_queue: MakeQueue, limits: Limits, pacer: Pacer | None = None) -> None:
         """`pacer`: of this machine's uplink; None: streams are not slowed."""

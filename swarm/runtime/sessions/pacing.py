@@ -9,8 +9,8 @@ from those that pass a version on.
 
 Other traffic takes its time, too: packet headers, control messages, retransmissions, and the acknowledgements of what
 arrives, which are several percent of a slow uplink beside a fast downlink. Without counting it, it would fill the
-router's queue, every acknowledgement would wait there, and so whatever comes in would be slowed as well. The kernel
-says how many bytes it was.
+router's queue, where acknowledgements would wait, and incoming data would slow down as well. The kernel reports its
+bytes.
 """
 
 import math
@@ -38,7 +38,7 @@ _LOOK_S: Final = 0.05
 _PAUSE_S: Final = 0.5
 """Other traffic that left during a longer time without a look is ignored: the uplink had room for it."""
 _MIN_SHARE: Final = 0.5
-"""Of the uplink, kept for paced traffic whatever else leaves: this machine may be a relay of others' bytes."""
+"""Of the uplink, kept for paced traffic beside any other traffic: this machine may be a relay of others' bytes."""
 _DEFERRABLE_SHARE: Final = 0.2
 """Of the uplink, kept for deferrable traffic: a version that is pushed meanwhile takes at most a quarter longer, and
 members that catch up always make progress."""

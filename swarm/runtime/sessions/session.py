@@ -37,7 +37,7 @@ class Reading:
     max_bytes: Callable[[], int] = lambda: MAX_MESSAGE_BYTES
     """How long a message of this peer may be now."""
     charge: Callable[[bytes, float], None] = lambda peer, seconds: None
-    """Told how long decoding took."""
+    """Called with the peer and the seconds that decoding took."""
 
 
 @dataclass(slots=True)

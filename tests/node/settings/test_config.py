@@ -136,7 +136,7 @@ def test_lists_come_from_every_source(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "error_text"),
     [
         ("up_mbti = 1\n", "up_mbit"),
         ("[jion]\nup_mbit = 1\n", "join"),
@@ -145,9 +145,9 @@ def test_lists_come_from_every_source(folder: Path, monkeypatch: pytest.MonkeyPa
         ("home = '\udcff'\n", "cannot be read"),
     ],
 )
-def test_an_invalid_file_is_refused(folder: Path, content: str, told: str) -> None:
+def test_an_invalid_file_is_refused(folder: Path, content: str, error_text: str) -> None:
     (folder / "swarm.toml").write_text(content, errors="surrogateescape")
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=error_text):
         explain(app, "join")
 
 

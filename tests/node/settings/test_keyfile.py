@@ -38,7 +38,7 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path, content: bytes) -> None
     path = tmp_path / "a.key"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(UsageError, match="no swarm-node key file"):
+    with pytest.raises(UsageError, match="not a swarm-node key file"):
         keyfile.load(path)
 
 

@@ -60,11 +60,11 @@ def test_every_wrong_letter_is_detected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error_text"),
     [
-        ("", "no ticket"),
-        ("hello", "no ticket"),
-        ("swarm", "no ticket"),
+        ("", "not a ticket"),
+        ("hello", "not a ticket"),
+        ("swarm", "not a ticket"),
         ("12D3KooWJcZXQedKnSa2yNGns3yFjca4ZPbCkD8YekCCsAQQBqGr", "peer id"),
         ("/ip4/203.0.113.7/tcp/4001", "address"),
         ("swarm2" + TEXT[6:], "version 2"),
@@ -74,8 +74,8 @@ def test_every_wrong_letter_is_detected() -> None:
         (TEXT[:60] + "ü" + TEXT[61:], "damaged"),
     ],
 )
-def test_each_mistake_has_its_own_error_text(text: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_each_mistake_has_its_own_error_text(text: str, error_text: str) -> None:
+    with pytest.raises(UsageError, match=error_text):
         Ticket.parse(text)
 
 
@@ -96,7 +96,7 @@ def test_each_mistake_has_its_own_error_text(text: str, told: str) -> None:
     ],
 )
 def test_an_invalid_body_is_refused(body: bytes) -> None:
-    with pytest.raises(UsageError, match="makes no sense"):
+    with pytest.raises(UsageError, match="is invalid"):
         Ticket.parse(spelt(body))
 
 
