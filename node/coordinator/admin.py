@@ -6,7 +6,7 @@ from typing import Any
 from node.trainers.messages import Evict, Evicted
 from swarm.protocol.authority import Authority
 from swarm.protocol.membership.tickets import Tickets
-from swarm.runtime import Shell
+from swarm.runtime import Runtime
 from swarm.transport.identity import peer_id
 
 __all__ = ["AdminService", "listed"]
@@ -15,8 +15,8 @@ __all__ = ["AdminService", "listed"]
 class AdminService:
     """Of a running seed."""
 
-    def __init__(self, core: Authority, shell: Shell, clock: Callable[[], float]) -> None:
-        self._core, self._shell, self._clock = core, shell, clock
+    def __init__(self, core: Authority, runtime: Runtime, clock: Callable[[], float]) -> None:
+        self._core, self._runtime, self._clock = core, runtime, clock
 
     async def put_out(self, asked: Evict) -> Evicted:
         """Do it; answered when it is durable."""
@@ -31,7 +31,7 @@ class AdminService:
         else:
             changed = asked.peer in before
             effects = core.kick(asked.peer, now)
-        await self._shell.carry_out(effects)
+        await self._runtime.carry_out(effects)
         return Evicted(changed, [peer for peer in before if peer not in core.book.slot_of])
 
     def state(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from node.coordinator.trainer_server import TrainerServer
 from node.host import kernels
 from node.host.announce import announced, reached_at
 from node.host.audit import audit, close
-from node.host.endpoint import Endpoint, open_store
+from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.host.raw import write_raw_base
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
@@ -60,7 +60,7 @@ from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import in_thread
 from swarm.runtime.publishing import Attempt, SeedPublisher, genesis
 from swarm.runtime.replica.model import Model
-from swarm.runtime.sessions.answers import cost_of, model_bytes
+from swarm.runtime.sessions.blob_service import cost_of, model_bytes
 from swarm.store import Seal, Store
 from swarm.transport.identity import peer_id
 
@@ -141,7 +141,7 @@ def _open_truth(store: Store, model: Model, checkpoint: Checkpoint, key: Key) ->
                 f"What {store.folder} holds of version {newest.id}, the newest, is damaged. Give the checkpoint that "
                 "was published as that version as --base, or put the folder back from a backup."
             )
-        model.write_anchor()
+        model.write_checkpoint()
     _mend(store, model, checkpoint)
     return seal.manifest
 
@@ -191,20 +191,22 @@ class Coordinator:
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
-            listen=config.listen, announce=config.announce, tuning=tuning, model=model,
-            via=config.via, up_mbit=config.up_mbit, outward=partial(reached_at, config),
+            NetworkOptions(
+                config.listen, config.announce, config.via, config.up_mbit, outward=partial(reached_at, config)
+            ),
+            tuning=tuning, model=model,
         )  # fmt: skip
         assert self.endpoint.jobs is not None
-        self._seed = SeedPublisher(key, self.endpoint.shell, store, self.endpoint.jobs, self.endpoint.manifests)
-        self._admin = AdminService(self.core, self.endpoint.shell, trio.current_time)
-        self.track = Track(self.endpoint.transport.traffic, self.endpoint.shell.counts, trio.current_time)
+        self._seed = SeedPublisher(key, self.endpoint.runtime, store, self.endpoint.jobs, self.endpoint.manifests)
+        self._admin = AdminService(self.core, self.endpoint.runtime, trio.current_time)
+        self.track = Track(self.endpoint.transport.traffic, self.endpoint.runtime.counts, trio.current_time)
         manifest = self.core.state.manifest
         assert manifest is not None
         at = Head(manifest.epoch, manifest.version, manifest.root)
         settings = Settings(check_share=config.check_share, check_tolerance=config.check_tolerance)
         ledger = book.restore(settings, at, start, random.Random(secrets.randbits(64)))
         self.ledger = LedgerService(
-            ledger, book, self._send_work, is_member=self._is_member, expel=self.endpoint.shell.expel
+            ledger, book, self._send_work, is_member=self._is_member, expel=self.endpoint.runtime.expel
         )
         self._superseded = trio.Event()
 
@@ -352,7 +354,7 @@ class Coordinator:
             "addrs": list(reached_at(self._config, self.endpoint.addrs)),
             "relays": self.endpoint.transport.reservations.state,
             "sent_bytes": self.endpoint.transport.traffic.sent,
-            "control_bytes": self.endpoint.shell.counts.control_sent,
+            "control_bytes": self.endpoint.runtime.counts.control_sent,
             "egress": self.core.egress.state(),
             "nodes": [self._node(slot, now, work) for slot in sorted(self.core.book.leases)],
             "stripes": parents,

@@ -20,7 +20,7 @@ import trio
 from codec.errors import UsageError
 from codec.sign import Key
 from node.host.announce import reached_at
-from node.host.endpoint import Endpoint, open_store
+from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.settings import keyfile
 from node.settings.config import SeedConfig
 from swarm.protocol.authority import Authority
@@ -110,8 +110,10 @@ class _Last:
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
-            listen=config.listen, announce=config.announce, tuning=tuning,
-            via=config.via, up_mbit=config.up_mbit, outward=partial(reached_at, config),
+            NetworkOptions(
+                config.listen, config.announce, config.via, config.up_mbit, outward=partial(reached_at, config)
+            ),
+            tuning=tuning,
         )  # fmt: skip
 
     async def run(self) -> None:

@@ -39,7 +39,7 @@ from node.engines.messages import (
     Scores,
     Stage,
 )
-from node.ipc.async_channel import AsyncChannel, serve
+from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
 from swarm.guard import Source
 
@@ -211,12 +211,12 @@ class EngineHost:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(
-                    lambda task_status: serve(
+                    lambda task_status: serve_socket(
                         self._socket,
                         self._converse,
                         receives=FromEngine,
                         source=Source.ENGINE,
-                        most=CONNECTIONS,
+                        max_connections=CONNECTIONS,
                         task_status=task_status,
                     )
                 )

@@ -175,4 +175,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Prove | Reload
 FromEngine = Ready | Done | Completions | Progress | Scores | Proof | Failed
-"""A message of a whole batch is bounded by the frame: `node.ipc.channel.MAX_BODY_BYTES`."""
+"""A message of a whole batch is bounded by the frame: `node.ipc.framing.MAX_BODY_BYTES`."""

@@ -20,7 +20,7 @@ from codec.sign import Key
 from node.host.announce import announced, resolved
 from node.host.audit import audit, close
 from node.host.daily import Daily
-from node.host.endpoint import Endpoint, open_store
+from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.member import following
 from node.settings import keyfile, logs
 from node.settings.config import JoinConfig, MemberConfig
@@ -114,7 +114,7 @@ async def _run_in(way: following.Way, config: JoinConfig, key: Key, task_status:
             try:
                 await member.run(task_status)
                 if model.version not in {anchor.version for anchor in store.anchors.list()}:
-                    await in_thread(model.write_anchor)  # what the new swarm's replica begins with
+                    await in_thread(model.write_checkpoint)  # what the new swarm's replica begins with
             finally:
                 await close(model)
             nursery.cancel_scope.cancel()
@@ -147,7 +147,7 @@ def _on_disk(config: JoinConfig, model_bytes: int) -> bool:
 
 async def _damaged(member: "Member", blocks: int) -> None:
     """Have the blocks fetched anew from others."""
-    await member.endpoint.shell.post(Damaged(blocks))
+    await member.endpoint.runtime.post(Damaged(blocks))
 
 
 class Member:
@@ -180,8 +180,11 @@ class Member:
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, ticket.authority, store, self,
-            listen=config.listen, announce=config.announce, tuning=tuning, model=model,
-            via=config.via, relay_for=self._may_have_place if relay else None, up_mbit=config.up_mbit,
+            NetworkOptions(
+                config.listen, config.announce, config.via, config.up_mbit,
+                relay_for=self._may_have_place if relay else None,
+            ),
+            tuning=tuning, model=model,
         )  # fmt: skip
         self._daily: Daily | None = None
         if config.up_gb_day is not None:
@@ -253,7 +256,7 @@ class Member:
                 account.engine_version = self._engine_runtime.engine_version
                 account.tokens_s = self._engine_runtime.worker.tokens_per_s
             if self._daily is not None and (told := self._daily.look()) is not None:
-                await self.endpoint.shell.post(told)
+                await self.endpoint.runtime.post(told)
             await trio.sleep(0.2)
 
     def stop(self, why: SwarmError) -> None:
@@ -321,7 +324,7 @@ class Member:
 
     def send_work(self, body: bytes) -> None:
         """Hand a `Work` body to the authority; lost when there is no session, which is then looked for at once."""
-        if self.endpoint.shell.peers.get(self.ticket.authority) is None:
+        if self.endpoint.runtime.peers.get(self.ticket.authority) is None:
             self.core.membership.come_back()
         self.endpoint.send_work(self.ticket.authority, body)
 
@@ -359,8 +362,8 @@ class Member:
             "phase": self.core.catchup.phase.value,
             "sent_bytes": self.endpoint.transport.traffic.sent,
             "received_bytes": self.endpoint.transport.traffic.received,
-            "pushed_bytes": self.endpoint.shell.counts.pushed,
-            "duplicate_bytes": self.endpoint.shell.counts.duplicates,
+            "pushed_bytes": self.endpoint.runtime.counts.pushed,
+            "duplicate_bytes": self.endpoint.runtime.counts.duplicates,
         }
         if self._daily is not None:
             own["uplink_today"] = self._daily.state()

@@ -18,7 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from codec.errors import PeerError, UsageError
-from node.ipc.channel import MAX_FDS, Channel, ChannelClosed, ChannelTimeout
+from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout
+from node.ipc.framing import MAX_FDS
 from node.trainers.connection.seedlink import ANSWER_WITHIN_S, dial, expect, speaking
 from node.trainers.errors import SwarmDown, SwarmTimeout
 from node.trainers.messages import GatewayOpened, OpenGateway

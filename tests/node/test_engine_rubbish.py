@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 from codec import Replica
 from node.engines.messages import *
-from node.ipc.channel import connect, pack
+from node.ipc.channel import connect
+from node.ipc.framing import encode_frame
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 channel = connect(folder / "engine.sock", FromNode)
@@ -83,7 +84,7 @@ while True:
                 channel._sock.sendall(struct.pack("<IB", len(body), 0) + body)
             elif how == "cut":
                 channel._sock.setblocking(True)
-                channel._sock.sendall(pack(Done(message.number, 0.1))[:-3])
+                channel._sock.sendall(encode_frame(Done(message.number, 0.1))[:-3])
                 os._exit(3)
             else:
                 answer(message, "completions", completions=WRONG[how], seconds=0.1)

@@ -5,7 +5,6 @@ Synchronous, on threads: one accepts, one a connection receives, and whoever ask
 
 import contextlib
 import itertools
-import os
 import queue
 import socket
 import threading
@@ -18,12 +17,15 @@ from typing import Any, Final, TypeVar
 from codec.errors import PeerError
 from node.engines.base import EngineError
 from node.engines.vllm.plugin.swarm_vllm.messages import Failed, FromPlugin, Front, Loader, Rank, Told
-from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, check_path, check_same_user, close_fds
+from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds
+from node.ipc.sockets import bind_socket, check_path, check_same_user, remove_socket
 
 __all__ = ["Link", "Listener", "PluginFailed"]
 
 WAKE_S: Final = 3600.0
 SEND_WITHIN_S: Final = 60.0
+BACKLOG: Final = 64
+"""Connections that wait to be accepted: every rank of a vLLM connects when it starts."""
 
 Answer = TypeVar("Answer")
 
@@ -127,16 +129,13 @@ class Listener:
     def __init__(self, path: Path, on_lost: Callable[[str], None]) -> None:
         """Raises `UsageError` for a path that is too long."""
         check_path(path)
-        path.unlink(missing_ok=True)
+        remove_socket(path)
         self.path = path
         self._on_lost = on_lost
         self.on_loader: Callable[[Link], None] | None = None
         """Gives its weights to a worker process that loads its model; called from a thread of its own."""
         self._arrived: queue.Queue[Link] = queue.Queue()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(str(path))
-        os.chmod(path, 0o600)  # nobody can connect before listen()
-        self._socket.listen(64)
+        self._socket = bind_socket(path, BACKLOG)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def _accept(self) -> None:
@@ -176,4 +175,4 @@ class Listener:
 
     def close(self) -> None:
         self._socket.close()
-        self.path.unlink(missing_ok=True)
+        remove_socket(self.path)

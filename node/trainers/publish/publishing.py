@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 from codec.errors import SwarmError
-from node.ipc.channel import ChannelTimeout, process_named
+from node.ipc.channel import ChannelTimeout
+from node.ipc.sockets import process_named
 from node.trainers.connection.link import Link, RankInfo
 from node.trainers.connection.patience import Wait, log, saying
 from node.trainers.connection.seedlink import SeedProcess, expect, speaking

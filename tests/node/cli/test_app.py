@@ -84,7 +84,7 @@ def test_help_flows_as_text(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.setattr(app, "console", Console(width=1000))
     assert run(["join", "--help"]) == 0
     out, _ = texts(capsys)
-    assert "Without it plans reckon with 100, and nothing holds back what is sent. [env var: SWARM_UP_MBIT]" in out
+    assert "Without it planning assumes 100, and sending is not limited. [env var: SWARM_UP_MBIT]" in out
 
 
 def test_help_is_fast() -> None:

@@ -1,8 +1,11 @@
-"""The plugin's end of the Unix socket: frames of `u32 length, u8 descriptors`, a MessagePack body (see
-`node.ipc.channel`).
+"""The plugin's end of the Unix socket to its driver.
 
-Both ends trust one another as processes of one user, and say so when they are not; each may die at any byte. Whatever
-makes no sense raises `Closed`, and the plugin goes on as it does when its driver is gone.
+The plugin is a package of its own, installed into vLLM's environment, and cannot import `node`: this file repeats the
+frame format of `node.ipc.framing` (`u32 body length, u8 descriptors`, a MessagePack body), and both must change
+together. `tests/node/engines/vllm` connects the two ends.
+
+Both ends are processes of one user and refuse any other; each may die at any byte. An invalid frame raises `Closed`,
+which the plugin handles as the loss of its driver.
 """
 
 import contextlib

@@ -12,7 +12,7 @@
       Model (replica) ----------------------> Mapped
       Stage (patch), Gather (scratch), ... --> Did, Differs   in a thread; the rank's steps go on
 
-Weights are never in a message: they cross as descriptors of shared memory. The frame is that of `node.ipc.channel`.
+Weights are never in a message: they cross as descriptors of shared memory. The frame is that of `node.ipc.framing`.
 Both ends import this very file; nothing here needs more than msgspec.
 """
 
