@@ -9,7 +9,7 @@ import trio
 from seed_kit import random_replica
 
 from codec import Chunk, ChunkKey, Key, Replica, Staged, open_header, seal_chunk, write_patch
-from node.engines.host import EngineDeadlines, EngineHost, ReplicaRef, worker_command
+from node.engines.host import EngineDeadlines, EngineHost, EngineSpec, ReplicaRef, worker_command
 
 
 class NodeReplica:
@@ -58,7 +58,8 @@ async def engine(tmp_path: Path, node: NodeReplica, monkeypatch, source=None, **
     monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent.parent}")
     socket = tmp_path / "engine.sock"
     command = worker_command(socket, "numpy_engine:NumpyEngine")
-    host = EngineHost(socket, command, tmp_path / "engine.log", source or node.source, EngineDeadlines(**deadlines))
+    spec = EngineSpec(socket, command, tmp_path / "engine.log")
+    host = EngineHost(spec, source or node.source, EngineDeadlines(**deadlines))
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)

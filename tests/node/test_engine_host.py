@@ -13,7 +13,7 @@ from engine_kit import NodeReplica, engine
 
 from codec.errors import UsageError
 from node.engines.base import Prompt, SamplingParams
-from node.engines.host import EngineFailed, EngineHost, EngineLost, worker_command
+from node.engines.host import EngineFailed, EngineHost, EngineLost, EngineSpec, worker_command
 from node.engines.messages import Commit, Done
 
 SAMPLING = SamplingParams(max_tokens=4, stop_tokens=(2,))
@@ -83,7 +83,7 @@ async def test_a_failed_commit_is_never_served(tmp_path, monkeypatch):
         assert host.reloads == 1
         assert await host.prove() == root == host.root
         with pytest.raises(EngineFailed, match="not what is staged"):
-            await host._ask(host._link, Commit(999, (0, 9), root), Done, 5.0)
+            await host._link.ask(Commit(999, (0, 9), root), Done, 5.0)
 
 
 async def test_committing_what_was_not_staged_reloads(tmp_path, monkeypatch):
@@ -159,7 +159,7 @@ async def test_what_the_user_can_fix_is_said_in_the_engines_own_words(tmp_path, 
     monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent.parent}")
     socket, log = tmp_path / "engine.sock", tmp_path / "log"
     for name, says in (("numpy_engine:NumpyEngine", r"no config\.json"), ("nowhere:Engine", "nowhere:Engine cannot")):
-        host = EngineHost(socket, worker_command(socket, name), log, node.source)
+        host = EngineHost(EngineSpec(socket, worker_command(socket, name), log), node.source)
         with pytest.raises(UsageError, match=says), trio.fail_after(30):
             await host.run()
 

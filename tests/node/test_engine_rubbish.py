@@ -10,7 +10,7 @@ import trio
 from engine_kit import NodeReplica
 
 from node.engines.base import Prompt, SamplingParams
-from node.engines.host import EngineDeadlines, EngineFailed, EngineHost, EngineLost
+from node.engines.host import EngineDeadlines, EngineFailed, EngineHost, EngineLost, EngineSpec
 from swarm import guard
 from swarm.guard import Source
 
@@ -95,10 +95,10 @@ while True:
 @contextlib.asynccontextmanager
 async def engine(folder: Path, how: str, **deadlines: float):
     node = NodeReplica(folder)
+    command = (sys.executable, "-c", ENGINE, str(folder), how)
     host = EngineHost(
-        folder / "engine.sock", [sys.executable, "-c", ENGINE, str(folder), how], folder / "log", node.source,
-        EngineDeadlines(**deadlines),
-    )  # fmt: skip
+        EngineSpec(folder / "engine.sock", command, folder / "log"), node.source, EngineDeadlines(**deadlines)
+    )
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)

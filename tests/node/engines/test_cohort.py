@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_transformers import PROMPTS, ROOT, SAMPLING, changed, checkpoint, engine_on
 
-from node.engines.base import Prompt, SamplingParams, Scorer
+from node.engines.base import Prompt, SamplingParams
+from node.engines.interface import Scorer
 
 LONG = SamplingParams(max_tokens=12, seed=5)
 

@@ -39,7 +39,7 @@ def test_every_kind_is_written_scattered_and_read_back():
         live.write(spec.name, bits.reshape(spec.shape))
         np.testing.assert_array_equal(live.read(spec.name), bits)
         indices = np.array([0, spec.elements - 1] if spec.elements > 1 else [0], np.int64)
-        live.convert(spec.name, indices, bits[indices] ^ 1).apply()
+        live.prepare(spec.name, indices, bits[indices] ^ 1).write()
         bits[indices] ^= 1
         np.testing.assert_array_equal(live.read(spec.name), bits)
         np.testing.assert_array_equal(live.read(spec.name, 1, 2), bits[1:3])
@@ -57,10 +57,10 @@ def test_converting_writes_nothing_and_keeps_nothing_of_the_callers():
     live = LiveParameters(model, LAYOUT)
     before = live.read("narrow").copy()
     indices, bits = np.array([1, 4], np.int64), np.array([7, 8], np.uint16)
-    scatter = live.convert("narrow", indices, bits)
+    patch = live.prepare("narrow", indices, bits)
     np.testing.assert_array_equal(live.read("narrow"), before)
     indices[:], bits[:] = 0, 0  # as when the patch's memory is unmapped
-    scatter.apply()
+    patch.write()
     assert live.read("narrow")[[1, 4]].tolist() == [7, 8]
 
 

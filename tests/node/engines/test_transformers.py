@@ -166,7 +166,7 @@ def test_a_failed_commit_poisons_until_reload(tied_folder):
 
 
 class Broken:
-    def apply(self) -> None:
+    def write(self) -> None:
         raise RuntimeError("device lost")
 
 

@@ -77,7 +77,7 @@ def test_a_rounded_tensor_is_proven_by_the_bits_that_are_kept(tmp_path) -> None:
     bits = np.array(checkpoint.bits(name))
     where = np.array([3, 77], np.int64)
     bits[where] ^= 1  # too little to be seen in bfloat16
-    live.convert(name, where, bits[where]).apply()
+    live.prepare(name, where, bits[where]).write()
     (block,) = layout.blocks_of(name)
     assert live.hashes(layout)[block].tobytes() == blake3(bits.tobytes()).digest()
     with torch.no_grad():

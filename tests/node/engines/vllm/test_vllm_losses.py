@@ -37,7 +37,7 @@ class Node:
         for name, data in self.checkpoint.files.items():
             (self.files / name).write_bytes(data)
         self.hosts = [
-            EngineHost(spec.socket, spec.command, spec.log, self.source)
+            EngineHost(spec, self.source)
             for engines, tp in ((2, 1), (1, 2))
             for spec in specs_of(self.settings(home / f"tp{tp}", python, engines, tp))
         ]
@@ -90,7 +90,6 @@ class Node:
 
 def workers(host: EngineHost, what: str) -> list[int]:
     """The processes of the engine's group whose title begins so."""
-    assert host._process is not None
     ask = ["ps", "-o", "pid=,args=", "-g", str(host._process.pid)]
     listed = subprocess.run(ask, capture_output=True, text=True, check=False).stdout  # it fails where there is none
     return [int(line.split()[0]) for line in listed.splitlines() if what in line]

@@ -15,6 +15,7 @@ from codec import Checkpoint, Replica, write_checkpoint, write_patch
 from codec.errors import UsageError
 from node.engines.base import EngineError, Prompt, SamplingParams
 from node.engines.host import EngineHost, ReplicaRef
+from node.engines.interface import WeightPatch
 from node.engines.vllm.server import environment, installed
 from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
@@ -139,7 +140,7 @@ async def _followed_by_a_node(url: str, folder: Path, home: Path) -> None:
         return ReplicaRef(replica.layout, replica.seal_for_readers(), folder, (0, 0), replica.root)
 
     (spec,) = specs_of(JoinConfig(home=home, engine_url=(url,)))
-    host = EngineHost(spec.socket, spec.command, spec.log, source)
+    host = EngineHost(spec, source)
     with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)
@@ -156,7 +157,7 @@ def _too_late_for_its_modules(live: Bench) -> None:
     live.replica.scatter(staged)
     live.version += 1
     version, root = live.version, live.replica.root
-    live.engine.stage(fd, (0, version))
+    live.engine.stage_patch(WeightPatch(fd, (0, version)))
     os.close(fd)
     os.close(live.advance(step_of(live.replica, 21)))
     with pytest.raises(EngineError, match="the replica was past"):

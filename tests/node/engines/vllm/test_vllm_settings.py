@@ -13,10 +13,10 @@ from codec import Layout
 from codec.errors import UsageError
 from codec.layout import FileSpec
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
-from node.engines.vllm.engine import _check_files
+from node.engines.vllm.compatibility import check_files
 from node.engines.vllm.flights import _completion, _seed, _version
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
-from node.engines.vllm.server import Installed, Server, attach_to, environment, flags, installed
+from node.engines.vllm.server import Installed, Server, ServerOptions, attach_to, environment, flags, installed
 from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import free_port
@@ -121,8 +121,9 @@ def test_a_port_that_another_has_is_said_before_a_vllm_starts(tmp_path: Path, mo
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
+        where = Installed(Path("/no/python"), "0.32", True)
         with pytest.raises(UsageError, match=f"Port {port} is taken.*--engine-port"):
-            Server(Installed(Path("/no/python"), "0.32", True), tmp_path, tmp_path / "log", port=port, socket=tmp_path)
+            Server(where, tmp_path, tmp_path / "log", tmp_path, ServerOptions(port))
 
 
 @pytest.mark.parametrize(("busy", "wrong"), [(2, None), (10**6, "another swarm-node")])
@@ -156,13 +157,13 @@ def test_a_node_that_hung_up_a_moment_ago_is_in_nobodys_way(
 def test_files_must_be_the_swarms():
     layout = Layout((), (FileSpec("config.json", 2, b"c" * 32), FileSpec("tokenizer.json", 2, b"t" * 32)))
     right = {"config.json": b"c" * 32, "tokenizer.json": b"t" * 32, "more.txt": b"m" * 32}
-    _check_files(layout, Front(1, "0.32", 1, right, "", None))
+    check_files(layout, Front(1, "0.32", 1, right, "", None))
     with pytest.raises(UsageError, match=r"tokenizer\.json is not the swarm's"):
-        _check_files(layout, Front(1, "0.32", 1, right | {"tokenizer.json": b"x" * 32}, "", None))
+        check_files(layout, Front(1, "0.32", 1, right | {"tokenizer.json": b"x" * 32}, "", None))
     with pytest.raises(UsageError, match=r"lacks the swarm's config\.json"):
-        _check_files(layout, Front(1, "0.32", 1, {"tokenizer.json": b"t" * 32}, "", None))
+        check_files(layout, Front(1, "0.32", 1, {"tokenizer.json": b"t" * 32}, "", None))
     with pytest.raises(UsageError, match=r"has a chat_template\.jinja that the swarm's has not"):
-        _check_files(layout, Front(1, "0.32", 1, right | {"chat_template.jinja": b"x" * 32}, "", None))
+        check_files(layout, Front(1, "0.32", 1, right | {"chat_template.jinja": b"x" * 32}, "", None))
 
 
 def test_answers_are_looked_at():

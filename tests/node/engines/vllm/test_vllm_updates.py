@@ -4,15 +4,21 @@ import http.client
 import json
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from engine_contract import EngineContract, Subject
 
 from codec import write_checkpoint
 from node.engines.base import EngineError, Prompt, SamplingParams
+from node.engines.interface import Engine, WeightPatch
+from node.engines.vllm.engine import VllmEngine
+from node.engines.vllm.links import Listener
+from scenarios.engines.engine_bench import Bench
 from scenarios.engines.engine_models import step_of
 
 pytestmark = pytest.mark.vllm
@@ -241,7 +247,7 @@ def test_a_poisoned_engine_serves_nobody_until_it_was_filled_anew(one):
     with pytest.raises(EngineError, match="poisoned"):
         one.score((1, 2), (3,), SamplingParams(max_tokens=1))
     with pytest.raises(EngineError, match="poisoned"):
-        one.engine.stage(0, (0, 99))
+        one.engine.stage_patch(WeightPatch(0, (0, 99)))
     assert one.reload() == one.replica.root
     assert ask(one.url, {"model": "policy", "prompt": "hello", "max_tokens": 4})[0] == 200
     assert spoken(one)
@@ -253,7 +259,7 @@ def test_another_base_is_refused_before_a_bit_is_written(one):
     held = one.engine.version
     before = one.engine.live_hashes()
     with pytest.raises(EngineError, match="for another base"):
-        one.engine.stage(fd, (0, one.version))
+        one.engine.stage_patch(WeightPatch(fd, (0, one.version)))
     os.close(fd)
     assert one.engine.poisoned is None
     assert one.engine.version == held
@@ -276,7 +282,7 @@ def test_bits_that_are_not_what_was_said_stop_it(one):
     fd, _ = write_patch(lying, one.replica.layout)
     os.close(one.advance(honest))
     flight = one.begin([Prompt((5, 6, 7))], SamplingParams(max_tokens=400))
-    one.engine.stage(fd, (0, one.version))
+    one.engine.stage_patch(WeightPatch(fd, (0, one.version)))
     os.close(fd)
     with pytest.raises(EngineError, match=f"the live bits of {name} are not"):
         one.engine.commit((0, one.version), one.replica.root)
@@ -299,7 +305,7 @@ def test_a_proof_finds_every_altered_block(one, monkeypatch):
 
     fd, _ = write_patch(lying, one.replica.layout)
     os.close(one.advance(honest))
-    one.engine.stage(fd, (0, one.version))
+    one.engine.stage_patch(WeightPatch(fd, (0, one.version)))
     os.close(fd)
     one.engine.commit((0, one.version), one.replica.root)
     wrong = np.flatnonzero((one.engine.live_hashes() != one.replica.hashes).any(1))
@@ -314,6 +320,24 @@ def test_memory_that_could_be_written_is_refused(one):
     loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
     os.write(loose, data)
     with pytest.raises(EngineError, match="seals"):
-        one.engine.stage(loose, (0, one.version))
+        one.engine.stage_patch(WeightPatch(loose, (0, one.version)))
     os.close(loose)
     one.reload()
+
+
+class TestVllmEngine(EngineContract):
+    """The contract of `Engine`, on the vLLM of this file."""
+
+    @pytest.fixture
+    def subject(self, one: Bench) -> Iterator[Subject]:
+        one.reload()
+        subject = Subject(one.engine, one.replica, one.version)
+        yield subject
+        one.version = subject.version
+        assert one.reload() == one.replica.root
+
+    @pytest.fixture
+    def detached(self, tmp_path: Path) -> Iterator[Engine]:
+        engine = VllmEngine(Listener(tmp_path / "vllm.sock", lambda why: None))
+        yield engine
+        engine.close()
