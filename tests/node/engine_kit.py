@@ -13,7 +13,7 @@ from node.engines.host import EngineDeadlines, EngineHost, EngineSpec, ReplicaRe
 
 
 class NodeReplica:
-    """A replica that takes made-up versions; `patch` is what an engine needs to follow."""
+    """A replica that moves to made-up versions, with the patches that an engine needs to follow."""
 
     def __init__(self, folder: Path) -> None:
         self.replica = random_replica()
@@ -53,7 +53,7 @@ def stage_next(replica: Replica, key: Key, version: tuple[int, int]) -> Staged:
 
 @contextlib.asynccontextmanager
 async def engine(tmp_path: Path, node: NodeReplica, monkeypatch, source=None, **deadlines: float):
-    """A host with its engine attached."""
+    """A host with a numpy engine attached."""
     here = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent.parent}")
     socket = tmp_path / "engine.sock"

@@ -106,7 +106,7 @@ class EngineContract:
             np.testing.assert_allclose(found, completion.logprobs, atol=NEAR)
 
     def test_a_poisoned_engine_serves_nothing_until_it_is_reloaded(self, subject: Subject) -> None:
-        subject.engine.poisoned = "the test says so"
+        subject.engine.poisoned = "poisoned by the test"
         with subject.next_patch() as patch, pytest.raises(EngineError):
             subject.engine.stage_patch(patch)
         with pytest.raises(EngineError):
