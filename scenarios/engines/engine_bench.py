@@ -97,7 +97,7 @@ class Bench:
         return self.begin(prompts, sampling).result(WITHIN_S)
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
-        """As `node.engines.base.Scorer`."""
+        """As `node.engines.interface.Scorer`."""
         return self.begin_score(prompt, token_ids, sampling).result(WITHIN_S)
 
     def begin_score(

@@ -146,7 +146,7 @@ class Server:
         return f"vLLM ended (code {code}) before it served: {last_error(log, self._log)}"
 
     def stop(self) -> None:
-        """End the process. Its children end when it does, or with this process's group."""
+        """End the process: SIGTERM, on which vLLM ends its children, then SIGKILL after `STOP_WITHIN_S`."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
