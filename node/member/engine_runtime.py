@@ -15,7 +15,7 @@ import trio
 from codec import Staged, write_patch
 from codec.sign import Key
 from node.engines.group import EngineGroup
-from node.engines.host import EngineDeadlines, EngineHost, EngineLost, ReplicaRef, worker_command
+from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
 from node.engines.vllm.specs import specs_of
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
@@ -56,16 +56,13 @@ class EngineRuntime:
         config, socket = self._config, self._config.home / _SOCKET
         device = None if config.device == "auto" else config.device
         command = worker_command(socket, config.engine, config.threads, device)
-        return EngineHost(socket, command, config.home / _LOG, self._source)
+        return EngineHost(EngineSpec(socket, command, config.home / _LOG), self._source)
 
     def _vllms(self) -> list[EngineHost]:
         """A driver process for each vLLM, which starts it or attaches to it."""
         specs = specs_of(self._config)
         self.urls = tuple(spec.url for spec in specs)
-        return [
-            EngineHost(spec.socket, spec.command, spec.log, self._source, EngineDeadlines(commit_s=300.0))
-            for spec in specs
-        ]
+        return [EngineHost(spec, self._source, EngineDeadlines(commit_s=300.0)) for spec in specs]
 
     async def run(self) -> None:
         """Until cancelled. Raises `UsageError` when the engine cannot be started or refuses the model."""

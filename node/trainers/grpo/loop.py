@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec.checkpoint import Checkpoint
-from node.engines.base import Engine
+from node.engines.interface import Engine, InProcessEngine
 from node.trainers.grpo.trainer import Group, GrpoTrainer, StepStats
 
 __all__ = ["LoopStats", "train_in_process"]
@@ -33,7 +33,7 @@ class LoopStats(msgspec.Struct, frozen=True):
         return self.sample_s + self.train.seconds + self.move_s
 
 
-def train_in_process(trainer: GrpoTrainer, engine: Engine, base: Path, steps: int) -> Iterator[LoopStats]:
+def train_in_process(trainer: GrpoTrainer, engine: InProcessEngine, base: Path, steps: int) -> Iterator[LoopStats]:
     """Load `base` into the engine and run `steps` turns: sample, step, move the bits. Yields after each commit."""
     engine.load(base)
     engine.attach(Checkpoint.open(base).layout)

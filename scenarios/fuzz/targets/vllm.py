@@ -139,10 +139,10 @@ class _World(World):
     def _take(self, message: Any) -> str:
         """A driver's link takes it, which waits for the answer to its first question."""
         link = links.Link.__new__(links.Link)
-        link._asked, link._told = {1: Future()}, {1: lambda told: None}
+        link._asked, link._on_progress = {1: Future()}, {1: lambda told: None}
         if type(message).__name__ in ("Front", "Rank", "Loader"):
             return "a greeting"
-        link._take(message)
+        link._deliver(message)
         return "an answer" if not link._asked else "not asked for"
 
     def close(self) -> None:
