@@ -17,7 +17,7 @@ from codec import Layout, TensorSpec, state_root
 from codec.errors import SwarmError
 from codec.staging import block_hash
 from node import Swarm
-from node.trainers.publish import publishing
+from node.trainers.publish import sender
 
 
 class Net(torch.nn.Module):
@@ -238,7 +238,7 @@ def _saved_root(model: Any, folder: Path, rank: int, adapted: bool) -> bytes | N
 
 def a_rank_dies(rank: int, world: int, home: str) -> str:
     """Rank 1 is killed in the middle of its copy; rank 0 must hear of it, and may go on training."""
-    publishing.OPENED_WITHIN_S = 5.0
+    sender.OPENED_WITHIN_S = 5.0
     net = sharded(make_net(), mixed=False)
     swarm = Swarm.attach(net, home=home)
     swarm.publish(net, step=0).wait(timeout_s=60)
@@ -332,11 +332,11 @@ def goes_back(rank: int, world: int, home: str) -> list[Any]:
 
 def refusals(rank: int, world: int, home: str, boot_id: str) -> list[str]:
     """Without a seed; and with ranks that are not on one host."""
-    from node.trainers.tensors import fsdp2
+    from node.trainers.ranks import meeting
 
     net, said = sharded(make_net(), mixed=False), []
-    for host in (fsdp2._BOOT_ID, Path(boot_id) if rank else fsdp2._BOOT_ID):
-        fsdp2._BOOT_ID = host
+    for host in (meeting._BOOT_ID, Path(boot_id) if rank else meeting._BOOT_ID):
+        meeting._BOOT_ID = host
         try:
             Swarm.attach(net, home=home)
         except SwarmError as error:

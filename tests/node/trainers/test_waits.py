@@ -56,7 +56,7 @@ def test_a_wait_says_what_for_ever_more_rarely(monkeypatch: pytest.MonkeyPatch, 
     wait = Wait(600.0, lambda: "step 3 waits for rank 1 of 2")
     said = []
     while not wait.over:
-        wait.say()
+        wait.log_if_due()
         if caplog.records:
             said.append((round(now - 100), caplog.records[0].getMessage()))
             caplog.clear()

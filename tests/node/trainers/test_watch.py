@@ -34,7 +34,7 @@ def test_of_several_only_the_newest_and_none_that_is_older_than_what_is_out() ->
     due = watch.due(there, now=0.0)
     assert due is not None
     assert due.folder.name == "step_10"
-    watch.published(due)
+    watch.note_published(due)
     assert watch.due(there, now=1.0) is None
     again = found("step_9", 50, marked=True)  # training went back and wrote it anew
     assert watch.due([*there[1:], again], now=2.0) == again
@@ -45,7 +45,7 @@ def test_what_was_refused_is_tried_again_only_when_it_has_changed() -> None:
     watch.due([found("step_1", 10)], now=0.0)
     due = watch.due([found("step_1", 10)], now=1.0)
     assert due is not None
-    watch.refuse(due)
+    watch.note_refused(due)
     assert watch.due([found("step_1", 10)], now=100.0) is None
     assert watch.due([found("step_1", 11)], now=101.0) is None
     assert watch.due([found("step_1", 11)], now=102.0) is not None
@@ -77,7 +77,7 @@ def test_one_that_comes_with_an_older_time_is_said_once() -> None:
     assert watch.due([before, late], now=1.0) is None
     fresh = found("step_8", 60, marked=True)
     assert watch.late([before, late, fresh]) == []
-    watch.published(fresh)
+    watch.note_published(fresh)
     assert watch.late([before, late, fresh]) == []
     touched = found("step_7", 70, marked=True)
     assert watch.late([before, touched, fresh]) == []
@@ -86,17 +86,17 @@ def test_one_that_comes_with_an_older_time_is_said_once() -> None:
 
 def test_what_is_passed_over_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from node.settings import logs
-    from node.trainers.watch import Said
+    from node.trainers.watch import PassedOverLog
 
     logs.configure()
-    said = Said()
-    said.late([found("step_1", 1)])
-    said.late([found("step_7", 4)])
-    said.late([])
-    said.folder(tmp_path)
-    said.folder(tmp_path / "gone")
-    said.folder(tmp_path / "gone")
-    said.folder(tmp_path)
+    passed_over = PassedOverLog()
+    passed_over.log_late([found("step_1", 1)])
+    passed_over.log_late([found("step_7", 4)])
+    passed_over.log_late([])
+    passed_over.check_folder(tmp_path)
+    passed_over.check_folder(tmp_path / "gone")
+    passed_over.check_folder(tmp_path / "gone")
+    passed_over.check_folder(tmp_path)
     told = capsys.readouterr()
     lines = (told.out + told.err).strip().splitlines()
     assert len(lines) == 4
@@ -112,6 +112,6 @@ def test_a_published_checkpoint_that_loses_a_file_is_not_called_unpublished() ->
     whole = Found(Path("/runs/step_1"), (weights, state), True)
     watch = Watch(marker="M", quiet_s=0.0)
     assert watch.late([whole]) == []
-    watch.published(whole)
+    watch.note_published(whole)
     assert watch.late([whole]) == []
     assert watch.late([Found(whole.folder, (weights,), True)]) == []

@@ -12,8 +12,7 @@ from fsdp2_ranks import make_net, sharded
 from codec.errors import SwarmError
 from node import Swarm
 from node.trainers.publish import encoding
-from node.trainers.ranks import together
-from node.trainers.tensors import fsdp2
+from node.trainers.ranks import meeting, progress
 
 SOON_S = 0.5
 FAR_S = 120.0
@@ -29,7 +28,7 @@ def told(call: Any) -> str:
 
 def only_one_publishes(rank: int, world: int, home: str, publisher: int) -> list[str]:
     """Of all ranks one alone publishes; it hears which others do not."""
-    encoding.COPIED_WITHIN_S, together.RECONNECT_S = 2.0, 0.2
+    encoding.COPIED_WITHIN_S, progress.RECONNECT_S = 2.0, 0.2
     net = sharded(make_net(), mixed=False)
     swarm = Swarm.attach(net, home=home)
     swarm.publish(net, step=0).wait(timeout_s=FAR_S)  # the encoders are loaded from here on
@@ -51,7 +50,7 @@ def only_one_publishes(rank: int, world: int, home: str, publisher: int) -> list
 
 def only_one_attaches(rank: int, world: int, home: str) -> str:
     """Rank 0 attaches and no other does."""
-    fsdp2.MEET_WITHIN_S = SOON_S
+    meeting.MEET_WITHIN_S = SOON_S
     net = sharded(make_net(), mixed=False)
     said = told(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
     dist.barrier()
