@@ -53,7 +53,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """All samples of one prompt. `index`: which of the prompts, counted from 0. `prompt`: its token ids."""
+    """One prompt and its samples.
+
+    `index`: which of the prompts, counted from 0. `prompt`: its token ids. `rollouts`: the samples, `n` of them.
+    """
 
     index: int
     prompt: tuple[int, ...]
