@@ -71,8 +71,7 @@ def pack(groups: list) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.
 
 
 def loss_of(model: torch.nn.Module, tokens, sampled, old, advantages) -> torch.Tensor:
-    """The clipped ratio to the policy that sampled, averaged over sampled tokens. A causal model ignores right
-    padding."""
+    """The clipped ratio to the policy that sampled, averaged over sampled tokens. Right padding has no effect."""
     logits = model(input_ids=tokens).logits[:, :-1].float()
     new = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
     ratio = (new - old[:, 1:]).exp()

@@ -30,8 +30,7 @@ class Attachment(NamedTuple):
 
 
 def default_threads(world: int) -> int:
-    """Encoder threads of each of `world` ranks: half the cores divided among the ranks, 1 to 4. The trainer keeps the
-    other half."""
+    """Encoder threads of each of `world` ranks, 1 to 4: half the cores, divided among the ranks."""
     return max(1, min(4, (os.cpu_count() or 2) // 2 // world))
 
 

@@ -46,8 +46,7 @@ MOST_READ_BYTES: Final = 1 << 20
 
 
 class HeldGateway:
-    """A gateway at `url`, which stays the same while the seed is down. Call `run` or `run_in_thread` after making
-    it."""
+    """A gateway at `url`, which stays the same while the seed is down. Call `run` or `run_in_thread`."""
 
     def __init__(self, home: Path, request: OpenGateway, log_line: Callable[[str], None] = lambda text: None) -> None:
         """Listen, and have the seed of `home` serve. `log_line(text)`: called when the seed goes and when it comes

@@ -178,8 +178,7 @@ class GoBack(msgspec.Struct, frozen=True, tag="back"):
 
 
 class WentBack(msgspec.Struct, frozen=True, tag="went"):
-    """The version is the head. The replica has changed: attach again. `payload_bytes`: 0 when it was the head
-    before."""
+    """The version is the head. The replica has changed: attach again. `payload_bytes`: 0 if it was the head."""
 
     number: U63
     epoch: U32
@@ -228,8 +227,7 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class OfferRefused(msgspec.Struct, frozen=True, tag="offer-refused"):
-    """This prompt is refused, and why; the others go on. `usage`: the whole batch is, since its key is bound to other
-    work."""
+    """This prompt is refused, and why. `usage`: the whole batch is, because its key is bound to other work."""
 
     group: GroupId
     why: str
@@ -311,8 +309,7 @@ class GatewayOpened(msgspec.Struct, frozen=True, tag="serving"):
 
 
 class Judge(msgspec.Struct, frozen=True, tag="judge"):
-    """Asks the seed to put `node` (public key) into quarantine, or to `release` it; without a node, only for the
-    record."""
+    """Asks the seed to quarantine `node` (public key), or to `release` it; without a node, for the record only."""
 
     node: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
     release: bool = False

@@ -34,7 +34,7 @@ class Rollout:
     """One accepted sample.
 
     `token_ids`: the completion, without the prompt. `logprobs`: the natural logarithm of each token's probability in
-    the distribution that it was drawn from, after temperature, top-p and options; for a greedy completion, at
+    the distribution that it was sampled from, after temperature, top-p and options; for a greedy completion, at
     temperature 1. `finish_reason`: "stop" (the last token is a stop token) or "length". `spans`: which version sampled
     which tokens, in order. `node`: public key (32 bytes) of the node that signed it.
     """
@@ -118,8 +118,8 @@ class Check:
 
 
 def group_id(session: str, index: int) -> bytes:
-    """The name (16 bytes) of the group of prompt `index`. It decides the samples' random streams, so a `key` fixes them
-    (`node.ledger.messages.stream_of`)."""
+    """The name (16 bytes) of the group of prompt `index`. The samples' random streams follow from it
+    (`node.ledger.messages.stream_of`), so a `key` fixes them."""
     return blake3(f"{session}/{index}".encode()).digest(16)
 
 
@@ -139,26 +139,25 @@ def rollouts(
         known = list(read)
         read, request = iter(known), replace(request, prompts=_hash(known), count=len(known))
     batch = _Batch(request, read, timeout_s, check, lag_base, partial(why_no_group, home, request.session))
-    away: Wait | None = None
+    reconnecting: Wait | None = None
     while True:
         try:
             with speaking("it was asked for rollouts"), dial(home) as channel:
-                away = None
+                reconnecting = None
                 yield from batch.converse(channel)
                 return
         except SwarmDown as error:
             if time.monotonic() >= batch.deadline:
                 raise
             why = str(error)
-            away = away or Wait(batch.deadline - time.monotonic(), lambda: f"rollouts: {why}")  # noqa: B023
-            away.log_if_due()
+            reconnecting = reconnecting or Wait(batch.deadline - time.monotonic(), lambda: f"rollouts: {why}")  # noqa: B023
+            reconnecting.log_if_due()
             time.sleep(LOOK_AGAIN_S)  # the seed keeps finished work on its disk, so a restarted one continues it
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt that was read. `given`: as the trainer gave it. `packed`: its token ids, or None if it cannot be read,
-    and `why`."""
+    """A prompt, as `given` and as `packed` token ids; None if it cannot be read, and `why`."""
 
     index: int
     given: Any
@@ -174,8 +173,7 @@ def _read(index: int, given: Any, tokens: Callable[[Any], tuple[int, ...]]) -> _
 
 
 def _hash(prompts: Sequence[_Prompt]) -> bytes:
-    """BLAKE3 over all prompts in order: the length and bytes of each. One that cannot be read has the length 2^32 -
-    1."""
+    """BLAKE3 over the length and bytes of each prompt, in order. One that cannot be read has the length 2^32 - 1."""
     state = blake3()
     for prompt in prompts:
         length = (1 << 32) - 1 if prompt.packed is None else len(prompt.packed)
@@ -317,8 +315,7 @@ class _Batch:
             self._ready[sample.group] = tuple(_rollout(part) for part in self._parts.pop(sample.group))
 
     def _first(self, channel: Channel) -> tuple[bytes, RolloutGroup] | None:
-        """The ready group of the earliest prompt. Sends back groups that are too old or fail the check; None: none is
-        left."""
+        """The ready group of the earliest prompt, or None. Sends back groups that are too old or fail the check."""
         while self._ready:
             name = min(self._ready, key=lambda name: self._open[name].index)
             samples, prompt = self._ready.pop(name), self._open[name]

@@ -54,7 +54,7 @@ def _why_no_group(status: dict[str, Any], session: str) -> str:
     refused = status["work"].get("refused", {})
     text = ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items()))
     return (
-        f"{len(able)} nodes draw samples, at {speed:.0f} tokens/s together"
+        f"{len(able)} nodes generate samples, at {speed:.0f} tokens/s together"
         + (f"; refused so far: {text}" if refused else "")
         + ". They may be too slow for this deadline, or still have an older version."
     )

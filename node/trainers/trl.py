@@ -20,8 +20,7 @@ __all__ = ["SwarmWeights"]
 
 
 class SwarmWeights:
-    """What TRL calls at each weight sync. Nothing is paused: nodes apply a version between two steps of their
-    engines."""
+    """What TRL calls at each weight sync. Pauses nothing: nodes apply a version between two engine steps."""
 
     def __init__(self, swarm: Swarm, *, quorum: float = 0.0, timeout_s: float = 600.0) -> None:
         """`quorum`: the share of live nodes, 0 to 1, that must hold a version before TRL goes on and counts it as the

@@ -30,8 +30,8 @@ from swarm.transport.base import Unreachable
 __all__ = ["Found", "Watch", "main", "scan", "step_of"]
 
 POLL_S: Final = 0.5
-"""Interval between two scans. A scan of some hundred folders takes milliseconds, and network file systems do not notify
-of changes."""
+"""Interval between two scans. A scan of some hundred folders takes milliseconds. Network file systems do not notify of
+changes, so there is nothing to wait for."""
 MAX_DEPTH: Final = 4
 """Folders below the watched one: trainers write as deep as `runs/global_step_5/actor/huggingface`."""
 RECORD: Final = "watch.json"
@@ -178,8 +178,7 @@ class PassedOverLog:
         self._there = there
 
     def log_late(self, found: list[Found]) -> None:
-        """Log which checkpoints will never be due. The first call logs only how many: they are older than this
-        process."""
+        """Log which checkpoints will never be due. The first call logs only how many, since they are older ones."""
         if not self._looked and found:
             _log.info("older_passed_over", checkpoints=len(found), why="What was published last is newer.")
         for checkpoint in found if self._looked else ():
@@ -219,8 +218,7 @@ def _remembered(record: Path) -> int:
 
 
 def _remember(record: Path, written_ns: int) -> None:
-    """Replace the record file atomically. If a crash loses it, the newest checkpoint is published again, without
-    changes."""
+    """Replace the record file atomically. If a crash loses it, the newest checkpoint is published again, unchanged."""
     fresh = record.with_suffix(".new")
     fresh.write_text(json.dumps({"written_ns": written_ns}))
     fresh.replace(record)

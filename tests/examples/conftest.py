@@ -1,5 +1,4 @@
-"""The examples' tests use the kits of `tests/node` (a seed without a network) and `tests/processes` (real
-processes)."""
+"""Makes the kits of `tests/node` (a seed without a network) and `tests/processes` (real processes) importable."""
 
 import sys
 from pathlib import Path

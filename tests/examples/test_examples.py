@@ -1,5 +1,4 @@
-"""Each short example runs as a script, on a tiny model. Most use a seed without a network, whose node makes tokens
-up."""
+"""Each short example runs as a script, on a tiny model. Most use a seed without a network and a fake node."""
 
 import re
 import runpy

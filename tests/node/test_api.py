@@ -520,8 +520,7 @@ OTHER: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("what", "other", "says"), OTHER)
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_key_is_bound_to_its_prompts_and_sampling(tmp_path: Path, what: str, other: Any, says: str, restarted: bool):
-    """Other work under a key is refused, also after a restart of the seed, so old samples never come for new
-    prompts."""
+    """Other work under a key is refused, also after a restart of the seed. Old samples never answer new prompts."""
     seed = FakeSeed(random_replica())
     asked: dict[str, Any] = {"prompts": [[1], [2], [3]], "n": 2, "sampling": SAMPLING}
     changed = {"prompts": iter(other)} if what == "iterator" else {what: other}

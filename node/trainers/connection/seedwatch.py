@@ -68,8 +68,7 @@ class SeedWatch:
             self.note_lost()
 
     def is_up(self, channel: Channel) -> bool:
-        """Whether a seed can be published to, over `channel` or over a new connection, which the line's thread
-        makes."""
+        """Whether a seed can be published to, over `channel` or over a new connection of the line's thread."""
         if not channel.hung_up():
             return True
         try:

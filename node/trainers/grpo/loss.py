@@ -20,16 +20,14 @@ log-probabilities of a node cannot blow up a step."""
 
 
 class GrpoLoss(NamedTuple):
-    """`total`: the loss summed over tokens; the caller divides it by the batch's tokens. `clipped`: tokens whose ratio
-    was clipped."""
+    """`total`: the loss summed over tokens, not yet averaged. `clipped`: how many tokens' ratio was clipped."""
 
     total: torch.Tensor
     clipped: torch.Tensor
 
 
 def group_advantages(rewards: torch.Tensor) -> torch.Tensor:
-    """(reward - mean) / (standard deviation + 1e-4) within each row. `rewards` and the result: float, (groups,
-    samples)."""
+    """(reward - mean) / (standard deviation + 1e-4) within each row. Takes and returns float, (groups, samples)."""
     centred = rewards - rewards.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True).sqrt() + SPREAD_FLOOR)
 

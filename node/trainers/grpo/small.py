@@ -110,8 +110,7 @@ def _library_folder() -> Path:
 
 
 def _library(recipe: SmallRecipe) -> Iterator[str]:
-    """The text of source files in a fixed shuffled order, until there is enough. Leaves out tests and installed
-    packages."""
+    """The text of source files in a fixed shuffled order, until there is enough; no tests, no installed packages."""
     root = _library_folder()
     unwanted = {"site-packages", "dist-packages", "test", "tests", "idlelib"}
     files = sorted(file for file in root.rglob("*.py") if not unwanted & set(file.relative_to(root).parts))

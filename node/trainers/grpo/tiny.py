@@ -34,8 +34,7 @@ class TinyRecipe(msgspec.Struct, frozen=True):
     kv_heads: int = 2
     vocabulary: int = 32
     spread: float = 0.06
-    """Standard deviation of the initial weights. Larger bf16 values lie further apart, so fewer of them change a
-    step."""
+    """Standard deviation of the initial weights. The larger a bf16 value, the fewer of them change a step."""
     steps: int = 150
     """Few enough that RL has something left to teach, and that two cores make the model in less than 25 seconds."""
     rows: int = 64
@@ -97,8 +96,7 @@ def _config(recipe: TinyRecipe) -> Qwen3Config:
 
 
 def _answers(recipe: TinyRecipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless batches (ids, targets) of sorted answers, `wanted` of them forwards. Only the answers' tokens are
-    targets."""
+    """Endless batches (ids, targets) of sorted answers, `wanted` of them forwards. Targets cover the answers only."""
     task, rng = SortLetters(recipe.letters), np.random.default_rng(recipe.seed)
     while True:
         prompts = task.prompts(0, recipe.rows, rng)

@@ -78,8 +78,7 @@ class _Batch(NamedTuple):
     old_logprobs: torch.Tensor
     mask: torch.Tensor
     first: int
-    """The shortest prompt's tokens. Logits from position `first - 1` on predict `ids[:, first:]`, which `old_logprobs`
-    and `mask` cover."""
+    """Tokens of the shortest prompt: logits from `first - 1` on predict `ids[:, first:]`."""
 
 
 class GrpoTrainer:

@@ -15,7 +15,7 @@ class Entry:
     """A publish in the line. `number`: counted from 1, the same on all ranks. `slot`: the copy that holds its bits.
 
     `again`: not a new version, but the bits of this sealed one. `copied_at`: `time.perf_counter` of the end of the
-    copy. `begun`: the seed is being told of it, so a newer publish can no longer take its place.
+    copy. `begun`: the sender is about to tell the seed, so a newer publish can no longer replace it.
     """
 
     number: int

@@ -1,10 +1,10 @@
 """The publishes of one rank that are not sealed yet, and the thread that sends them: publishing without waiting.
 
 The trainer's thread copies its weights into shared memory and goes on. The line's thread compares the copy, block by
-block, with the replica that the seed shares as memory, and sends each change as it finds it (`node.trainers.publish.
-sender`). The replica holds the parent until the seed has sealed the version, so one version is encoded at a time; a
-second may wait as a copy. With several ranks, each rank runs all of this for its own share and numbers its publishes
-alike; rank 0 decides into which copy each publish goes, and begins it.
+block, with the replica that the seed shares as memory, and sends each change as it finds it (see `sender`). The replica
+holds the parent until the seed has sealed the version, so one version is encoded at a time; a second may wait as a
+copy. With several ranks, each rank runs all of this for its own share and numbers its publishes alike. Rank 0 decides
+into which copy each publish goes, and begins it.
 """
 
 import threading
@@ -45,17 +45,13 @@ class PublishLine:
     def __init__(self, attachment: Attachment, threads: int, holders: Callable[[Publication, float], Holders]) -> None:
         """`threads`: encoder threads of this rank. `holders(publication, within_s)`: which nodes hold a publication;
         raises when the seed does not answer in time."""
-        rank_info, link, copies, ownership = (
-            attachment.rank_info, attachment.link, attachment.copies, attachment.ownership,
-        )  # fmt: skip
-        self.layout = link.replica.layout
+        rank_info, copies, ownership = attachment.rank_info, attachment.copies, attachment.ownership
+        self.layout = attachment.link.replica.layout
         self._rank_info, self._copies, self._holders = rank_info, copies, holders
         self._ranks = RankProgress(rank_info, copies, attachment.peers)
         self._watch = SeedWatch(rank_info.home, attachment.seed)
         self._encoder = Encoder(copies, ownership, rank_info.rank, threads, self.layout)
-        self._sender = VersionSender(
-            rank_info, link, copies, self._ranks, self._watch, self._encoder, self._claim
-        )  # fmt: skip
+        self._sender = VersionSender(attachment, self._ranks, self._watch, self._encoder, self._claim)
         self._copier = Copier(
             self.layout, copies, ownership, rank_info.rank, lambda name: self._sender.link.replica.bits(name)
         )

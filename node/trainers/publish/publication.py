@@ -24,8 +24,7 @@ Root = bytes
 
 
 class Holders(NamedTuple):
-    """How many of the `nodes` live nodes hold a publication. `lacking`: those that do not, as "box-3 at version
-    0.11"."""
+    """How many of the `nodes` live nodes hold a publication. `lacking`: the others, as "box-3 at version 0.11"."""
 
     nodes: int
     lacking: tuple[str, ...]
@@ -110,7 +109,7 @@ class Publication:
         return self
 
     def _await_holders(self, quorum: float, timeout_s: float, deadline: float) -> None:
-        found = "the seed has not said yet which nodes hold it"
+        found = "the seed has not reported yet which nodes hold it"
         answered = time.monotonic()
         wait = Wait(max(0.0, deadline - answered), lambda: f"{self.named} waits for {quorum:.0%} of the nodes: {found}")
         while True:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from node.ipc.channel import ChannelTimeout, process_named
-from node.trainers.connection.link import Link, RankInfo
+from node.trainers.attach import Attachment
+from node.trainers.connection.link import Link
 from node.trainers.connection.patience import Wait
 from node.trainers.connection.seedlink import expect, speaking
 from node.trainers.connection.seedwatch import SeedWatch
@@ -31,7 +32,7 @@ from node.trainers.publish import encoding
 from node.trainers.publish.attempt import Attempt
 from node.trainers.publish.encoding import Encoder, not_published
 from node.trainers.publish.entries import Entry, Rollback
-from node.trainers.ranks.copies import LOOK_S, Copies
+from node.trainers.ranks.copies import LOOK_S
 from node.trainers.ranks.peers import have, named
 from node.trainers.ranks.progress import RankProgress
 
@@ -61,19 +62,17 @@ class VersionSender:
 
     def __init__(
         self,
-        rank_info: RankInfo,
-        link: Link,
-        copies: Copies,
+        attachment: Attachment,
         ranks: RankProgress,
         watch: SeedWatch,
         encoder: Encoder,
         claim: Callable[[Entry], bool],
     ) -> None:
         """`claim(entry)`: mark a publish as begun; False when a newer one has replaced it."""
-        self.link = link
-        self._rank_info, self._copies, self._ranks, self._watch = rank_info, copies, ranks, watch
-        self._encoder, self._claim = encoder, claim
-        self._layout = link.replica.layout
+        self.link = attachment.link
+        self._rank_info, self._copies = attachment.rank_info, attachment.copies
+        self._ranks, self._watch, self._encoder, self._claim = ranks, watch, encoder, claim
+        self._layout = attachment.link.replica.layout
         self._cause: Callable[[], str] = lambda: "nothing"
         """What the line's thread waits for at the moment, in words."""
         self._unread: list[Any] = []

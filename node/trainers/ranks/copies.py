@@ -50,8 +50,7 @@ class Decision(NamedTuple):
 
 
 class Copies:
-    """The memory that the ranks share; see the module. `fd`: the memfd that the other ranks open; None where the system
-    has none."""
+    """The memory that the ranks share; see the module. `fd`: its memfd, or None on a system without memfds."""
 
     def __init__(self, layout: Layout, world: int, fd: int | None, memory: Any) -> None:
         self.layout = layout

@@ -20,8 +20,7 @@ __all__ = ["RankMeeting"]
 
 T = TypeVar("T")
 MEET_WITHIN_S: Final = 900.0
-"""How long a rank waits for the others to attach. A seed that rank 0 starts hashes the base first, which they wait
-for."""
+"""How long a rank waits for the others. A seed that rank 0 starts hashes the base before the ranks go on."""
 _MEETINGS: Final = itertools.count()
 """Numbers the meetings of this process. Every rank attaches equally often, so the number is the same on all ranks."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -29,8 +28,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class RankMeeting:
-    """The processes of one trainer while they attach. Every call is made by all ranks, and an error is raised on
-    all."""
+    """The processes of one trainer while they attach. All ranks make every call, and all raise its error."""
 
     def __init__(self, ranks: list[int]) -> None:
         """A collective: every process of the trainer calls it. `ranks`: see

@@ -81,8 +81,7 @@ class Ownership:
         return np.flatnonzero(self.owner == rank)
 
     def _touch(self, index: int, spec: TensorSpec) -> list[tuple[int, ...]]:
-        """For each block of a tensor, the ranks that write some of it, ascending. `index`: the tensor's in the
-        layout."""
+        """For each block of tensor number `index`, the ranks that write some of it, ascending."""
         writers = self._writers[index]
         all_writers = tuple(sorted(writers))
         blocks = [self._layout.block(block) for block in self._layout.blocks_of(spec.name)]

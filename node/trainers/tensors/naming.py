@@ -98,8 +98,7 @@ class Naming:
         return pairs
 
     def _conversion(self, source: Any) -> Any:
-        """How a transformers model holds the layout's tensors; None for any other source, whose names are the
-        layout's."""
+        """How a transformers model holds the layout's tensors; None for other sources, which use the layout's names."""
         model = _library_model(source)
         if model is None:
             return None

@@ -1,5 +1,4 @@
-"""Converts a checkpoint's bits to another dtype, as torch's `.to()` does. Without torch, for files that are
-published."""
+"""Converts a checkpoint's bits to another dtype, as torch's `.to()` does, but without torch: for published files."""
 
 from collections.abc import Callable
 from typing import Any, Final

@@ -21,7 +21,7 @@ from node.trainers.publish import sender
 
 
 class Net(torch.nn.Module):
-    """A model with every special case: blocks that cross borders, uneven rows, fewer rows than ranks, a tie, a frozen
+    """A model with every special case: blocks that cross borders, uneven rows, fewer rows than ranks, ties, a frozen
     layer, a buffer."""
 
     def __init__(self, width: int = 1024, vocabulary: int = 1500) -> None:
@@ -103,8 +103,7 @@ def memory_kb(field: str) -> int:
 
 
 def train(rank: int, world: int, home: str, steps: int, publishing_on: bool, mixed: bool) -> dict[str, Any]:
-    """`steps` steps of Adam, each of two backward passes. Every step is published, or none is. Returns roots and
-    masters."""
+    """`steps` steps of Adam, each of two backward passes; all are published or none. Returns roots and masters."""
     net = sharded(make_net(), mixed=mixed)
     layout = layout_of(make_net())
     adam = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-3)
@@ -187,8 +186,7 @@ def mirrored(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
 
 
 def mixture(rank: int, world: int, homes: dict[str, str], folder: str) -> dict[str, tuple[bytes, bytes | None]]:
-    """A mixture of experts with one tensor an expert in the checkpoint: sharded by experts, across them, and
-    adapted."""
+    """A mixture of experts, one tensor an expert in the checkpoint: sharded by experts, across them, and adapted."""
     import peft
     from torch.distributed.tensor import Shard
     from transformers import AutoModelForCausalLM
@@ -216,8 +214,7 @@ def mixture(rank: int, world: int, homes: dict[str, str], folder: str) -> dict[s
 
 
 def _saved_root(model: Any, folder: Path, rank: int, adapted: bool) -> bytes | None:
-    """The root of what transformers saves of the gathered (and merged) model as bf16. Only rank 0 saves; others:
-    None."""
+    """The root of what transformers saves of the gathered (and merged) model as bf16. None on ranks above 0."""
     import tempfile
 
     import peft
@@ -277,8 +274,7 @@ def one_rank_refuses(rank: int, world: int, home: str) -> list[str]:
 
 
 def each_refuses(rank: int, world: int, home: str) -> list[str]:
-    """In every third step the weights of one rank, in turn, have another dtype. The steps between are sealed, whenever
-    the others notice."""
+    """In every third step one rank's weights have another dtype. The steps between are always sealed."""
     said = []
     net = sharded(make_net(), mixed=False)
     with Swarm.attach(net, home=home) as swarm:
@@ -313,8 +309,7 @@ def busy(rank: int, world: int, home: str) -> list[list[Any]]:
 
 
 def goes_back(rank: int, world: int, home: str) -> list[Any]:
-    """Three steps, back to the first from what the seed keeps, another step; back to the base with the trainer's
-    weights."""
+    """Three steps, back to the first by the seed, another step; back to the base with the trainer's weights."""
     net = sharded(make_net(), mixed=False)
     base = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     found: list[Any] = []

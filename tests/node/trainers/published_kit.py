@@ -17,8 +17,7 @@ HERE = Path(__file__).parent
 
 @contextmanager
 def drawing(folder: Path, *gateway: str) -> Iterator[tuple[kit.Swarm, Path, str]]:
-    """A swarm whose node generates tokens, its base folder, and its gateway's URL. `gateway`: more arguments for
-    that."""
+    """A swarm whose node generates tokens, its base folder, and its gateway's URL. `gateway`: arguments for that."""
     from node.trainers.grpo.tiny import tiny_folder
 
     base, port = tiny_folder(lambda line: None), kit.free_port()

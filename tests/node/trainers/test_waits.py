@@ -101,7 +101,7 @@ def test_nodes_that_lack_a_version_are_named():
         ([{"engine": [0, 1], "name": "box", "quarantine": {"why": "lied"}}], r"in quarantine \(box: lied\)"),
         (
             [{"engine": [0, 1], "tokens_s": 12.4, "quarantine": None}],
-            "1 nodes draw samples, at 12 tokens/s.* 3 too_old",
+            "1 nodes generate samples, at 12 tokens/s.* 3 too_old",
         ),
     ],
 )
