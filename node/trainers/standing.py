@@ -1,4 +1,4 @@
-"""How the swarm stands, from what its seed says: `Swarm.state`, who holds a publication, and why no rollouts come."""
+"""The swarm's state as its seed reports it: `Swarm.state`, which nodes hold a publication, why no rollouts come."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from node.trainers.publish.publication import Holders, Publication
 __all__ = ["holders", "standing", "why_no_group"]
 
 EXPLAIN_WITHIN_S: Final = 5.0
-"""An error that is late anyway may wait so long for its cause."""
+"""How long an error that a timeout has caused may wait for the seed to name the cause."""
 
 
 def holders(home: Path, publication: Publication, within_s: float) -> Holders:
-    """Which of the live nodes hold `publication`, verified, or something newer.
+    """Which of the live nodes hold `publication`, verified, or a newer version.
 
-    Raises `SwarmDown`, and `SwarmTimeout` when the seed does not say `within_s`.
+    Raises `SwarmDown`, and `SwarmTimeout` when the seed does not answer within `within_s`.
     """
     wanted = [publication.epoch, publication.version]
     nodes = ask_state(home, min(within_s, ANSWER_WITHIN_S))["swarm"].get("nodes", [])
@@ -26,35 +26,35 @@ def holders(home: Path, publication: Publication, within_s: float) -> Holders:
 
 
 def why_no_group(home: Path, session: str) -> str:
-    """Why no rollouts of `session` come, as far as the seed of `home` knows; never raises."""
+    """Why no rollouts of `session` come, as far as the seed of `home` knows, in a sentence or two. Never raises."""
     try:
         return _why_no_group(ask_state(home, EXPLAIN_WITHIN_S), session)
     except SwarmError as error:
         return str(error)
 
 
-def _why_no_group(said: dict[str, Any], session: str) -> str:
-    nodes = said["swarm"].get("nodes", [])
+def _why_no_group(status: dict[str, Any], session: str) -> str:
+    nodes = status["swarm"].get("nodes", [])
     if not nodes:
         return "No node is connected to the seed: swarm-node invite prints a ticket, with which they join."
-    drawing = [node for node in nodes if node.get("engine") is not None]
-    if not drawing:
+    with_engine = [node for node in nodes if node.get("engine") is not None]
+    if not with_engine:
         return f"None of the {len(nodes)} nodes has an engine that is ready: see swarm-node status."
-    able = [node for node in drawing if node.get("quarantine") is None]
+    able = [node for node in with_engine if node.get("quarantine") is None]
     if not able:
-        why = "; ".join(f"{_named(node)}: {node['quarantine'].get('why', '')}" for node in drawing[:3])
+        why = "; ".join(f"{_named(node)}: {node['quarantine'].get('why', '')}" for node in with_engine[:3])
         return f"Every node that has an engine is in quarantine ({why}): see swarm-node quarantine."
-    if unmet := said["work"].get("unmet", {}).get(session):
+    if unmet := status["work"].get("unmet", {}).get(session):
         return (
             f"No node's engine can do these sampling options: {', '.join(unmet)}. Leave them out, or start a node "
-            "whose engine can: one of this release, and for exact one of transformers, or vLLM on a GPU with "
+            "whose engine can: one of this release; for exact, transformers, or vLLM on a GPU with "
             "VLLM_BATCH_INVARIANT=1."
         )
     speed = sum(node.get("tokens_s", 0.0) for node in able)
-    refused = said["work"].get("refused", {})
+    refused = status["work"].get("refused", {})
     text = ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items()))
     return (
-        f"{len(able)} nodes draw samples, at {speed:.0f} tokens/s together"
+        f"{len(able)} nodes generate samples, at {speed:.0f} tokens/s together"
         + (f"; refused so far: {text}" if refused else "")
         + ". They may be too slow for this deadline, or still have an older version."
     )
@@ -68,9 +68,9 @@ def _version(held: Any) -> str:
     return "no version" if held is None else "version " + ".".join(map(str, held))
 
 
-def standing(said: dict[str, Any]) -> dict[str, Any]:
-    """`said`: the seed's own state, as `swarm` and `work`. Those, and what a trainer looks at first."""
-    swarm, work = said["swarm"], said["work"]
+def standing(status: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `Swarm.state` that the seed knows. `status`: the seed's own, with `swarm` and `work`."""
+    swarm, work = status["swarm"], status["work"]
     steps: list[dict[str, Any]] = swarm.get("steps", [])
     nodes = [_node(node, swarm, steps, work) for node in swarm.get("nodes", [])]
     return {
@@ -99,7 +99,8 @@ def _sealed(swarm: dict[str, Any], steps: Sequence[dict[str, Any]]) -> dict[str,
 def _node(
     node: dict[str, Any], swarm: dict[str, Any], steps: Sequence[dict[str, Any]], work: dict[str, Any]
 ) -> dict[str, Any]:
-    """`lag_versions`: sealed versions that it lacks, as far as they are remembered; `lag_s`: for how long already."""
+    """One node. `lag_versions`: sealed versions that it lacks, of those that the seed remembers. `lag_s`: seconds since
+    the publish of the oldest of them began."""
     held = node.get("held")
     lacking = [step for step in steps if held is None or step["version"] > list(held)]
     return {
@@ -116,8 +117,8 @@ def _node(
 
 
 def _expected_arrival_s(steps: Sequence[dict[str, Any]]) -> float | None:
-    """Seconds until the newest version should be with everybody: as long as the last ones took for each byte, less what
-    has passed. 0: it is; None: no version was with everybody yet, so there is nothing to go by."""
+    """Seconds until every node should hold the newest version: what the last ones took for each byte, times its bytes,
+    less the time since it was published. 0: every node holds it. None: no version has reached every node yet."""
     if not steps:
         return None
     last = steps[-1]
@@ -131,8 +132,9 @@ def _expected_arrival_s(steps: Sequence[dict[str, Any]]) -> float | None:
 
 
 def _egress(swarm: dict[str, Any], steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the newest version: bytes at the trainer's sockets since its publish began, and what they should stay under:
-    one copy of the delta, 3 % and 64 KiB (`budget_bytes`). `payload`: what `--egress-copies` caps, counted by kind."""
+    """What the seed sent. `sent_bytes`: since it started. `step_bytes`: at its sockets since the newest publish began.
+    `budget_bytes`: what these should stay under, 1.03 times the delta plus 64 KiB. `payload`: the bytes that
+    `--egress-copies` caps, by kind."""
     last = steps[-1] if steps else None
     return {
         "sent_bytes": swarm.get("sent_bytes", 0),
