@@ -168,7 +168,7 @@ async def test_a_bug_costs_one_request_only(tmp_path: Path, monkeypatch):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
         monkeypatch.delenv("SWARM_STRICT")
-        monkeypatch.setattr("node.gateway.app.want_completion", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr("node.gateway.app.parse_completion", lambda *_, **__: 1 / 0)
         said = await raw(url, post(GOOD))
         assert b" 500 " in said.splitlines()[0]
         monkeypatch.undo()

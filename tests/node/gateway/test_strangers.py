@@ -7,9 +7,9 @@ import pytest
 import trio
 from gateway_kit import gateway, raw
 
-from node.gateway import bodies, strangers
-from node.gateway.bodies import Bodies, Full
+from node.gateway import memory_budget, strangers
 from node.gateway.http import Limits, Request, Response, json_response, serve
+from node.gateway.memory_budget import BudgetFull, MemoryBudget
 from node.gateway.strangers import MOST, MOST_OF_ONE, YOUNG_S, Strangers, address_of
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 4}).encode()
@@ -34,11 +34,11 @@ def place_of(url: str) -> tuple[str, int]:
 async def test_without_the_key_nothing_of_a_body_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     reserved: list[int] = []
 
-    async def reserve(self: Bodies, count: int) -> None:
+    async def reserve(self: MemoryBudget, count: int) -> None:
         reserved.append(count)
 
-    monkeypatch.setattr(bodies.Bodies, "reserve", reserve)
-    monkeypatch.setattr(bodies.Bodies, "give_back", lambda self, count: None)
+    monkeypatch.setattr(memory_budget.MemoryBudget, "reserve", reserve)
+    monkeypatch.setattr(memory_budget.MemoryBudget, "give_back", lambda self, count: None)
     async with gateway(tmp_path, api_key="sesame") as (swarm, url):
         await swarm.add(1)
         for wrong in ((), ("Authorization: Bearer open",), ("Authorization: Bearer s\xe9same",)):
@@ -97,7 +97,7 @@ async def test_a_body_that_hardly_comes_is_let_go(autojump_clock):
 
 async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
     """Three announce what there is room for twice: the third is told to come back, and has room when one is done."""
-    limits = Limits(body_bytes=bodies.MOST_BYTES // 2)
+    limits = Limits(body_bytes=memory_budget.MOST_BYTES // 2)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(lambda task_status: serve(count, "127.0.0.1", 0, limits, task_status=task_status))
         autojump_clock.autojump_threshold = 0.05
@@ -119,11 +119,11 @@ async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
 
 
 async def test_room_is_waited_for_a_moment(autojump_clock):
-    room = Bodies(100)
+    room = MemoryBudget(100)
     await room.reserve(80)
-    with pytest.raises(Full):
+    with pytest.raises(BudgetFull):
         await room.reserve(30)
-    assert trio.current_time() == pytest.approx(bodies.WAIT_S, abs=0.1)
+    assert trio.current_time() == pytest.approx(memory_budget.WAIT_S, abs=0.1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(room.reserve, 30)
         await trio.sleep(0.5)
@@ -194,11 +194,11 @@ async def test_who_hangs_up_leaves_the_queue_of_the_readers(tmp_path: Path, monk
         seen.append(body.prompt)
         started.release()
         go_on.wait(20)
-        from node.gateway.parsed_request import want_completion
+        from node.gateway.parsed_request import parse_completion
 
-        return want_completion(body, text, session, **how)
+        return parse_completion(body, text, session, **how)
 
-    monkeypatch.setattr("node.gateway.app.want_completion", slow)
+    monkeypatch.setattr("node.gateway.app.parse_completion", slow)
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
         streams = []

@@ -17,9 +17,8 @@ from ledger_kit import ALICE, BOB, KEY_OF, KEYS, PROMPT, SAMPLING, group_id, hea
 from codec.errors import PeerError
 from codec.sign import Key
 from node.engines.base import SamplingParams
-from node.ledger import callers, messages
-from node.ledger.assignment.fair_share import poured
-from node.ledger.callers import Callers
+from node.ledger import messages
+from node.ledger.assignment.fair_share import fill_rooms
 from node.ledger.messages import (
     MAX_CAPACITY,
     ROLLOUT_DOMAIN,
@@ -47,6 +46,8 @@ from node.ledger.messages import (
 from node.ledger.rules import STRANGERS, Ledger
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
+from node.ledger.trust import budgets
+from node.ledger.trust.budgets import MessageBudgets
 from swarm import guard
 
 U63 = (1 << 63) - 1
@@ -72,12 +73,11 @@ class LedgerBench:
 
     def hear(self, node: bytes, message: messages.WorkMessage | bytes) -> list[Any]:
         """What is sent to `node` for it."""
-        self.service._out.clear()
+        self.service._nodes.take_outbox()
         self.service.hear(node, message if isinstance(message, bytes) else encode(message))
-        self.service._turn()
+        turn = self.service.begin_turn()
         assert self.service._sleep_s() >= 0.0
-        self.ledger.take_facts()
-        return [said for to, said in self.service._out if to == node]
+        return [said for to, said in turn.outbox if to == node]
 
 
 def rollout(lease: WorkLease, **other: Any) -> Rollout:
@@ -139,7 +139,7 @@ def test_a_rollout_that_its_node_signed_and_nobody_can_read():
 )
 def test_a_body_that_nobody_can_read_is_dropped_and_then_its_node(body: bytes):
     bench = LedgerBench()
-    for _ in range(int(callers.MALFORMED_AT_ONCE)):
+    for _ in range(int(budgets.MALFORMED_AT_ONCE)):
         assert bench.hear(ALICE, body) == []
     assert bench.expelled == []
     bench.hear(ALICE, body)
@@ -183,13 +183,13 @@ def test_a_flood_is_dropped_unread(monkeypatch: pytest.MonkeyPatch):
         read += 1
         return decode(body)
 
-    monkeypatch.setattr("node.ledger.service.decode", count)
+    monkeypatch.setattr("node.ledger.node_messages.decode", count)
     body = encode(Renew(1, 1, 1))
     for _ in range(20_000):
         bench.now += 1e-4
         bench.service.hear(ALICE, body)
-    assert read <= callers.BURST + 2 * callers.RATE + 2
-    assert bench.service._callers.left_out == 20_000 - read
+    assert read <= budgets.BURST + 2 * budgets.RATE + 2
+    assert bench.service._nodes.budgets.left_out == 20_000 - read
     large = encode(SignedRollout(bytes(messages.MAX_BODY_BYTES - 100)))
     bench.now += 60.0
     read = 0
@@ -201,17 +201,17 @@ def test_a_flood_is_dropped_unread(monkeypatch: pytest.MonkeyPatch):
 def test_the_budget_is_what_the_fastest_honest_node_needs():
     """4,096 leases, all renewed every three seconds, and a hundred results a second, with a request and a timesheet
     each: nothing of it is dropped."""
-    held = Callers(lambda node: MAX_CAPACITY)
+    held = MessageBudgets(lambda node: MAX_CAPACITY)
     now = 0.0
     for _ in range(600):
         now += 0.1
         for _ in range(round(MAX_CAPACITY / 30)):
-            assert held.may_say(ALICE, 32, now)
+            assert held.allow_message(ALICE, 32, now)
         for length in (2500, 60, 80) * 10:
-            assert held.may_say(ALICE, length, now)
-    few = Callers(lambda node: 64)
+            assert held.allow_message(ALICE, length, now)
+    few = MessageBudgets(lambda node: 64)
     for _ in range(64):  # a batch of long samples that end together
-        assert few.may_say(BOB, 8 * 32_768 + 300, now)
+        assert few.allow_message(BOB, 8 * 32_768 + 300, now)
 
 
 def test_who_takes_work_and_returns_it_without_end_gets_none_for_a_while():
@@ -223,7 +223,7 @@ def test_who_takes_work_and_returns_it_without_end_gets_none_for_a_while():
         leases = [lease for lease in said if isinstance(lease, WorkLease)]
         taken += len(leases)
         bench.hear(ALICE, GiveBack(tuple(lease.lease for lease in leases)))
-    assert taken <= callers.RETURNS_AT_ONCE + 20 * callers.RETURNS + 256
+    assert taken <= budgets.RETURNS_AT_ONCE + 20 * budgets.RETURNS + 256
     assert any(isinstance(said, WorkLease) for said in bench.hear(BOB, request(capacity=64)))
 
 
@@ -234,8 +234,7 @@ def test_requests_beyond_their_budget_wait_and_the_newest_is_served():
     bench.ledger.offer(group_id(1), "s", PROMPT, 2, SAMPLING)
     for _ in range(50):
         bench.now += bench.service._sleep_s() or 0.01
-        bench.service._turn()
-        if any(isinstance(said, WorkLease) for _, said in bench.service._out):
+        if any(isinstance(said, WorkLease) for _, said in bench.service.begin_turn().outbox):
             break
     else:
         raise AssertionError("it was forgotten")
@@ -246,7 +245,7 @@ def test_tables_that_a_node_can_grow_are_bounded():
     for i in range(3 * STRANGERS):
         bench.ledger.member_up(node := i.to_bytes(32, "little"))
         bench.ledger.member_lost(node, bench.now)
-    bench.service._turn()
+    bench.service.begin_turn()
     assert len(bench.ledger.nodes) <= STRANGERS + 2 * len(KEYS)
     assert set(KEY_OF) <= set(bench.ledger.nodes)
     for i in range(200):
@@ -278,7 +277,7 @@ def test_a_request_gets_what_a_turn_can_send_and_the_rest_in_the_next():
     first = [said for said in bench.hear(ALICE, request(capacity=MAX_CAPACITY)) if isinstance(said, WorkLease)]
     assert len(first) >= 256
     for _ in range(8):
-        bench.service._turn()
+        bench.service.begin_turn()
     assert bench.ledger.nodes[ALICE].outstanding == 1000
 
 
@@ -317,7 +316,7 @@ def test_a_log_probability_that_is_none(value: float):
 )
 def test_pouring_fills_every_room_that_there_is(amounts: list[float], rooms: list[int]):
     rooms = rooms[: len(amounts)]
-    got = poured(amounts, rooms)
+    got = fill_rooms(amounts, rooms)
     assert all(
         0.0 <= share <= room * (1 + 1e-9) or share <= amount
         for share, room, amount in zip(got, rooms, amounts, strict=True)

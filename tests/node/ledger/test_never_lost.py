@@ -58,7 +58,7 @@ class World(RuleBasedStateMachine):
         for node in self.members:
             self.ledger.member_up(node)
             self.ledger.quarantine.release(node, "at last")
-        self.ledger.abandon()
+        self.ledger.abandon_version()
         for _ in range(3 * len(self.offered) + 3):
             leases = self.ledger.request_work(ALICE, self.request(64), self.now)
             for lease in leases if isinstance(leases, list) else []:
@@ -192,12 +192,12 @@ class World(RuleBasedStateMachine):
 
     @rule(crash=CRASH)
     def begin(self, crash: str) -> None:
-        self.ledger.begin((0, self.head.version + 1))
+        self.ledger.begin_version((0, self.head.version + 1))
         self.persist(crash)
 
     @rule()
     def abandon(self) -> None:
-        self.ledger.abandon()
+        self.ledger.abandon_version()
 
     @rule(overtaken=st.booleans(), crash=CRASH)
     def hand_over(self, overtaken: bool, crash: str) -> None:
@@ -206,7 +206,7 @@ class World(RuleBasedStateMachine):
             return
         if overtaken:  # a version is sealed while it is on its way
             self.seal("no")
-        if self.ledger.stale(group.id, self.head.name):
+        if self.ledger.discard_stale(group.id, self.head.name):
             self.persist(crash)
         else:
             assert all(done.oldest[1] >= self.head.version - group.max_lag for done in group.done.values())

@@ -21,7 +21,7 @@ from node.ledger.messages import (
 )
 from node.ledger.settings import Settings
 from node.ledger.state import Group
-from node.ledger.trust.judge import fingerprint, judge
+from node.ledger.trust.acceptance import fingerprint, judge
 
 
 class OldParams(msgspec.Struct, frozen=True):

@@ -218,7 +218,7 @@ def test_members_that_refuse_everything_do_not_make_work_impossible():
     ledger.offer(group_id(1), "s", PROMPT, 1, SAMPLING)
     for node in (ALICE, BOB, CAROL):
         (lease,) = ledger.request_work(node, ask(4), 2.0)
-        assert ledger.cannot(node, lease.id, lease.token, 2.0) is None
+        assert ledger.refuse_work(node, lease.id, lease.token, 2.0) is None
     assert submit(ledger, busy, draw(busy, 0), 3.0) is None
     (lease,) = ledger.request_work(DAVE, ask(1), 3.0)
     assert (lease.group, submit(ledger, lease, draw(lease, 0), 4.0)) == (group_id(1), None)
@@ -231,7 +231,7 @@ def test_work_is_impossible_when_every_node_that_generates_has_refused_it():
     late, found = 2.0 + ledger.settings.asking_ttl_s, []
     for node in (ALICE, BOB, CAROL):
         (lease,) = ledger.request_work(node, ask(4), late)
-        found.append(ledger.cannot(node, lease.id, lease.token, late))
+        found.append(ledger.refuse_work(node, lease.id, lease.token, late))
     assert [group and group.id for group in found] == [None, None, group_id(0)]
 
 
@@ -451,7 +451,7 @@ def test_memory_of_verdicts_is_bounded():
     for sample in range(64):
         rollout = draw(lease, sample, token_ids=(8 + sample, 2))
         assert ledger.submit(ALICE, rollout, sealed(lease, rollout), 1.0) is None
-    assert len(ledger.intake) == 8
+    assert len(ledger.acceptance) == 8
     assert KEY_OF[ALICE].public == ALICE
 
 

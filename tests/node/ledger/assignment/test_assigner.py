@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
 
-from node.ledger.assignment.fair_share import duration_s, finishable, poured, together
+from node.ledger.assignment.fair_share import duration_s, fill_rooms, finish_together, finishable
 from node.ledger.assignment.rate import Rate
 from node.ledger.assignment.version_timing import VersionTiming
 from node.ledger.messages import Reason
@@ -215,7 +215,7 @@ def test_who_will_have_the_next_version_too_late_gets_no_more_than_this_one_allo
 )
 def test_all_end_at_one_time(waits, work, expected):
     """Speeds 2 and 1."""
-    assert together((2.0, 1.0), waits, work) == pytest.approx(expected)
+    assert finish_together((2.0, 1.0), waits, work) == pytest.approx(expected)
 
 
 @given(
@@ -224,7 +224,7 @@ def test_all_end_at_one_time(waits, work, expected):
 )
 def test_all_the_work_is_assigned_and_nobody_could_end_sooner(nodes, work):
     speeds, waits = zip(*nodes, strict=True)
-    amounts = together(speeds, waits, work)
+    amounts = finish_together(speeds, waits, work)
     assert sum(amounts) == pytest.approx(work, rel=1e-6)
     ends = [wait + amount / speed for speed, wait, amount in zip(speeds, waits, amounts, strict=True) if amount > 0]
     assert max(ends) == pytest.approx(min(ends), rel=1e-3)
@@ -242,13 +242,13 @@ def test_all_the_work_is_assigned_and_nobody_could_end_sooner(nodes, work):
     ],
 )
 def test_what_some_have_no_room_for_the_others_get(amounts, rooms, expected):
-    assert poured(amounts, rooms) == pytest.approx(expected)
+    assert fill_rooms(amounts, rooms) == pytest.approx(expected)
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 1e4), st.integers(0, 1000)), min_size=1, max_size=20))
 def test_nothing_is_left_while_anybody_has_room(nodes):
     amounts, rooms = zip(*nodes, strict=True)
-    got = poured(amounts, rooms)
+    got = fill_rooms(amounts, rooms)
     assert sum(got) == pytest.approx(min(sum(amounts), sum(rooms)), rel=1e-6)
     assert all(amount <= room * (1 + 1e-9) for amount, room in zip(got, rooms, strict=True))
     kept = [amount >= min(own, room) * (1 - 1e-9) for amount, own, room in zip(got, amounts, rooms, strict=True)]

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_kit import ALICE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
 
-from node.ledger.assignment.use import Use
+from node.ledger.assignment.consumption import Consumption
 from node.ledger.messages import Reason
 
 
-def seen(step: int = 64, *, waited_s: float = 0.0, max_lag: int = 1) -> Use:
+def seen(step: int = 64, *, waited_s: float = 0.0, max_lag: int = 1) -> Consumption:
     """Of a trainer that has just begun a step of 10 s, and took `step` samples in the one before."""
-    use = Use(max_lag, 0.0, 0.0)
+    use = Consumption(max_lag, 0.0, 0.0)
     use.give(8, 0.0)
     use.seal(10.0)
     use.take(step - 8, 8, 10.0)
@@ -25,7 +25,7 @@ def seen(step: int = 64, *, waited_s: float = 0.0, max_lag: int = 1) -> Use:
 
 
 def test_before_a_step_was_seen_a_trainer_that_waits_is_not_limited():
-    use = Use(1, 0.0, 0.0)
+    use = Consumption(1, 0.0, 0.0)
     assert use.most_begun(1, 100) is None
     assert use.most_open() is None
     use.give(8, 5.0)
@@ -91,7 +91,7 @@ events = st.lists(
 
 @given(events, st.integers(0, 3))
 def test_a_trainer_that_waits_always_gets_something_at_the_newest_version(events, max_lag):
-    use, now, left = Use(max_lag, 0.0, 0.0), 0.0, 0
+    use, now, left = Consumption(max_lag, 0.0, 0.0), 0.0, 0
     for what, samples, seconds in events:
         now += seconds
         if what == "give":
@@ -149,7 +149,7 @@ def test_a_node_of_any_speed_draws_what_is_used(groups, n):
     wasteful = ledger_at(3, groups=0)
     assert drawn_for(wasteful, 20, groups, n) > 1.4 * 20 * groups * n
     ledger = ledger_at(3, groups=0)
-    ledger.pace("s", 1, 0.0)
+    ledger.track_consumption("s", 1, 0.0)
     drawn = drawn_for(ledger, 20, groups, n)
     held = 2 * 64 + 16 * n  # until a step was seen
     assert drawn <= 20 * groups * n + held
