@@ -71,7 +71,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch) -> list[MemoryBudget]:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"])
-async def test_a_large_answer_comes_choice_by_choice_and_is_the_same(tmp_path: Path, monkeypatch, rooms, path: str):
+async def test_a_large_answer_is_sent_by_choice_and_is_the_same(tmp_path: Path, monkeypatch, rooms, path: str):
     """At once or in parts: the same JSON."""
     asked = {
         "/v1/completions": {"prompt": PROMPT, "logprobs": 0},

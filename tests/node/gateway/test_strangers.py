@@ -53,7 +53,7 @@ async def test_without_the_key_nothing_of_a_body_is_read(tmp_path: Path, monkeyp
         assert reserved[0] == len(BODY)  # what follows is for the answer
 
 
-async def test_who_has_the_key_is_told_to_go_on(tmp_path: Path):
+async def test_a_client_with_the_key_gets_100_continue(tmp_path: Path):
     async with gateway(tmp_path, api_key="sesame") as (swarm, url):
         await swarm.add(1)
         async with await trio.open_tcp_stream(*place_of(url)) as stream:
@@ -68,7 +68,7 @@ async def count(request: Request) -> Response:
     return json_response({"bytes": len(request.body)})
 
 
-async def test_a_body_that_hardly_comes_is_let_go(autojump_clock):
+async def test_a_body_below_the_minimum_rate_is_given_up(autojump_clock):
     """Its room is for others. One that comes at a quarter of a megabit is waited for."""
     limits = Limits(grace_s=5.0, body_s=60.0)
     length = 600_000  # 18 s at the slowest rate
@@ -118,7 +118,7 @@ async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_room_is_waited_for_a_moment(autojump_clock):
+async def test_reserve_waits_for_room(autojump_clock):
     room = MemoryBudget(100)
     await room.reserve(80)
     with pytest.raises(BudgetFull):
@@ -160,7 +160,7 @@ async def test_a_flood_of_many_addresses_makes_room_for_a_newcomer(autojump_cloc
     assert not honest.scope.cancel_called
 
 
-async def test_knocking_without_end_is_not_answered_any_more(autojump_clock):
+async def test_connections_without_a_valid_head_are_rate_limited(autojump_clock):
     places = Strangers()
 
     async def knock(address: str, valid: bool) -> bool:
@@ -177,14 +177,14 @@ async def test_knocking_without_end_is_not_answered_any_more(autojump_clock):
     assert await knock("10.0.0.1", False)
 
 
-def test_one_site_is_one_client():
+def test_all_addresses_of_a_site_count_as_one_client():
     assert address_of("::ffff:10.1.2.3") == address_of("10.1.2.3") == "10.1.2.3"
     assert address_of("2001:db8:1:2::1") == address_of("2001:db8:1:2:ffff::1") != address_of("2001:db8:1:3::1")
     assert address_of("fe80::1%eth0") == "fe80::/64"
     assert address_of("") == ""
 
 
-async def test_who_hangs_up_leaves_the_queue_of_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_client_that_hangs_up_leaves_the_queue_of_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two are read at a time; of those who wait, the ones that hung up are never read."""
     import threading
 

@@ -108,7 +108,7 @@ def bad_utf8(rolled: Rollout) -> bytes:
     return body
 
 
-def test_a_rollout_that_its_node_signed_and_nobody_can_read():
+def test_a_malformed_rollout_under_a_good_signature():
     """Row 2 of the audit: text that is no UTF-8, under a good signature."""
     bench = LedgerBench()
     (lease, *_) = bench.hear(ALICE, request())
@@ -137,7 +137,7 @@ def test_a_rollout_that_its_node_signed_and_nobody_can_read():
         b"\x01\x90",
     ],
 )
-def test_a_body_that_nobody_can_read_is_dropped_and_then_its_node(body: bytes):
+def test_malformed_bodies_are_dropped_and_then_their_node_is_expelled(body: bytes):
     bench = LedgerBench()
     for _ in range(int(budgets.MALFORMED_AT_ONCE)):
         assert bench.hear(ALICE, body) == []
@@ -149,7 +149,7 @@ def test_a_body_that_nobody_can_read_is_dropped_and_then_its_node(body: bytes):
     assert bench.hear(BOB, request()) != [], "nobody else notices"
 
 
-def test_a_bug_that_a_node_finds_costs_it_its_session_and_nothing_more(monkeypatch: pytest.MonkeyPatch):
+def test_a_body_that_meets_a_bug_ends_only_its_nodes_session(monkeypatch: pytest.MonkeyPatch):
     bench = LedgerBench()
     monkeypatch.setattr(bench.ledger, "renew", lambda *_: 1 / 0)
     before = guard.bugs[guard.Source.WORK]
@@ -162,7 +162,7 @@ def test_a_bug_that_a_node_finds_costs_it_its_session_and_nothing_more(monkeypat
     assert bench.hear(BOB, request()) != []
 
 
-def test_lines_of_a_log_are_few(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_malformed_bodies_cause_few_log_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """Row 16: 33,569 of them in ten seconds."""
     monkeypatch.setattr(guard, "_seldom", guard.Seldom())
     bench = LedgerBench()
@@ -198,7 +198,7 @@ def test_a_flood_is_dropped_unread(monkeypatch: pytest.MonkeyPatch):
     assert read <= 16, "large bodies count as many"
 
 
-def test_the_budget_is_what_the_fastest_honest_node_needs():
+def test_the_message_budget_suffices_for_the_fastest_honest_node():
     """4,096 leases, all renewed every three seconds, and a hundred results a second, with a request and a timesheet
     each: nothing of it is dropped."""
     held = MessageBudgets(lambda node: MAX_CAPACITY)
@@ -214,7 +214,7 @@ def test_the_budget_is_what_the_fastest_honest_node_needs():
         assert few.allow_message(BOB, 8 * 32_768 + 300, now)
 
 
-def test_who_takes_work_and_returns_it_without_end_gets_none_for_a_while():
+def test_a_node_that_takes_and_returns_work_without_end_gets_none_for_a_while():
     bench = LedgerBench(groups=256, n=1)
     taken = 0
     for serial in range(1, 400):
@@ -227,7 +227,7 @@ def test_who_takes_work_and_returns_it_without_end_gets_none_for_a_while():
     assert any(isinstance(said, WorkLease) for said in bench.hear(BOB, request(capacity=64)))
 
 
-def test_requests_beyond_their_budget_wait_and_the_newest_is_served():
+def test_requests_beyond_the_budget_wait_and_the_newest_is_served():
     bench = LedgerBench(groups=0)
     for serial in range(1, 700):
         bench.hear(ALICE, request(serial))
@@ -258,7 +258,7 @@ def test_tables_that_a_node_can_grow_are_bounded():
     assert stranger not in bench.ledger.nodes
 
 
-def test_a_check_is_sent_once_to_a_node_that_has_moved_on():
+def test_a_check_is_sent_once_to_a_node_without_the_version():
     """A request of a hundred bytes must not make half a megabyte leave each time."""
     bench = LedgerBench(check_share=1.0)
     (lease, *_) = bench.hear(ALICE, request())
@@ -302,7 +302,7 @@ def test_no_float_of_a_message_is_unbounded():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.1e4, -3e38, 1.0])
-def test_a_log_probability_that_is_none(value: float):
+def test_impossible_log_probabilities_are_refused(value: float):
     bench = LedgerBench()
     (lease, *_) = bench.hear(ALICE, request())
     wrong = rollout(lease, logprobs=pack_floats([-1.0, value, -1.0, -1.0]))
@@ -314,7 +314,7 @@ def test_a_log_probability_that_is_none(value: float):
     st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=12),
     st.lists(st.integers(0, 4096), min_size=12, max_size=12),
 )
-def test_pouring_fills_every_room_that_there_is(amounts: list[float], rooms: list[int]):
+def test_fill_rooms_uses_all_room(amounts: list[float], rooms: list[int]):
     rooms = rooms[: len(amounts)]
     got = fill_rooms(amounts, rooms)
     assert all(
@@ -376,7 +376,7 @@ STEPS = st.lists(st.tuples(NODES, MESSAGES | REPLIES, st.sampled_from([0.0, 0.00
 
 
 @given(STEPS, st.booleans())
-def test_whatever_nodes_send_the_ledger_goes_on(steps: list[tuple[bytes, Any, float]], advance: bool):
+def test_the_ledger_survives_whatever_nodes_send(steps: list[tuple[bytes, Any, float]], advance: bool):
     """Well-formed and adversarial: extreme, repeated, reordered, stale, of others' leases. The guard is strict here, so
     an exception that is no `PeerError` fails; and every sample stays in exactly one place."""
     bench = LedgerBench(check_share=0.5, judged_window=1 << 16, bad_least=1 << 16, lapsed_least=1 << 16)
@@ -407,7 +407,7 @@ def test_whatever_nodes_send_the_ledger_goes_on(steps: list[tuple[bytes, Any, fl
 
 
 @given(st.binary(max_size=64) | st.binary(max_size=40).map(lambda data: b"\x01" + data))
-def test_no_bytes_do_more_than_be_refused(data: bytes):
+def test_random_bytes_are_refused(data: bytes):
     for read in (decode, lambda body: open_rollout(ALICE, KEY_OF[ALICE].seal(ROLLOUT_DOMAIN, body))):
         with contextlib.suppress(PeerError):
             read(data)

@@ -15,7 +15,7 @@ def complete(ledger, count=1, version=3, now=1.0):
         assert submit(ledger, lease, draw(lease, 0, version), now + 1.0) is None
 
 
-def test_where_nobody_may_be_behind_the_version_on_its_way_counts():
+def test_without_lag_the_version_being_published_counts():
     ledger = ledger_at(3, groups=2, n=1, max_lag=0)
     complete(ledger, 2)
     assert ledger.hand_over("s") is not None
@@ -28,7 +28,7 @@ def test_where_nobody_may_be_behind_the_version_on_its_way_counts():
     places(ledger)
 
 
-def test_one_step_ahead_the_newest_sealed_version_counts():
+def test_with_a_lag_of_one_the_newest_sealed_version_counts():
     ledger = ledger_at(3, groups=1, n=1)
     complete(ledger, 1, version=2)
     ledger.begin_version((0, 4))
@@ -49,7 +49,7 @@ def test_one_step_ahead_the_newest_sealed_version_counts():
     assert not ledger.groups
 
 
-def test_a_way_back_makes_all_of_the_old_epoch_too_old():
+def test_a_rollback_makes_all_of_the_old_epoch_too_old():
     ledger = ledger_at(3, groups=1, n=1)
     complete(ledger, 1)
     group = ledger.hand_over("s")
@@ -58,7 +58,7 @@ def test_a_way_back_makes_all_of_the_old_epoch_too_old():
     assert ledger.head.coming is None, "what is sealed already does not come"
 
 
-async def test_what_nobody_has_fetched_yet_is_called_back(tmp_path, autojump_clock):
+async def test_groups_that_were_not_fetched_are_discarded_when_too_old(tmp_path, autojump_clock):
     said = []
 
     async def send(node, body):
@@ -97,7 +97,7 @@ async def test_what_nobody_has_fetched_yet_is_called_back(tmp_path, autojump_clo
     book.close()
 
 
-def test_a_lease_that_is_over_is_void_unless_all_of_it_was_delivered():
+def test_an_ended_lease_is_void_unless_all_of_it_was_delivered():
     ledger = ledger_at(3, groups=2, n=1, max_deadline_s=30.0)
     done, open_ = ledger.request_work(ALICE, ask(2), 0.0)
     assert submit(ledger, done, draw(done, 0), 1.0) is None

@@ -34,7 +34,7 @@ def test_before_a_step_was_seen_a_trainer_that_waits_is_not_limited():
     assert use.most_begun(1, 100) == 128, "as much as it has used"
 
 
-def test_a_trainer_that_never_waits_gets_one_step_drawn_ahead_by_nodes_of_the_newest_version():
+def test_a_trainer_that_never_waits_gets_one_step_ahead_from_nodes_with_the_newest_version():
     use = seen()
     assert (use.step, use.hurry) == (64, 0)
     assert use.most_begun(1, 1000) == 64
@@ -51,7 +51,7 @@ def test_a_trainer_that_waits_gets_all_that_it_can_still_use():
     assert use.most_begun(0, 1000) == 24
 
 
-def test_one_that_waits_for_more_than_usual_gets_more():
+def test_a_trainer_that_waits_for_more_than_usual_gets_more():
     use = seen()
     use.take(8 + 64, 0, 21.0)  # the first was in hand when the step began
     assert use.hurry == 1
@@ -144,7 +144,7 @@ def drawn_for(ledger, steps: int, groups: int, n: int) -> int:
 
 
 @pytest.mark.parametrize(("groups", "n"), [(1, 4), (2, 4), (8, 4), (3, 8)])
-def test_a_node_of_any_speed_draws_what_is_used(groups, n):
+def test_a_node_of_any_speed_generates_only_what_is_used(groups, n):
     """Without the limit it draws what it can hold in every step, and most of that is too old in the next but one."""
     wasteful = ledger_at(3, groups=0)
     assert drawn_for(wasteful, 20, groups, n) > 1.4 * 20 * groups * n
