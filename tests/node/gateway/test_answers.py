@@ -100,7 +100,7 @@ async def test_a_large_answer_is_sent_by_choice_and_is_the_same(tmp_path: Path, 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_answers_that_nobody_reads_are_bounded_together(tmp_path: Path, monkeypatch, rooms, stream: bool):
     """Forty clients ask for a prompt of 8,192 tokens back 25 times each, and read nothing. What all of them hold stays
-    within both budgets; those who find them full are told to come back; nothing is held when they have gone."""
+    within both budgets; clients that find them full get 503; nothing is held after they have gone."""
     monkeypatch.setattr(app, "HELD_BYTES", 1 << 20)
     monkeypatch.setattr(app, "ENCODED_BYTES", 1 << 20)
     async with gateway(tmp_path, files()) as (swarm, url):

@@ -75,7 +75,7 @@ async def test_hostile_requests_get_an_answer_and_change_nothing(tmp_path: Path,
 
 
 async def test_an_answer_to_head_is_a_head(tmp_path: Path):
-    """h11 lets no body follow it: one would be a bug of ours, which anybody could have in the log."""
+    """h11 rejects a body after it, so that one would be a bug that any client could cause."""
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
         for path in ("/v1/models", "/v1/completions", "/nowhere"):

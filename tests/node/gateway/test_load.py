@@ -52,7 +52,7 @@ async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: P
                 await trio.sleep(0.01)
             assert swarm.service.state()["samples_leased"] > 0
             swarm.kill(1)
-            swarm.kill(2, known=False)  # nobody sees it die: its leases run out
+            swarm.kill(2, known=False)  # the membership does not notice it: its leases expire
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill)

@@ -1,4 +1,4 @@
-"""Clients without the key, and those that hold what others need: what each may cost the gateway."""
+"""Clients without the key, and clients that occupy memory: what each may cost the gateway."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ async def count(request: Request) -> Response:
 
 
 async def test_a_body_below_the_minimum_rate_is_given_up(autojump_clock):
-    """Its room is for others. One that comes at a quarter of a megabit is waited for."""
+    """Others need its memory. A body that comes at a quarter of a megabit per second is accepted."""
     limits = Limits(grace_s=5.0, body_s=60.0)
     length = 600_000  # 18 s at the slowest rate
     async with trio.open_nursery() as nursery:
@@ -96,7 +96,7 @@ async def test_a_body_below_the_minimum_rate_is_given_up(autojump_clock):
 
 
 async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
-    """Three announce what there is room for twice: the third is told to come back, and has room when one is done."""
+    """Three bodies are announced, and two fit: the third gets 429, and there is room again when one is done."""
     limits = Limits(body_bytes=memory_budget.MOST_BYTES // 2)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(lambda task_status: serve(count, "127.0.0.1", 0, limits, task_status=task_status))
@@ -185,7 +185,7 @@ def test_all_addresses_of_a_site_count_as_one_client():
 
 
 async def test_a_client_that_hangs_up_leaves_the_queue_of_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two are read at a time; of those who wait, the ones that hung up are never read."""
+    """Two requests are parsed at a time; waiting requests whose clients hung up are never parsed."""
     import threading
 
     started, go_on, seen = threading.Semaphore(0), threading.Event(), []

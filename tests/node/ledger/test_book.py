@@ -146,7 +146,7 @@ class Dying:
 
 
 def test_a_crash_between_any_two_statements_leaves_all_or_nothing(tmp_path: Path):
-    """Kill the process before each statement of a busy run; what is on disk equals a state that was told."""
+    """Kills the process before each statement of a busy run: the file equals a state that others were told of."""
     writes = []
     recorder = Book(tmp_path / "recorder.sqlite")
     plain = recorder.write
@@ -205,7 +205,7 @@ def test_a_book_of_the_first_format_is_upgraded(tmp_path: Path):
 
 
 def test_the_binding_of_a_key_is_durable(tmp_path: Path):
-    """Also when all its groups were dropped: nobody came back for them."""
+    """Also when all groups of the session were dropped because no trainer came back for them."""
     book, ledger = Book(tmp_path / "ledger.sqlite"), ledger_at(groups=0)
     first = Binding(2, SAMPLING, 1, False, b"h" * 32, 64)
     ledger.bind("train", first)

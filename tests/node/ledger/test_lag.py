@@ -10,7 +10,7 @@ from node.ledger.settings import Settings
 
 
 def complete(ledger, count=1, version=3, now=1.0):
-    """Groups of one sample each, drawn at `version`."""
+    """Groups of one sample each, sampled from `version`."""
     for lease in ledger.request_work(ALICE, ask(count, version=version), now):
         assert submit(ledger, lease, draw(lease, 0, version), now + 1.0) is None
 

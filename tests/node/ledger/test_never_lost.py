@@ -73,7 +73,7 @@ class World(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def persist(self, crash: str) -> bool:
-        """Write the facts, or crash. True if the outcome may be told."""
+        """Write the facts, or crash. True if the outcome may be sent."""
         facts = self.ledger.take_facts()
         if crash != "before the write":
             self.book.write(facts)
@@ -98,7 +98,7 @@ class World(RuleBasedStateMachine):
         rollout = draw(lease, sample, version, token_ids=(10 + self.drawn, 2), spans=spans)
         signed = sealed(lease, rollout)
         verdict = self.ledger.submit(lease.node, rollout, signed, self.now)
-        if not self.persist(crash):  # no verdict was heard: the node says it again
+        if not self.persist(crash):  # no verdict arrived: the node sends it again
             again = self.ledger.submit(lease.node, rollout, signed, self.now)
             assert (again is None) == (verdict is None)
             self.persist("no")
@@ -123,7 +123,7 @@ class World(RuleBasedStateMachine):
     def offer(self, n: int, lag: int, crash: str) -> None:
         new = group_id(len(self.offered))
         self.ledger.offer(new, "s", PROMPT, n, SAMPLING, max_lag=lag)
-        if not self.persist(crash):  # the trainer offers again what nobody confirmed
+        if not self.persist(crash):  # the trainer offers the unconfirmed group again
             self.ledger.offer(new, "s", PROMPT, n, SAMPLING, max_lag=lag)
             self.persist("no")
         self.offered[new] = n

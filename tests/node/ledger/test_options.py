@@ -1,4 +1,4 @@
-"""Sampling options in the ledger: what older nodes see, who gets such work, what counts, what is no copy."""
+"""Sampling options in the ledger: what older nodes receive, which nodes get such work, and which results count."""
 
 import msgspec
 import pytest

@@ -86,8 +86,8 @@ def spans_of(*pairs):
         (Reason.MALFORMED, {"token_ids": b"12345"}),
         (Reason.MALFORMED, {"token_ids": (8, 9, 10, 11, 2)}),  # longer than asked for
         (Reason.MALFORMED, {"token_ids": (8, 2, 2)}),  # goes on after a stop token
-        (Reason.MALFORMED, {"token_ids": (8, 9, 10)}),  # says stop, and did not
-        (Reason.MALFORMED, {"finish_reason": "length"}),  # says length, and is shorter
+        (Reason.MALFORMED, {"token_ids": (8, 9, 10)}),  # claims "stop" without a stop token
+        (Reason.MALFORMED, {"finish_reason": "length"}),  # claims "length", and is shorter
         (Reason.MALFORMED, {"spans": spans_of((3, 2))}),
         (Reason.MALFORMED, {"spans": spans_of((3, 4))}),
         (Reason.MALFORMED, {"spans": spans_of((2, 0), (3, 3))}),
@@ -212,7 +212,8 @@ def test_a_node_gives_back_only_its_own_leases_at_once():
 
 
 def test_members_that_refuse_everything_do_not_make_work_impossible():
-    """Three of them were enough, and the trainer was told that no node could do its work, which ended its session."""
+    """Once three such members made the ledger tell the trainer that no node could do its work, which ended its
+    session."""
     ledger = ledger_at(3, groups=1, n=1)
     (busy,) = ledger.request_work(DAVE, ask(1), 1.0)
     ledger.offer(group_id(1), "s", PROMPT, 1, SAMPLING)

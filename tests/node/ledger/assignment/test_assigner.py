@@ -1,4 +1,4 @@
-"""Who gets what: lag by group, versions that are due, sessions that stay with their node."""
+"""Which node gets what: lags of groups, expected versions, shares, sessions that stay with their node, whole groups."""
 
 import pytest
 from hypothesis import given
@@ -328,7 +328,7 @@ def test_groups_stay_with_one_node_where_possible():
 
 
 def test_the_rest_of_a_started_group_goes_to_any_node_with_room_first():
-    """Three of eight were done when their node died; nobody else has room for the other five at once."""
+    """Three of eight samples were done when their node died; no other node has room for the other five at once."""
     ledger = ledger_at(groups=12, n=8)
     (lease,) = ledger.request_work(ALICE, ask(8), 0.0)
     for sample in range(3):

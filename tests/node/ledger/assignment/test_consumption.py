@@ -113,7 +113,8 @@ def test_a_trainer_that_waits_always_gets_something_at_the_newest_version(events
 
 
 def drawn_for(ledger, steps: int, groups: int, n: int) -> int:
-    """A node that is as fast as it is asked, and a trainer that takes so many groups after each seal; samples drawn."""
+    """A node of a given speed, and a trainer that takes a number of groups after each seal. Returns the samples
+    generated."""
     drawn = offered = 0
     hand = None
     for step in range(steps):
@@ -145,7 +146,8 @@ def drawn_for(ledger, steps: int, groups: int, n: int) -> int:
 
 @pytest.mark.parametrize(("groups", "n"), [(1, 4), (2, 4), (8, 4), (3, 8)])
 def test_a_node_of_any_speed_generates_only_what_is_used(groups, n):
-    """Without the limit it draws what it can hold in every step, and most of that is too old in the next but one."""
+    """Without the limit the node generates what it can hold in every step, and most of that is too old two steps
+    later."""
     wasteful = ledger_at(3, groups=0)
     assert drawn_for(wasteful, 20, groups, n) > 1.4 * 20 * groups * n
     ledger = ledger_at(3, groups=0)

@@ -1,4 +1,4 @@
-"""Who is gone and who hangs: known in seconds where a lease's deadline would take minutes."""
+"""Silent and stalled nodes are found in seconds, where the deadline of a lease would take minutes."""
 
 import math
 

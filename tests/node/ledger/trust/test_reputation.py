@@ -1,4 +1,4 @@
-"""Bad workers: what is counted, what is enough, who is put aside, for how long, and how they come back."""
+"""Bad nodes: which failures count, how many lead to quarantine, how long it lasts, checks, and release."""
 
 from pathlib import Path
 
@@ -154,7 +154,7 @@ def test_all_leases_that_expire_with_a_dead_node_count_once():
     assert not ledger.nodes[ALICE].leases
     assert ledger.nodes[ALICE].reputation.penalty is None
     now = 30.0
-    for _ in range(3):  # who comes back for more and vanishes again is none too often
+    for _ in range(3):  # a node that comes back and vanishes again
         assert ledger.nodes[ALICE].reputation.penalty is None
         assert len(work(ledger, ALICE, 10, now)) == 10
         now += 20.0
