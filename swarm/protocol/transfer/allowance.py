@@ -45,10 +45,11 @@ class Allowance:
     @classmethod
     def resume(cls, limit_bytes: int, up_mbit: float, record: Record | None) -> "Allowance":
         """Continue from the record that an earlier run left on disk."""
-        made = cls(limit_bytes, up_mbit)
+        allowance = cls(limit_bytes, up_mbit)
         if record is not None:
-            made.day, made.spent_bytes, made._written = record.day, record.spent_bytes, record.spent_bytes
-        return made
+            allowance.day, allowance.spent_bytes = record.day, record.spent_bytes
+            allowance._written = record.spent_bytes
+        return allowance
 
     def look(self, day: int, sent_bytes: int) -> Record | None:
         """Update the count; returns the record to write to disk now, or None.

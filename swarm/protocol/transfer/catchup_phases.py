@@ -33,7 +33,7 @@ class Phase(Enum):
 
 
 class PhaseCause(Enum):
-    """The causes that end a phase; the texts are the labels of the diagram."""
+    """What ends a phase; the texts are labels of the diagram (mermaid takes no colon in them)."""
 
     LAYOUT_UNKNOWN = "start: we lack the layout"
     LAYOUT_KNOWN = "start: we have the layout"

@@ -79,8 +79,8 @@ class Links:
             flow = self._flows[peer] = _Flow()
             self._tried_one = self._tried_one or peer in self._awaited
             self._awaited.discard(peer)
-        for each in (flow, self._all):
-            each.add(size, now)
+        for measured in (flow, self._all):
+            measured.add(size, now)
 
     def take_answered(self) -> bool:
         """Whether a newcomer has answered since the last call: what was measured of it is worth a report."""
@@ -89,7 +89,7 @@ class Links:
 
     def account(self) -> tuple[Link, ...]:
         """The measurements since the last call."""
-        made: list[Link] = []
+        links: list[Link] = []
         roster = self._state.roster
         short = self._short()
         for session in self._state.sessions:
@@ -98,10 +98,10 @@ class Links:
             if member is None or not (session.rtt_s or flow.all_bytes):
                 continue
             rtt_ms = min(60_000, int(1000 * session.rtt_s + 0.999))
-            made.append(Link(member.slot, flow.kbit_s, short.get(session.peer, 0), rtt_ms))
+            links.append(Link(member.slot, flow.kbit_s, short.get(session.peer, 0), rtt_ms))
         self._flows.clear()
         self._all = _Flow()
-        return tuple(sorted(made, key=lambda link: (-link.kbit_s, link.slot))[:MAX_LINKS])
+        return tuple(sorted(links, key=lambda link: (-link.kbit_s, link.slot))[:MAX_LINKS])
 
     def _short(self) -> dict[bytes, int]:
         """By parent: the percentage by which its bytes (of its share) or its rate (of the median) fell short."""

@@ -36,7 +36,7 @@ class Offers:
         self._state = state
         self._wants: dict[bytes, tuple[float, list[ChunkKey]]] = {}
         """The wants of each neighbour: the local time at which they expire, and the chunks."""
-        self._made: dict[bytes, tuple[float, ChunkKey]] = {}
+        self._open_offers: dict[bytes, tuple[float, ChunkKey]] = {}
         """The offer to each neighbour that is not answered yet: the local time at which it expires, and the chunk."""
         self._again_at = float("-inf")
         """Local time of the next look."""
@@ -44,9 +44,9 @@ class Offers:
     def heard(self, peer: bytes, message: LateChunkWants, now: float) -> None:
         """`peer` tells its late-chunk wants, which replace those before."""
         wants = [ChunkKey(message.epoch, message.version, message.attempt, seq) for seq in message.seqs]
-        made = self._made.get(peer)
-        if made is not None and made[1] not in wants:
-            del self._made[peer]
+        offer = self._open_offers.get(peer)
+        if offer is not None and offer[1] not in wants:
+            del self._open_offers[peer]
         if wants:
             self._wants[peer] = now + LATE_WANTS_HOLD_S, wants
             self._again_at = now
@@ -56,10 +56,10 @@ class Offers:
 
     def taken(self, peer: bytes, key: ChunkKey) -> bool:
         """`peer` asks for this chunk; whether we offered it."""
-        made = self._made.get(peer)
-        offered = made is not None and made[1] == key
+        offer = self._open_offers.get(peer)
+        offered = offer is not None and offer[1] == key
         if offered:
-            del self._made[peer]
+            del self._open_offers[peer]
         if peer in self._wants:
             until, wants = self._wants[peer]
             self._wants[peer] = until, [want for want in wants if want != key]
@@ -68,7 +68,7 @@ class Offers:
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone."""
         self._wants.pop(peer, None)
-        self._made.pop(peer, None)
+        self._open_offers.pop(peer, None)
 
     def look(self, now: float) -> None:
         """Make as many offers as the uplink allows."""
@@ -80,7 +80,7 @@ class Offers:
             peer, chunk = best
             if not self._room(sum(chunk.sizes)):
                 return
-            self._made[peer] = now + ANSWER_S, chunk.key
+            self._open_offers[peer] = now + ANSWER_S, chunk.key
             self._state.outbox.send(peer, Offer(*chunk.key))
 
     def _best(self, now: float) -> tuple[bytes, Chunk] | None:
@@ -90,7 +90,7 @@ class Offers:
         longer than planned children should wait.
         """
         waiting = [(min(wants), peer) for peer, (until, wants) in self._wants.items()
-                   if wants and until > now and peer not in self._made]  # fmt: skip
+                   if wants and until > now and peer not in self._open_offers]  # fmt: skip
         for _, peer in sorted(waiting):
             if self._state.late_joiners.early and self._state.late_joiners.has(peer):
                 continue
@@ -107,8 +107,8 @@ class Offers:
     def _idle(self, now: float) -> bool:
         """Whether our uplink has room for an offer. Also removes expired offers."""
         state = self._state
-        for peer in [peer for peer, (until, _) in self._made.items() if until <= now]:
-            del self._made[peer]
+        for peer in [peer for peer, (until, _) in self._open_offers.items() if until <= now]:
+            del self._open_offers[peer]
         return (
             state.exchange.gives
             and self._given < AT_ONCE
@@ -118,7 +118,7 @@ class Offers:
     @property
     def _given(self) -> int:
         """The number of chunks that are offered or being sent."""
-        return self._state.uploads.count + len(self._made)
+        return self._state.uploads.count + len(self._open_offers)
 
     def _room(self, size: int) -> bool:
         """Whether one more chunk of `size` bytes may be given now."""
