@@ -6,7 +6,7 @@ open is abandoned, and the next attempt names itself.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import trio
@@ -101,10 +101,6 @@ class VersionSink(Protocol):
 
     async def abandon(self) -> None:
         """The open attempt, if there is one, is dead: drop what it left."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Plain values for `Swarm.state`."""
         ...
 
 

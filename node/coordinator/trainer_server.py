@@ -8,7 +8,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -24,6 +24,7 @@ from node.ledger.session import Session
 from node.ledger.state import Group
 from node.settings.config import GatewayConfig
 from node.settings.extras import how_to_get, lacking
+from node.status.schema import SeedReport, SeedStatus
 from node.trainers.messages import (
     MAX_RANKS,
     PROTOCOL,
@@ -69,9 +70,11 @@ LEAVE_WITHIN_S: Final = 10.0
 class Host(VersionSink, Protocol):
     """What the desk asks of the running seed."""
 
-    async def put_out(self, asked: Evict) -> Evicted:
-        """A person's word about who may be in the swarm; done when it is durable."""
+    async def evict(self, request: Evict) -> Evicted:
+        """Remove a member or revoke a ticket, or undo that; returns when it is durable."""
         ...
+
+    def status(self) -> SeedStatus: ...
 
 
 class TrainerServer:
@@ -81,13 +84,11 @@ class TrainerServer:
     def __init__(
         self,
         seed: Host,
-        head: Callable[[], tuple[int, int]],
         ledger: LedgerService,
         files: Callable[[], Mapping[str, bytes]] = dict,
     ) -> None:
         self._files = files
         self._seed = seed
-        self._head = head
         self._ledger = ledger
         self._rank_groups = RankGroups(Publisher(seed))
 
@@ -110,23 +111,20 @@ class TrainerServer:
                 case OpenRollouts():
                     await self._rollouts(channel, message)
                 case AskState():
-                    await channel.send(State(self._state()))
+                    await channel.send(State(SeedReport(swarm=self._seed.status(), work=self._ledger.status())))
                 case OpenGateway():
                     with _listening(fds) as sockets:
                         await self._gateway(channel, message, sockets)
                 case Judge(node, release, why):
                     await channel.send(await self._judge(node, release, why))
                 case Evict():
-                    await channel.send(await self._seed.put_out(message))
+                    await channel.send(await self._seed.evict(message))
                 case _:
                     raise PeerError(f"first message: {type(message).__name__}")
         except ChannelClosed:
             raise
         except SwarmError as error:  # the trainer is told; anything else is our bug
             await channel.send(Refusal(str(error), usage=isinstance(error, UsageError)))
-
-    def _state(self) -> dict[str, Any]:
-        return {"swarm": self._seed.state(), "work": self._ledger.state()}
 
     # ------------------------------------------------------------ work
 
@@ -146,7 +144,7 @@ class TrainerServer:
             in_flight=asked.in_flight,
             inexact_seeds=asked.inexact_seeds,
         )
-        gateway = Gateway(self._ledger, self._files, self._head, config, listening)
+        gateway = Gateway(self._ledger, self._files, lambda: self._seed.head, config, listening)
         try:
             async with trio.open_nursery() as nursery:
                 url = await nursery.start(gateway.run)
@@ -207,7 +205,7 @@ class TrainerServer:
             raise shared.no_sharing()
         try:
             memory[: replica.hashes.nbytes] = replica.hashes.tobytes()
-            epoch, version = self._head()
+            epoch, version = self._seed.head
             attached = Attached(epoch, version, replica.root, replica.layout.to_bytes())
             await channel.send(attached, [replica.seal_for_readers(), hashes_fd])
         finally:

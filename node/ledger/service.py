@@ -48,6 +48,7 @@ from node.ledger.rules import Ledger
 from node.ledger.session import Offer, Session
 from node.ledger.state import Group, Head, Lease
 from node.ledger.wording import ask_message, lease_message, withdrawals
+from node.status.schema import LedgerStatus
 from swarm.guard import Source, guarded
 
 __all__ = ["VOLATILE", "LedgerService"]
@@ -495,6 +496,5 @@ class LedgerService:
         """The record of quarantines and releases; see `Book.reputation`."""
         return self._book.reputation()
 
-    def state(self) -> dict[str, Any]:
-        """Plain values; see `node.ledger.report`."""
+    def status(self) -> LedgerStatus:
         return report(self._ledger, self._clock(), self._callers.left_out, self.abilities.unmet(self._sessions))

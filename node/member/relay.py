@@ -33,7 +33,7 @@ async def run(
     while True:
         way = await in_thread(following.follow, config.home, ticket)
         with open_store(config.home, way.ticket.authority) as store:
-            member = Member(way, config, key, store, relay=True)
+            member = Member(way, config, key, store)
             async with trio.open_nursery() as nursery:
                 await nursery.start(member.run)
                 place = next(iter(config.announce or dialable(member.endpoint.addrs)))

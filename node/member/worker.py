@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -54,6 +54,7 @@ from node.member.engine_updater import EngineUpdater
 from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
 from node.member.scorer import Scorer
 from node.member.time_accounting import TimeAccounting
+from node.status.schema import TimeSplit, WorkerStatus
 from swarm.guard import Source, guarded
 
 __all__ = ["NodeWorker", "Pace"]
@@ -176,24 +177,24 @@ class NodeWorker:
         self._updater.update(version, root, patch_fd)
         self._book_time()
 
-    def state(self) -> dict[str, Any]:
-        """Plain values, for people and programs."""
-        sheet = self._timesheet()
-        return {
-            "engine_ready": self._engine.ready,
-            "engine_version": list(self._engine.version),
-            "tokens_per_s": round(self.tokens_per_s, 3),
-            "jobs": self._inventory.waiting,
-            "generating": self._rows,
-            "unanswered": len(self._inventory.results),
-            "accepted": self.accepted,
-            "refused": dict(self.refused),
-            "lost_tokens": self.lost_tokens,
-            "doing": self.time_accounting.state,
-            "seconds": {name: round(value, 3) for name, value in self.time_accounting.seconds.items()},
-            "useful": round(sheet.useful, 4),
-            "worst_pause_s": max((commit.pause_s for commit in self.commits), default=0.0),
-        }
+    def status(self) -> WorkerStatus:
+        """For people and programs."""
+        seconds = {name: round(value, 3) for name, value in self.time_accounting.seconds.items()}
+        return WorkerStatus(
+            engine_ready=self._engine.ready,
+            engine_version=self._engine.version,
+            tokens_per_s=round(self.tokens_per_s, 3),
+            jobs=self._inventory.waiting,
+            generating=self._rows,
+            unanswered=len(self._inventory.results),
+            accepted=self.accepted,
+            refused=dict(self.refused),
+            lost_tokens=self.lost_tokens,
+            doing=self.time_accounting.state,
+            seconds=TimeSplit(**seconds),
+            useful=round(self._timesheet().useful, 4),
+            worst_pause_s=max((commit.pause_s for commit in self.commits), default=0.0),
+        )
 
     def _hear(self, message: WorkMessage) -> None:
         match message:

@@ -37,6 +37,7 @@ from node.ledger.messages import (
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
+from node.status.schema import MemberStatus, SeedStatus
 from node.trainers.connection.seedlink import SOCKET_NAME
 from node.trainers.messages import Evict, Evicted
 from swarm.store import Seal
@@ -152,11 +153,11 @@ class FakeSeed:
         self.on_abandoned()
         self.staged, self.chunks = [], []
 
-    async def put_out(self, asked: Evict) -> Evicted:
+    async def evict(self, request: Evict) -> Evicted:
         return Evicted(False, [])  # nobody is here
 
-    def state(self) -> dict[str, Any]:
-        return {"nodes": [{"held": list(self.head)}, {"held": [0, 0]}, {"held": None}]}
+    def status(self) -> SeedStatus:
+        return SeedStatus(nodes=[MemberStatus(held=held) for held in (self.head, (0, 0), None)])
 
 
 class FakeNode:
@@ -221,7 +222,7 @@ class RunningSeed:
         self.node.service = self.service
         self.seed.on_sealed = self.service.sealed
         self.seed.on_begun, self.seed.on_abandoned = self.service.begun, self.service.abandoned
-        trainer_server = TrainerServer(self.seed, lambda: self.seed.head, self.service, lambda: self.seed.files)
+        trainer_server = TrainerServer(self.seed, self.service, lambda: self.seed.files)
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:

@@ -5,11 +5,11 @@ it is ahead of what was sent, so a machine that is killed counts a little too mu
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-__all__ = ["Allowance", "Record"]
+__all__ = ["Allowance", "AllowanceStatus", "Record"]
 
 SAVING_S = 10.0
 """From here on it should stand in no tree: so long at full speed until its children have moved, as a heartbeat and a
@@ -27,6 +27,19 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     day: int
     """Days since 1970, UTC."""
     spent_bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class AllowanceStatus(msgspec.Struct, kw_only=True):
+    """What a machine has sent today (UTC) and may still send, as `node.status.schema` shows it."""
+
+    limit_bytes: int = 0
+    """A day (`--up-gb-day`)."""
+    spent_bytes: int = 0
+    left_bytes: int = 0
+    saving: bool = False
+    """So little is left that it should be interior in no tree."""
+    spent: bool = False
+    """So little is left that it sends nothing."""
 
 
 @dataclass(slots=True)
@@ -85,12 +98,12 @@ class Allowance:
     def _reserve(self, seconds: float, share: float) -> float:
         return min(seconds * self.up_mbit * 125_000, share * self.limit_bytes)
 
-    def state(self) -> dict[str, Any]:
-        """Plain values for `status`."""
-        return {
-            "limit_bytes": self.limit_bytes,
-            "spent_bytes": self.spent_bytes,
-            "left_bytes": self.left_bytes,
-            "saving": self.saving,
-            "spent": self.spent,
-        }
+    def status(self) -> AllowanceStatus:
+        """For people and programs."""
+        return AllowanceStatus(
+            limit_bytes=self.limit_bytes,
+            spent_bytes=self.spent_bytes,
+            left_bytes=self.left_bytes,
+            saving=self.saving,
+            spent=self.spent,
+        )

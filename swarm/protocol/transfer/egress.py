@@ -13,11 +13,12 @@ Payload is counted: headers and pieces, blocks and files. Heartbeats, plans and 
 """
 
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from codec import ChunkKey
 
-__all__ = ["KEPT_BACK", "Egress"]
+__all__ = ["KEPT_BACK", "Egress", "EgressStatus"]
 
 Attempt = tuple[int, int, int]
 """(epoch, version, attempt): each attempt at a version has its own account."""
@@ -26,6 +27,28 @@ KEPT_BACK = 0.5
 _HEADER = -1
 _KEPT = 4
 """Attempts of which it is known what has left: more are never on their way."""
+
+
+class EgressStatus(msgspec.Struct, kw_only=True):
+    """What the seed sent and may still send, as `node.status.schema` shows it. Payload bytes of the newest version."""
+
+    copies: float | None = None
+    """The cap (`--egress-copies`), in multiples of a version's payload; None: no cap."""
+    version: tuple[int, int] | None = None
+    """(epoch, version) that the counts are of; None: none was published since the start."""
+    payload_bytes: int = 0
+    """Of the version's chunks."""
+    sent_bytes: int = 0
+    budget_bytes: int | None = None
+    """What may be sent of this version; None: no cap."""
+    rescued_bytes: int = 0
+    """Of `sent_bytes`: sent a second time, because all holders were gone."""
+    model_sent_bytes: int = 0
+    """Model blocks, hash lists and files sent to members that catch up, since the start."""
+    model_left_bytes: int | None = None
+    """What may still be sent of those; None: no cap."""
+    refused: int = 0
+    """Requests for this version, or for model blocks since it was begun, that the cap did not allow."""
 
 
 @dataclass(slots=True)
@@ -155,20 +178,18 @@ class Egress:
 
     # ------------------------------------------------------------ for people
 
-    def state(self) -> dict[str, Any]:
-        """Plain values: `copies` (None: no cap); of the newest version `payload_bytes`, `sent_bytes`, `budget_bytes`
-        and `rescued_bytes` (of those sent, for what had died); of the model `model_sent_bytes` and `model_left_bytes`;
-        `refused`: how often somebody had to go without since then."""
+    def status(self) -> EgressStatus:
+        """For people and programs."""
         newest = next(reversed(self._accounts), None)
         account = _Account() if newest is None else self._accounts[newest]
-        return {
-            "copies": self.copies,
-            "version": None if newest is None else [newest[0], newest[1]],
-            "payload_bytes": account.made,
-            "sent_bytes": account.sent,
-            "budget_bytes": None if self.copies is None else int(self.copies * account.made),
-            "rescued_bytes": account.rescued,
-            "model_sent_bytes": self._model_sent,
-            "model_left_bytes": None if self.copies is None else int(self._model_spare),
-            "refused": self._refused,
-        }
+        return EgressStatus(
+            copies=self.copies,
+            version=None if newest is None else (newest[0], newest[1]),
+            payload_bytes=account.made,
+            sent_bytes=account.sent,
+            budget_bytes=None if self.copies is None else int(self.copies * account.made),
+            rescued_bytes=account.rescued,
+            model_sent_bytes=self._model_sent,
+            model_left_bytes=None if self.copies is None else int(self._model_spare),
+            refused=self._refused,
+        )

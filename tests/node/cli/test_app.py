@@ -25,6 +25,7 @@ from node.cli.app import app, explain, run
 from node.settings import keyfile
 from node.settings.contact import Contact
 from node.settings.ticket import Ticket
+from node.status.schema import NodeStatus, OwnStatus
 from swarm.protocol.core.documents import open_capability
 from swarm.transport.base import Unreachable
 from swarm.transport.identity import peer_id
@@ -245,9 +246,9 @@ def test_status_of_nobody_is_exit_code_3(home: Path, capsys: pytest.CaptureFixtu
 def test_engines_prove_their_bits_on_demand(
     proven: bool | None, code: int, home: Path, stand_in: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ask(folder: Path, *, prove: bool) -> dict[str, Any]:
+    def ask(folder: Path, *, prove: bool) -> NodeStatus:
         assert (folder, prove) == (home, True)
-        return {"role": "node", "nodes": [{"slot": 0, "name": "box", "peer": "x", "live_proven": proven}]}
+        return NodeStatus(nodes=[OwnStatus(slot=0, name="box", peer="x", live_proven=proven)])
 
     stand_in("node.status.query", ask=ask)
     assert run(["status", "--prove"]) == code

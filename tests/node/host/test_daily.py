@@ -34,7 +34,7 @@ def test_it_is_told_once_kept_over_a_restart_and_over_at_midnight(tmp_path: Path
     now[0] += 43_200
     assert second.look() == LocalBudget(saving=False, spent=False)
     second.close()
-    assert daily().state()["spent_bytes"] == 0
+    assert daily().status().spent_bytes == 0
 
 
 def test_a_count_that_cannot_be_read_is_no_leave_to_send(tmp_path: Path) -> None:
