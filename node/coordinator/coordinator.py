@@ -102,8 +102,8 @@ async def _report_damage(blocks: int) -> None:
     """A seed has no peer whose bits it would trust; the next start hashes everything and repairs it or says what is
     lost."""
     raise SwarmError(
-        f"{blocks} blocks of the replica have changed on disk since the last run. Start the seed again to have them "
-        "made anew. If it happens again, that disk is failing."
+        f"{blocks} blocks of the replica have changed on disk since the last run. Start the seed again: it repairs "
+        "them. If it happens again, that disk is failing."
     )
 
 

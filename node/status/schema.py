@@ -375,7 +375,7 @@ class OwnStatus(Struct, kw_only=True):
     dialable: bool = False
     """The roster says that other members can dial it."""
     held: Version | None = None
-    """Of its replica; of a relay, the newest version that it knows to be sealed."""
+    """Of its replica; of a relay, the newest sealed version of which it has all chunks, or the head when it joined."""
     root: str | None = None
     """Hash over the bits of `held`, hex."""
     catching_up: float = 1.0
@@ -399,7 +399,7 @@ class OwnStatus(Struct, kw_only=True):
     engine_restarts: int | UnsetType = UNSET
     """How often the engine's process ended after it had served, and was started again."""
     engine_reloads: int | UnsetType = UNSET
-    """How often the engine was loaded anew from the replica."""
+    """How often the engine was reloaded from the replica."""
     engine_urls: list[str] | UnsetType = UNSET
     """OpenAI endpoints of the engines."""
     tokens_s: float | UnsetType = UNSET

@@ -1,6 +1,6 @@
-"""A seed without a network, for tests of the trainer's side: real desk, publisher and ledger.
+"""A seed without a network, for tests of the trainer's side: real trainer server, publisher and ledger.
 
-Chunks go to a replica that stands for all the nodes, verified, staged and scattered as a node does it.
+Chunks go to one replica that stands for all nodes; it verifies, stages and applies them as a node does.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def random_replica(layout: Layout = LAYOUT, seed: int = 0) -> Replica:
 
 
 class FakeSeed:
-    """Everything that `node.coordinator.publisher.VersionSink` asks for; `receiver` is what the nodes have."""
+    """What `node.coordinator.publisher.VersionSink` asks for; `receiver` is the replica of the nodes."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -241,7 +241,7 @@ class RunningSeed:
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
 
     def hold(self) -> None:
-        """From now on the seed takes no chunk."""
+        """The seed accepts no chunk until `let_go`."""
         self.call(lambda: setattr(self.seed, "slow", trio.Event()))
 
     def let_go(self) -> None:

@@ -1,4 +1,4 @@
-"""How a seed chooses the next version's coder: what the user says, else by uplinks, cores and the last step."""
+"""How a seed chooses the next version's coder: the user's choice, else by uplinks, cores and the last version."""
 
 from pathlib import Path
 from types import SimpleNamespace

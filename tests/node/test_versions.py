@@ -84,7 +84,7 @@ def seal(swarm, service, version: int, nodes=(1,)) -> None:
 SIXTY = SamplingParams(max_tokens=60)
 
 
-async def test_sequences_go_on_over_a_commit_and_say_which_version_drew_what(tmp_path, autojump_clock):
+async def test_sequences_go_on_over_a_commit_and_name_the_version_of_each_span(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         engine = CarryingEngine(1.0)
         swarm, service = await start(tmp_path, nursery, engine, capacity=8, batch=8)
@@ -110,7 +110,7 @@ async def test_sequences_go_on_over_a_commit_and_say_which_version_drew_what(tmp
         nursery.cancel_scope.cancel()
 
 
-async def test_what_cannot_count_any_more_is_not_drawn_to_its_end(tmp_path, autojump_clock):
+async def test_samples_that_would_be_refused_are_not_finished(tmp_path, autojump_clock):
     """With a lag of one, what began at 0 is worthless when 2 comes: it is cancelled and drawn anew at 2."""
     async with trio.open_nursery() as nursery:
         engine = CarryingEngine(1.0)
@@ -164,7 +164,7 @@ async def test_the_self_test_tells_a_rate_before_any_work(tmp_path, autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def test_a_slow_self_test_holds_nobody_up(tmp_path, autojump_clock):
+async def test_a_slow_self_test_delays_no_work(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         _, service = await start(
             tmp_path, nursery, CarryingEngine(60.0), self_test_tokens=16, self_test_within_s=10.0, capacity=8
@@ -229,7 +229,7 @@ async def test_every_second_is_accounted_for(tmp_path, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-def test_time_accounting_add_up():
+def test_time_accounting_adds_up():
     now = [0.0]
     time_accounting = TimeAccounting(lambda: now[0])
     for state, seconds in (("generate", 3.0), ("wait_work", 2.0), ("generate", 1.0), ("commit", 0.5)):
@@ -247,7 +247,7 @@ def test_time_accounting_add_up():
     assert sum(time_accounting.seconds.values()) == 7.5
 
 
-async def test_an_engine_that_cannot_carry_finishes_first_and_begins_nothing_meanwhile(tmp_path, autojump_clock):
+async def test_an_engine_that_is_not_preemptible_finishes_first_and_begins_nothing_meanwhile(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()

@@ -1,4 +1,4 @@
-"""Nodes and ledger together: lost messages, lost nodes, a lost seed, new versions in between; an hour in a moment."""
+"""Workers and ledger together: lost messages, lost nodes, a lost seed, new versions; an hour of simulated time."""
 
 import os
 import sqlite3
@@ -64,7 +64,7 @@ async def test_unequal_nodes_are_all_kept_busy(tmp_path, autojump_clock, ratio):
 
 
 class JoiningEngine(TimedEngine):
-    """Draws each sequence at ten tokens a second, however many there are: some have ten times as many as others."""
+    """Generates each sequence at ten tokens/s, however many run; some have ten times as many tokens as others."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
@@ -91,7 +91,7 @@ class JoiningEngine(TimedEngine):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_where_sequences_join_those_that_run_no_place_waits_for_the_longest(tmp_path, autojump_clock, whole):
+async def test_with_continuous_batching_no_place_waits_for_the_longest_sequence(tmp_path, autojump_clock, whole):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -115,7 +115,7 @@ async def test_where_sequences_join_those_that_run_no_place_waits_for_the_longes
 
 
 async def test_a_single_request_goes_to_the_fastest_that_waits(tmp_path, autojump_clock):
-    """As the gateway's do: groups of one, offered one after another."""
+    """As requests of the gateway: groups of one sample, offered one after another."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -146,7 +146,7 @@ async def test_a_third_of_all_messages_may_be_lost(tmp_path, autojump_clock):
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_a_dead_nodes_work_is_done_by_others(tmp_path, autojump_clock, known):
-    """`known`: its membership lease is seen to die; otherwise its work leases expire."""
+    """`known`: the ledger learns that its membership lease ended; otherwise its work leases expire."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -274,7 +274,7 @@ async def test_an_engine_that_dies_in_a_batch_costs_only_time(tmp_path, autojump
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-async def test_what_no_engine_can_do_is_said_and_holds_nobody_up(tmp_path, autojump_clock, nodes):
+async def test_work_that_no_engine_can_do_is_reported_and_delays_no_other(tmp_path, autojump_clock, nodes):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -328,7 +328,7 @@ async def test_withdrawn_work_is_not_done(tmp_path, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_forged_and_senseless_messages_change_nothing(tmp_path, autojump_clock):
+async def test_forged_and_invalid_messages_change_nothing(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
