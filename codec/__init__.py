@@ -1,11 +1,22 @@
-"""The codec: what changed between two versions of a model, in as few bits as may be, provably.
+"""The codec: lossless, signed deltas between two versions of a model, and the replicas that they are applied to.
 
-Pure: bits in, bytes out. No network, no clock, no threads, no torch. Reading order: `bits` (dtypes), `layout` (tensors
-and blocks), `rice` (the coder; its kernels in `scan`, `planes`, `lanes`), `pco` (the other coder), `chunk` and `pack`
-(what travels), `manifest` (what a version is), `staging`, `replica` and `layered` (the bits of one version), `patch`
-(towards an engine), `checkpoint` (Hugging Face folders). `docs/codec.md` specifies every byte.
+Bits in, bytes out: no network, no clock, no threads, no torch. `docs/codec.md` specifies every byte. Each name is
+imported when it is first used, so that a relay, which never decodes, never loads the compiler.
 
-Names are loaded when first used, so that a relay, which never decodes, never loads a compiler.
+In reading order:
+
+- `errors`: `PeerError` and `UsageError`
+- `bits`: The dtypes of safetensors, and the order of floats on the number line
+- `layout`: A model's tensors, blocks and small files
+- `rice`, `pco`: The two coders of a block's changes; `scratch` is what both use, `kernels/` is compiled
+- `choice`: The choice between the two coders
+- `varint`, `unpack`, `sign`: Bounded readers and writers, and signatures
+- `chunk`, `pack`: Signed chunks and their pieces, and the sizes of both
+- `manifest`: The root over all blocks, and the seal of a version
+- `staging`: Decoding a chunk into scratch memory, before anything is written
+- `replica`, `layered`, `shared`: The bits of one version in shared memory, or on disk with deltas on top
+- `patch`: A version's changes for an engine in another process
+- `checkpoint`: Hugging Face checkpoint folders
 """
 
 from importlib import import_module

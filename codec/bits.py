@@ -1,8 +1,8 @@
-"""What a number looks like as bits: the dtypes of safetensors, and the order in which floats stand on the number line.
+"""The dtypes of safetensors, and the order of their bit patterns on the number line.
 
 The codec never computes with weights. It sees each as an unsigned integer of the same width, so that -0, denormals and
-every NaN survive. The *ordinal* of a float is its place on the line, -0 just below +0: one step of the ordinal is one
-unit in the last place, across exponents and through zero.
+every NaN survive. The *ordinal* of a float is its rank on the number line, with -0 just below +0. One step of the
+ordinal is one unit in the last place, also across exponents and through zero.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ Bits = NDArray[np.unsignedinteger[Any]]
 class DType:
     """One element type of safetensors.
 
-    `exponent_shift`, `exponent_mask`: `(bits >> shift) & mask` is the biased exponent; None where there is none, and
-    for 64-bit floats, which no policy ships in bulk.
+    `exponent_shift`, `exponent_mask`: `(bits >> shift) & mask` is the biased exponent. Both are None for types
+    without an exponent, and for F64: policies hold few 64-bit floats, so the coders do not use their exponents.
     """
 
     name: str
@@ -40,7 +40,7 @@ class DType:
 
     @property
     def width(self) -> int:
-        """Bits in an element."""
+        """Bits per element."""
         return 8 * self.itemsize
 
 
@@ -69,10 +69,10 @@ DTYPES: Final[Mapping[str, DType]] = MappingProxyType({dtype.name: dtype for dty
 
 
 def ordinal(bits: Bits, dtype: DType) -> Bits:
-    """The place of each element on the number line, as an unsigned integer of the same width (two's complement).
+    """The rank of each element on the number line, as an unsigned integer of the same width (two's complement).
 
-    A negative float's magnitude bits are flipped, so that -0 is -1 and the order is total: a bijection on all patterns.
-    Integers are their own ordinals.
+    The magnitude bits of a negative float are flipped, so that -0 becomes -1 and the order is total. The map is a
+    bijection on all bit patterns. An integer is its own ordinal.
     """
     if not dtype.is_float:
         return bits.copy()
@@ -82,5 +82,5 @@ def ordinal(bits: Bits, dtype: DType) -> Bits:
 
 
 def from_ordinal(ordinals: Bits, dtype: DType) -> Bits:
-    """The bits whose ordinal this is. The map is its own inverse: flipping keeps the sign bit."""
+    """The inverse of `ordinal`, which is its own inverse because flipping keeps the sign bit."""
     return ordinal(ordinals, dtype)

@@ -1,7 +1,7 @@
-"""Checkpoint folders as Hugging Face lays them out: safetensors of any sharding, and the small files beside them.
+"""Hugging Face checkpoint folders: safetensors files of any sharding, and the small files beside them.
 
-Read with the standard library and numpy alone: the header of a safetensors file is JSON, and the data can be mapped. So
-no torch is needed, and a 16 GB model costs no memory to open.
+Only the standard library and numpy read them: the header of a safetensors file is JSON, and the data is mapped. So no
+torch is needed, and opening a 16 GB model allocates no memory for it.
 """
 
 import json
@@ -26,11 +26,13 @@ from codec.layout import FileSpec, Layout, TensorSpec
 __all__ = ["Checkpoint", "is_model_file", "write_checkpoint"]
 
 _MAX_HEADER_BYTES: Final = 100_000_000
-"""The limit of the safetensors library itself."""
+"""The safetensors library has the same limit."""
 Parts = Callable[[str], Bits | Iterator[Bits]]
+"""Maps a tensor's name to its elements, flat, or to consecutive parts of them."""
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _SHARD_BYTES: Final = 5 * 10**9
+"""Bytes of tensors per shard, unless a single tensor is larger."""
 
 _MODEL_FILE: Final = re.compile(
     r"(config|generation_config|preprocessor_config|processor_config|added_tokens|special_tokens_map|vocab)\.json"
@@ -41,13 +43,13 @@ _HEAD: Final = "lm_head.weight"
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file of this name is one of the small ones that an engine needs to load the model."""
+    """Whether this is the name of a small file (config, tokenizer, chat template) that an engine needs."""
     return _MODEL_FILE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Where one tensor's bytes are."""
+    """One tensor in a mapped safetensors file. `offset`: bytes from the start of `data`."""
 
     spec: TensorSpec
     data: mmap.mmap | bytes
@@ -57,7 +59,7 @@ class _Stored:
     def bits(self) -> Bits:
         dtype = self.spec.type.bits
         count = self.spec.elements
-        if self.offset % dtype.itemsize:  # headers may be of any length: copy to where the elements are aligned
+        if self.offset % dtype.itemsize:  # a header may have any length: copy, to align the elements
             raw = self.data[self.offset : self.offset + count * dtype.itemsize]
             return np.frombuffer(raw, dtype)
         return np.frombuffer(self.data, dtype, count, self.offset)
@@ -74,7 +76,7 @@ class Checkpoint:
     def open(cls, path: str | os.PathLike[str]) -> "Checkpoint":
         """Map the checkpoint at `path`: a folder, or a .safetensors file.
 
-        Raises `UsageError` when there is none, or it is damaged.
+        Raises `UsageError` if it does not exist or is damaged.
         """
         path = Path(path)
         try:
@@ -84,25 +86,25 @@ class Checkpoint:
                 for tensor in _read_header(file):
                     if tensor.spec.name in stored:
                         raise UsageError(
-                            f"{path}: two files hold {tensor.spec.name!r}. Remove the one that is not yours."
+                            f"{path}: two files hold {tensor.spec.name!r}. Remove the one that you do not want."
                         )
                     stored[tensor.spec.name] = tensor
             checkpoint = cls(path, stored)
-            _ = checkpoint.layout  # its checks belong here, where the path is known
+            _ = checkpoint.layout  # checks the tensor table while the path is known
         except PeerError as error:
-            raise UsageError(f"{path} is damaged, or no checkpoint: {error}.") from error
+            raise UsageError(f"{path} is damaged, or is not a checkpoint: {error}.") from error
         except OSError as error:
             raise UsageError(f"Cannot read {error.filename or path}: {error.strerror}.") from error
         return checkpoint
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The stored tensors, tied ones once, in the layout's order."""
+        """The names of the stored tensors in the layout's order; a tied tensor appears once."""
         return tuple(tensor.name for tensor in self.layout.tensors)
 
     @cached_property
     def layout(self) -> Layout:
-        """The tensor table, ties found, and the hashes of the small files."""
+        """The tensor table with tied tensors merged, and the hashes of the small files."""
         tied = self._tie()
         specs = []
         for name in sorted(self._stored):
@@ -122,11 +124,11 @@ class Checkpoint:
         return dict(self._read_files())
 
     def bits(self, name: str) -> Bits:
-        """The tensor as a flat read-only array of unsigned integers, mapped, not read. Raises `KeyError`."""
+        """The tensor as a flat read-only array of unsigned integers, mapped and not copied. Raises `KeyError`."""
         return self._stored[self.layout.tensor(name).name].bits()
 
     def place(self, name: str) -> tuple[TensorSpec, Path, int]:
-        """What a tensor is, and where it lies: the file, and the offset in it. Raises `KeyError`."""
+        """(spec, file, offset of the first byte in the file) of a tensor. Raises `KeyError`."""
         stored = self._stored[name]
         return stored.spec, stored.file, stored.offset
 
@@ -145,7 +147,7 @@ class Checkpoint:
         return config if isinstance(config, dict) else {}
 
     def _tie(self) -> tuple[str, str] | None:
-        """(embedding, head) if the config ties them, and the head is absent or holds the same bits."""
+        """(embedding, head) if the config ties them and the head is absent or holds the same bits; else None."""
         config = self._config()
         text = config.get("text_config")
         flags = [part.get("tie_word_embeddings") for part in (config, text) if isinstance(part, dict)]
@@ -173,10 +175,10 @@ def _weight_files(path: Path) -> list[Path]:
     single = path / _SINGLE
     if index.is_file():
         names = _indexed(index)
-        if single.is_file() and _SINGLE not in names:  # transformers loads one of them, vLLM the other
+        if single.is_file() and _SINGLE not in names:  # transformers loads one of the two, vLLM the other
             raise UsageError(
                 f"{path} has a {_SINGLE} and an {_INDEX} that names other files: they are two checkpoints. Remove the "
-                "one that is not yours."
+                "one that you do not want."
             )
         return [path / name for name in names]
     if single.is_file():
@@ -190,7 +192,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[str]:
-    """The files that an index names, each one beside it."""
+    """The files that an index names. Raises `PeerError` unless all lie in the folder of the index."""
     table = _parse(index.read_bytes(), index.name)
     weights = table.get("weight_map")
     if not isinstance(weights, dict):
@@ -198,7 +200,7 @@ def _indexed(index: Path) -> list[str]:
     names = set(weights.values()) if all(isinstance(name, str) for name in weights.values()) else {""}
     for name in names:
         if not name or "/" in name or "\\" in name or name.startswith("."):
-            raise PeerError(f"{index.name}.weight_map: {name[:40]!r} is no file beside it")
+            raise PeerError(f"{index.name}.weight_map: {name[:40]!r} is not the name of a file in its folder")
     return sorted(names)
 
 
@@ -208,7 +210,7 @@ def _parse(data: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise PeerError(f"{what}: not JSON") from error
     if not isinstance(table, dict):
-        raise PeerError(f"{what}: no table")
+        raise PeerError(f"{what}: not a JSON object")
     return table
 
 
@@ -217,7 +219,7 @@ def _read_header(file: Path) -> Iterable[_Stored]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
-            raise PeerError(f"{file.name}: no safetensors header, or the file is cut off")
+            raise PeerError(f"{file.name}: it has no safetensors header, or is cut off")
         table = _parse(stream.read(length), f"{file.name}: header")
         data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     table.pop("__metadata__", None)
@@ -227,11 +229,11 @@ def _read_header(file: Path) -> Iterable[_Stored]:
 
 
 def _check_entry(path: Path, name: str, entry: Any, data: mmap.mmap, start: int, room: int) -> _Stored:
-    """One row of a header, everything bounded. `start`: of the data in the file; `room`: its bytes."""
+    """Validate one entry of a header. `start`: offset of the data in the file; `room`: bytes of data in the file."""
     file = path.name
 
     def counts(value: Any, most: int) -> tuple[int, ...] | None:
-        """A short list of plain integers from 0 to 2^50."""
+        """`value` as a tuple if it is a list of at most `most` integers from 0 to 2^50; else None."""
         if not isinstance(value, list) or len(value) > most:
             return None
         if any(type(number) is not int or not 0 <= number <= 1 << 50 for number in value):
@@ -239,16 +241,16 @@ def _check_entry(path: Path, name: str, entry: Any, data: mmap.mmap, start: int,
         return tuple(value)
 
     if not isinstance(entry, dict):
-        raise PeerError(f"{file}: {name[:80]!r}: no table")
+        raise PeerError(f"{file}: {name[:80]!r}: not a JSON object")
     dtype = entry.get("dtype")
     shape, span = counts(entry.get("shape"), 16), counts(entry.get("data_offsets"), 2)
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise PeerError(f"{file}: {name[:80]!r}.dtype: {str(dtype)[:20]} is not known to this version")
     if shape is None or span is None or len(span) != 2:
-        raise PeerError(f"{file}: {name[:80]!r}: shape or data_offsets are no short lists of numbers")
+        raise PeerError(f"{file}: {name[:80]!r}: shape or data_offsets is not a short list of numbers")
     begin, end = span
     if not begin <= end <= room or end - begin != prod(shape) * DTYPES[dtype].itemsize:
-        raise PeerError(f"{file}: {name[:80]!r}.data_offsets: not within the file, or not of the shape's size")
+        raise PeerError(f"{file}: {name[:80]!r}.data_offsets: outside the file, or not the size of the shape")
     return _Stored(TensorSpec(name, dtype, shape), data, start + begin, path)
 
 
@@ -259,18 +261,18 @@ def write_checkpoint(
     files: Mapping[str, bytes],
     shard_bytes: int = _SHARD_BYTES,
 ) -> None:
-    """Write a folder that Hugging Face libraries load: shards, index and small files; whole, or not at all.
+    """Write a folder that Hugging Face libraries load: shards, index and small files. It is complete or absent.
 
-    `bits(name)`: the tensor, flat, or its parts one after the other. `files`: those in the layout must have its hashes
-    (else `PeerError`). A folder of that name must not exist (`UsageError`); a full disk is a `UsageError` too and
-    leaves nothing behind.
+    `bits(name)`: the tensor, flat, or its consecutive parts. `files`: contents by name. Raises `PeerError` if a file
+    does not have the hash that the layout lists, `UsageError` if the folder exists or cannot be written (disk full);
+    then nothing is left behind.
     """
     folder = Path(folder)
     if folder.exists():
         raise UsageError(f"{folder} exists already. Remove it, or choose another folder.")
     for spec in layout.files:
         if spec.name in files and blake3(files[spec.name]).digest() != spec.hash:
-            raise PeerError(f"file {spec.name}: its hash is not the layout's")
+            raise PeerError(f"file {spec.name}: its hash differs from the layout's")
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
@@ -286,9 +288,7 @@ def write_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_weights(
-    folder: Path, layout: Layout, bits: Callable[[str], Bits | Iterator[Bits]], shard_bytes: int
-) -> None:
+def _write_weights(folder: Path, layout: Layout, bits: Parts, shard_bytes: int) -> None:
     shards: list[list[TensorSpec]] = [[]]
     room = shard_bytes
     for tensor in layout.tensors:
@@ -310,8 +310,8 @@ def _write_weights(
         _write_file(folder / _INDEX, [json.dumps(index, indent=2).encode()])
 
 
-def _shard(tensors: list[TensorSpec], bits: Callable[[str], Bits | Iterator[Bits]]) -> Iterable[bytes | memoryview]:
-    """The parts of a safetensors file: header, then each tensor. Wide elements first, so that all are aligned."""
+def _shard(tensors: list[TensorSpec], bits: Parts) -> Iterable[bytes | memoryview]:
+    """The parts of a safetensors file: the header, then each tensor. Wider dtypes come first, so all are aligned."""
     tensors = sorted(tensors, key=lambda tensor: (-tensor.type.itemsize, tensor.name))
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0

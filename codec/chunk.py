@@ -1,9 +1,9 @@
-"""Chunks: coded changes of some blocks, signed, self-contained, cut into pieces that can be verified one by one.
+"""Chunks: the signed, self-contained units of a version's delta, divided into pieces that are verified one by one.
 
-A chunk is a sealed header and a body. The header names swarm, version, parent root and sequence number, lists the
-blocks with the hash that each must have afterwards, and holds the hash of every piece; the trainer signs it. The body
-is the blocks' payloads one after another. Nothing of a body is decoded before the header's signature and the pieces'
-hashes hold. The bytes are specified in `docs/codec.md`.
+A chunk is a sealed header and a body. The header names the swarm, the version, the parent root and the sequence number,
+lists the blocks with the hash that each must have afterwards, and holds the hash of every piece; the trainer signs it.
+The body is the concatenated payloads of the blocks. No body is decoded before the signature of its header and the
+hashes of its pieces are verified. `docs/codec.md` specifies the bytes.
 """
 
 from collections.abc import Sequence
@@ -40,27 +40,29 @@ __all__ = [
     "verify_piece",
 ]
 
+# How a block's payload is coded; on the wire.
 CODER_RICE: Final = 0
 CODER_PCO: Final = 1
 CODER_RAW: Final = 2
 _CODERS: Final = 3
+"""The number of coders; the header packs the coder into the payload's length with it."""
 
 MAX_CHUNK_BYTES: Final = 1 << 20
-"""Of a body that holds more than one block."""
+"""Upper bound of a body that holds more than one block."""
 MAX_BODY_BYTES: Final = 8 * BLOCK_ELEMENTS
-"""Of any body: one raw block of the widest dtype."""
+"""Upper bound of any body: one raw block of the widest dtype."""
 MIN_PIECE_BYTES: Final = 16 << 10
 MAX_PIECE_BYTES: Final = 256 << 10
 MAX_HEADER_BYTES: Final = 512 << 10
 MAX_BLOCKS: Final = 8192
-"""Of one chunk: so that a header stays below `MAX_HEADER_BYTES` whatever it lists."""
+"""Upper bound of the blocks in a chunk, so that every header stays below `MAX_HEADER_BYTES`."""
 
 _DOMAIN: Final = b"swarm-node chunk 1"
 _MAGIC: Final = b"SWC1"
 
 
 class ChunkKey(NamedTuple):
-    """Where a chunk belongs. Versions are ordered by (epoch, version); `seq` counts from 0 within an attempt."""
+    """The place of a chunk: versions are ordered by (epoch, version); `seq` counts from 0 within an attempt."""
 
     epoch: int
     version: int
@@ -79,7 +81,7 @@ class BlockDelta:
 
 
 class BlockEntry(NamedTuple):
-    """A block as the header lists it; `length`: bytes of its payload."""
+    """A block in a header. `new_hash`: BLAKE3 of the block afterwards. `length`: bytes of its payload."""
 
     block: int
     coder: int
@@ -89,7 +91,7 @@ class BlockEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkHeader:
-    """What a header says, verified. `swarm`: the authority's public key. Blocks are in ascending order."""
+    """A verified header. `swarm`: the authority's public key. `blocks`: in ascending order."""
 
     swarm: bytes
     key: ChunkKey
@@ -108,19 +110,19 @@ class ChunkHeader:
         return len(self.piece_hashes)
 
     def piece_range(self, index: int) -> range:
-        """The bytes of the body that are piece `index`. Raises `IndexError`."""
+        """The byte range of piece `index` in the body. Raises `IndexError`."""
         if not 0 <= index < self.n_pieces:
             raise IndexError(f"piece {index} of {self.n_pieces}")
         return range(index * self.piece_bytes, min((index + 1) * self.piece_bytes, self.body_bytes))
 
     def payloads(self, body: bytes | bytearray | memoryview) -> list[memoryview]:
-        """The blocks' payloads, in the order of `blocks`. `body`: whole and verified."""
+        """The payload of each block, in the order of `blocks`. `body`: complete and verified."""
         assert len(body) == self.body_bytes
         view = memoryview(body)
         return [view[a:b] for a, b in pairwise(self._bounds)]
 
     def payload_start(self, index: int) -> int:
-        """Where in the body the payload of `blocks[index]` begins."""
+        """The offset in the body of the payload of `blocks[index]`."""
         return self._bounds[index]
 
     @cached_property
@@ -130,7 +132,7 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk as it travels. `header`: sealed (signature first)."""
+    """A chunk as it is sent. `header`: sealed (signature first)."""
 
     header: bytes
     body: bytes
@@ -145,7 +147,7 @@ class Chunk:
 
 
 def chunk_id(sealed: bytes) -> bytes:
-    """32 bytes that name a chunk: the hash of its sealed header, which holds the hashes of all the rest."""
+    """The BLAKE3 hash (32 bytes) of a sealed header, which holds the hashes of all pieces: it identifies the chunk."""
     return blake3(sealed).digest()
 
 
@@ -157,7 +159,10 @@ def seal_chunk(
     signing_key: Key,
     piece_bytes: int = MIN_PIECE_BYTES,
 ) -> Chunk:
-    """Sign `deltas`, in any order, as one chunk. `piece_bytes`: a power of two from 16 to 256 KiB."""
+    """Sign `deltas`, given in any order, as one chunk. `piece_bytes`: a power of two from 16 to 256 KiB.
+
+    Raises `PeerError` if the chunk would exceed a bound, since every receiver would refuse it.
+    """
     deltas = sorted(deltas, key=lambda delta: delta.block)
     body = b"".join(delta.payload for delta in deltas)
     out = Writer(_MAGIC + signing_key.public)
@@ -176,17 +181,17 @@ def seal_chunk(
     for start in range(0, len(body), piece_bytes):
         out.raw(blake3(body[start : start + piece_bytes]).digest())
     header = bytes(out.data)
-    _read_header(header)  # never sign what others must refuse
+    _read_header(header)  # never sign a header that receivers would refuse
     return Chunk(signing_key.seal(_DOMAIN, header), body)
 
 
 def open_header(sealed: bytes, authority: bytes) -> ChunkHeader:
-    """Verify, then decode. `authority`: the swarm's public key. Raises `PeerError` naming the field."""
+    """Verify and decode a sealed header. `authority`: the swarm's public key. Raises `PeerError` naming the field."""
     if not SIGNATURE_BYTES < len(sealed) <= MAX_HEADER_BYTES:
         raise PeerError(f"chunk.header: {len(sealed)} bytes, at most {MAX_HEADER_BYTES}")
     header = _read_header(open_sealed(authority, _DOMAIN, sealed))
     if header.swarm != authority:
-        raise PeerError("chunk.swarm: of another swarm")
+        raise PeerError("chunk.swarm: belongs to another swarm")
     return header
 
 
@@ -222,11 +227,11 @@ def _read_header(data: bytes) -> ChunkHeader:
 
 
 def verify_piece(header: ChunkHeader, index: int, piece: bytes | memoryview) -> None:
-    """Raises `PeerError` unless `piece` is piece `index` of the chunk."""
+    """Raise `PeerError` unless `piece` is piece `index` of the chunk."""
     if not 0 <= index < header.n_pieces:
         raise PeerError(f"piece.index: {index} of {header.n_pieces}")
     expected = len(header.piece_range(index))
     if len(piece) != expected:
         raise PeerError(f"piece.length: {len(piece)} bytes, not {expected}")
     if blake3(piece).digest() != header.piece_hashes[index]:
-        raise PeerError(f"piece.hash: piece {index} is not what was signed")
+        raise PeerError(f"piece.hash: piece {index} is not the signed one")

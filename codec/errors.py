@@ -1,8 +1,8 @@
-"""The three ways in which something can go wrong.
+"""The two kinds of expected errors.
 
-`PeerError`: bytes from elsewhere broke a rule; drop them, and whoever sent them.
-`UsageError`: the person at the keyboard can fix it; its text is shown as it is, so write it for them.
-Anything else is our own bug and must crash.
+`PeerError`: bytes from outside the process broke a rule. Drop the bytes and the peer that sent them.
+`UsageError`: the user can fix the cause. Its text is shown unchanged, so write it for the user.
+Any other exception is a bug of this program and must crash it.
 """
 
 __all__ = ["PeerError", "SwarmError", "UsageError"]
@@ -13,7 +13,7 @@ class SwarmError(Exception):
 
 
 class PeerError(SwarmError):
-    """Bytes from a peer (or from a disk that may lie) broke a rule; the text names the field."""
+    """Bytes from a peer, or from a damaged disk, broke a rule; the text names the field."""
 
 
 class UsageError(SwarmError):

@@ -1,10 +1,10 @@
-"""A replica where memory is short: a checkpoint on disk, and what came since as it came, coded.
+"""A replica for hosts with little memory: a checkpoint on disk, and the coded chunks of the versions since.
 
-A version costs no write: its chunks are on disk already, to be given to others, so all that is noted is which of them
-change which block. A block is made whenever somebody reads it: read from the checkpoint, and brought forward chunk by
-chunk. Written in place instead, a version that changes 1 % of the elements changes every page, hence the whole file.
+Applying a version writes nothing: the chunk store holds its chunks already, so only the list of chunks that change each
+block grows. A reader of a block reads it from the checkpoint and decodes those chunks onto it. Writing in place would
+rewrite the whole file for each version, because changing 1 % of the elements changes every page.
 
-What is made is believed only when it has the block's hash, since a disk may lie.
+A disk can return wrong data, so a block counts as read only when its bits have its hash.
 """
 
 import copy
@@ -28,11 +28,12 @@ from codec.staging import Staged, StagedBlock, Torn, block_hash, forward, stage_
 __all__ = ["Layered"]
 
 Payload = Callable[[ChunkKey, int], tuple[BlockEntry, bytes] | None]
-"""What a chunk says of a block; None when that is not (or no longer) kept."""
+"""Maps (chunk, block) to the block's entry and payload in the chunk store; None if the chunk is not stored any more."""
 
 
 class _Base:
-    """A checkpoint's files, read block by block: a bad sector is an error then, where it would kill who maps them."""
+    """The files of a checkpoint, read block by block. A bad sector raises `OSError`; on a mapped file it would kill the
+    process with SIGBUS."""
 
     def __init__(self, layout: Layout, checkpoint: Checkpoint) -> None:
         files: dict[Path, int] = {}
@@ -40,14 +41,14 @@ class _Base:
         for tensor in layout.tensors:
             spec, path, offset = checkpoint.place(tensor.name)
             if (spec.dtype, spec.shape) != (tensor.dtype, tensor.shape):
-                raise PeerError(f"checkpoint: {tensor.name!r} is of another dtype or shape")
+                raise PeerError(f"checkpoint: {tensor.name!r} has another dtype or shape")
             if path not in files:
                 files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 weakref.finalize(self, os.close, files[path])
             self._places[tensor.name] = files[path], offset
 
     def read(self, spec: BlockSpec, into: Bits) -> None:
-        """Raises `OSError` when the disk does not give all of it."""
+        """Read a block into `into`. Raises `OSError` if the disk does not return all of it."""
         fd, offset = self._places[spec.name]
         view = into.view(np.uint8).data
         at = offset + spec.start * into.itemsize
@@ -58,72 +59,75 @@ class _Base:
             view, at = view[count:], at + count
 
 
-class _At(NamedTuple):
-    """A block at one version: where its bits come from, and their hash."""
+class _BlockState(NamedTuple):
+    """A block at one version: its checkpoint, the chunks to decode onto that in order, and the block's hash."""
 
     base: _Base
     chain: tuple[ChunkKey, ...]
     digest: bytes
 
 
-_GONE: Final = "layered.chunk: no longer kept"
+_GONE: Final = "layered.chunk: not stored any more"
 
 
 class Layered:
-    """Bits of one version. `layout`; `hashes`: uint8 (n_blocks, 32), which the bits must have. Any number of threads
-    may read, one at a time writes."""
+    """The bits of one version. `hashes`: uint8 (n_blocks, 32), the hashes that the bits must have.
+
+    Any number of threads may read; only one may write at a time.
+    """
 
     def __init__(self, layout: Layout, checkpoint: Checkpoint, hashes: NDArray[np.uint8], payload: Payload) -> None:
-        """`hashes`: those of the checkpoint's blocks. `payload(chunk, block)`: from the chunks that are kept.
+        """`hashes`: of the blocks of `checkpoint`. `payload(chunk, block)`: reads the chunk store.
 
-        Raises `PeerError` or `KeyError` when the checkpoint is not of this layout, `OSError`.
+        Raises `PeerError` or `KeyError` if the checkpoint does not have this layout, `OSError` if it cannot be opened.
         """
         assert hashes.shape == (layout.n_blocks, 32)
         self.layout = layout
         self.hashes = hashes
         self._payload = payload
         base = _Base(layout, checkpoint)
-        self._blocks = [_At(base, (), digest.tobytes()) for digest in hashes]
+        self._blocks = [_BlockState(base, (), digest.tobytes()) for digest in hashes]
 
     @property
     def root(self) -> bytes:
-        """The state root of the bits as they must be (32 bytes)."""
+        """The state root (32 bytes) over `hashes`."""
         return state_root(self.layout.hash, self.hashes)
 
     # ------------------------------------------------------------ reading
 
     def block(self, block: int, into: Bits | None = None) -> Bits:
-        """A block's elements, flat, made for the caller, or `into`; not hashed. Raises `IndexError`, `Torn`."""
-        return self._made(block, into, hashed=False)[0]
+        """A block's elements, flat, in `into` or a new array. Its hash is not checked. Raises `IndexError`, `Torn`."""
+        return self._materialize(block, into, hashed=False)[0]
 
     def read(self, block: int) -> tuple[bytes, bytes]:
-        """(bytes, hash) of a block at one version, which have been compared. Raises `IndexError`, `Torn`."""
-        bits, at = self._made(block, None, hashed=True)
+        """(bytes, hash) of a block at one version; the bytes have the hash. Raises `IndexError`, `Torn`."""
+        bits, at = self._materialize(block, None, hashed=True)
         return bits.tobytes(), at.digest
 
     def read_block(self, block: int) -> bytes:
-        """A block's bytes, which have its hash. Raises `IndexError`, `Torn`."""
+        """A block's bytes, checked against its hash. Raises `IndexError`, `Torn`."""
         return self.read(block)[0]
 
     def parts(self, name: str) -> Iterator[Bits]:
-        """A tensor, block by block, each of which has its hash. Raises `KeyError`, `Torn`."""
+        """A tensor block by block, each checked against its hash. Raises `KeyError`, `Torn`."""
         for block in self.layout.blocks_of(name):
-            yield self._made(block, None, hashed=True)[0]
+            yield self._materialize(block, None, hashed=True)[0]
 
     def bits(self, name: str) -> Bits:
-        """A tensor, flat, made for the caller: as much memory as it is large. Raises `KeyError`, `Torn`."""
+        """A whole tensor, flat, in a new array. Raises `KeyError`, `Torn`."""
         parts = list(self.parts(name))
         return np.concatenate(parts) if parts else np.empty(0, self.layout.tensor(name).type.bits)
 
     def wrong(self, block: int) -> bool:
-        """Whether a block cannot be made, or has not its hash."""
+        """Whether a block cannot be read or does not have its hash."""
         try:
-            self._made(block, None, hashed=True)
+            self._materialize(block, None, hashed=True)
         except Torn:
             return True
         return False
 
-    def _made(self, block: int, into: Bits | None, *, hashed: bool) -> tuple[Bits, _At]:
+    def _materialize(self, block: int, into: Bits | None, *, hashed: bool) -> tuple[Bits, _BlockState]:
+        """Read a block from the checkpoint and decode its chunks onto it; `hashed`: check the result's hash."""
         spec = self.layout.block(block)
         bits = np.empty(spec.count, spec.dtype.bits) if into is None else into
         while True:
@@ -139,7 +143,7 @@ class Layered:
                     return bits, at
             except (PeerError, OSError):
                 pass
-            if self._blocks[block] is at:  # else it became another version meanwhile, or has a new checkpoint under it
+            if self._blocks[block] is at:  # otherwise `scatter` or `rebase` changed it meanwhile: try again
                 raise Torn((block,))
 
     # ------------------------------------------------------------ writing
@@ -149,27 +153,28 @@ class Layered:
         return stage_chunk(self, header, body)
 
     def scatter(self, stageds: Sequence[Staged]) -> None:
-        """Take note of what was staged, which is to be found in its chunks from now on. Twice changes nothing.
+        """Make the staged chunks part of this version: their blocks are decoded from the chunk store from now on.
 
-        Raises `Torn` (before anything is noted) for blocks that have changed since they were staged.
+        Calling it again changes nothing. Raises `Torn`, before any change, for blocks that have changed since they were
+        staged.
         """
-        todo: list[tuple[ChunkKey, StagedBlock]] = []
+        pending: list[tuple[ChunkKey, StagedBlock]] = []
         torn: list[int] = []
         for staged in stageds:
             assert staged.key is not None
             for block in staged:
-                have = self.hashes[block.block].tobytes()
-                if have == block.old_hash:
-                    todo.append((staged.key, block))
-                elif have != block.new_hash:
+                current = self.hashes[block.block].tobytes()
+                if current == block.old_hash:
+                    pending.append((staged.key, block))
+                elif current != block.new_hash:
                     torn.append(block.block)
         if torn:
             raise Torn(torn)
-        for key, block in todo:
+        for key, block in pending:
             self._note(key, block.block, block.new_hash)
 
     def follow(self, headers: Sequence[ChunkHeader]) -> None:
-        """Take note of a version's chunks without a look at any bits: `hashes` are what the chunks promise then."""
+        """Make the chunks of a version part of this one without decoding them. `hashes` become those in the headers."""
         for header in headers:
             for entry in header.blocks:
                 if self.hashes[entry.block].tobytes() != entry.new_hash:
@@ -177,19 +182,22 @@ class Layered:
 
     def _note(self, key: ChunkKey, block: int, new_hash: bytes) -> None:
         base, chain, _ = self._blocks[block]
-        self._blocks[block] = _At(base, (*chain, key), new_hash)  # all at once, so nobody reads a mix
+        self._blocks[block] = _BlockState(base, (*chain, key), new_hash)  # one assignment, so that no reader sees a mix
         self.hashes[block] = np.frombuffer(new_hash, np.uint8)
 
     # ------------------------------------------------------------ a new checkpoint
 
     def frozen(self) -> "Layered":
-        """The same bits, which stay what they are. The chunks must be kept as long as it is used."""
+        """A snapshot, which later versions do not change. Keep the chunks in the store while it is in use."""
         twin = copy.copy(self)
         twin.hashes, twin._blocks = self.hashes.copy(), list(self._blocks)
         return twin
 
     def rebase(self, checkpoint: Checkpoint, frozen: "Layered") -> None:
-        """`checkpoint` holds the bits of `frozen`: what led there is not needed any more. Raises as the making does."""
+        """Continue from `checkpoint`, which holds the bits of `frozen`. Raises as the constructor does.
+
+        The chunks up to `frozen` are not needed any more.
+        """
         base = _Base(self.layout, checkpoint)
         for block, (now, then) in enumerate(zip(self._blocks, frozen._blocks, strict=True)):
-            self._blocks[block] = _At(base, now.chain[len(then.chain) :], now.digest)
+            self._blocks[block] = _BlockState(base, now.chain[len(then.chain) :], now.digest)

@@ -1,8 +1,8 @@
-"""What a model is, apart from its numbers: tensors, blocks, and the small files that go with them.
+"""The layout of a model: its tensors, their blocks, and the small files that go with them, without the weights.
 
-A layout lists the tensors in checkpoint (Hugging Face) coordinates, tied ones once, and the hashes of config, tokenizer
-and chat template. Its hash is the model's identity. It also fixes where each tensor lies in a replica's buffer and how
-tensors divide into blocks; both follow from the table by arithmetic that costs by the tensor, never by the element.
+A layout lists the tensors under their names in a Hugging Face checkpoint, tied tensors once, and the hashes of config,
+tokenizer and chat template. Its hash is the model's identity. It also fixes the offset of each tensor in a replica's
+buffer and the division of tensors into blocks; computing both costs time per tensor, never per element.
 """
 
 from bisect import bisect_right
@@ -21,15 +21,15 @@ from codec.varint import MAX_INT, Reader, Writer
 __all__ = ["BLOCK_ELEMENTS", "MAX_LAYOUT_BYTES", "BlockSpec", "FileSpec", "Layout", "TensorSpec"]
 
 BLOCK_ELEMENTS: Final = 1 << 20
-"""Consecutive elements of one tensor: the unit of coding, hashing and repair. Larger blocks code 0.4 % smaller; smaller
-ones cost their headers (256 Ki: +1.8 %, 64 Ki: +10 % at 1 % density)."""
+"""Elements per block, all of one tensor: the unit of coding, hashing and repair. Larger blocks would make versions
+0.4 % smaller; smaller blocks would add headers (256 Ki: +1.8 %, 64 Ki: +10 %, at 1 % density)."""
 
 MAX_LAYOUT_BYTES: Final = 32 << 20
-"""A model of 400,000 tensors fits."""
+"""Enough for a model of 400,000 tensors."""
 
 _MAGIC: Final = b"SWL1"
 _ALIGN: Final = 64
-"""Tensors start on a cache line, so vector loads never straddle two for the replica's sake."""
+"""Bytes: tensors start on a cache line, so that aligned vector loads never straddle two lines."""
 _MAX_TENSORS: Final = 1 << 20
 _MAX_NAME: Final = 512
 _MAX_ALIASES: Final = 16
@@ -41,7 +41,7 @@ _MAX_MODEL_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One stored tensor. `dtype`: its safetensors name. `aliases`: other names of the same bits (tied weights)."""
+    """One stored tensor. `dtype`: its safetensors name. `aliases`: other names of the same bits (tied), sorted."""
 
     name: str
     dtype: str
@@ -67,7 +67,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class FileSpec:
-    """A small file that an engine needs beside the weights. `hash`: BLAKE3, 32 bytes."""
+    """A small file that an engine needs beside the weights. `size`: bytes. `hash`: BLAKE3, 32 bytes."""
 
     name: str
     size: int
@@ -76,7 +76,8 @@ class FileSpec:
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """One block. `start`, `count`: elements within the tensor. `offset`, `nbytes`: bytes in the replica's buffer."""
+    """One block. `tensor`: its index in the layout. `start`, `count`: elements within the tensor. `offset`, `nbytes`:
+    bytes in the replica's buffer."""
 
     tensor: int
     name: str
@@ -89,7 +90,7 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Tensors sorted by name, files sorted by name. Raises `PeerError` naming the field when something cannot be."""
+    """Tensors and files, each sorted by name. The constructor raises `PeerError` naming a field that is not valid."""
 
     tensors: tuple[TensorSpec, ...]
     files: tuple[FileSpec, ...] = ()
@@ -100,12 +101,12 @@ class Layout:
 
     @cached_property
     def _first_blocks(self) -> list[int]:
-        """The first block of each tensor, and the number of all blocks at the end."""
+        """The first block of each tensor; the last entry is the number of all blocks."""
         return list(accumulate((tensor.n_blocks for tensor in self.tensors), initial=0))
 
     @cached_property
     def _offsets(self) -> list[int]:
-        """The first byte of each tensor in the replica's buffer, and its size at the end."""
+        """The offset of each tensor in the replica's buffer; the last entry is the buffer's size."""
         return list(accumulate((-(-tensor.nbytes // _ALIGN) * _ALIGN for tensor in self.tensors), initial=0))
 
     @cached_property
@@ -118,29 +119,29 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a replica's buffer: all tensors, each starting on a cache line."""
+        """Bytes of a replica's buffer: all tensors, each padded to a cache line."""
         return self._offsets[-1]
 
     @cached_property
     def full_bytes(self) -> int:
-        """Bytes of all tensors: what a full copy of the model costs."""
+        """Bytes of all tensors without padding: the size of a full copy of the model."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def tensor(self, name: str) -> TensorSpec:
-        """The stored tensor of this name, or the one it is tied to. Raises `KeyError`."""
+        """The stored tensor with this name or alias. Raises `KeyError`."""
         return self.tensors[self._by_name[name]]
 
     def offset(self, name: str) -> int:
-        """The first byte of the tensor in the replica's buffer."""
+        """The offset of the tensor in the replica's buffer, in bytes. Raises `KeyError`."""
         return self._offsets[self._by_name[name]]
 
     def blocks_of(self, name: str) -> range:
-        """The ids of the tensor's blocks."""
+        """The ids of the tensor's blocks. Raises `KeyError`."""
         index = self._by_name[name]
         return range(self._first_blocks[index], self._first_blocks[index + 1])
 
     def block(self, block: int) -> BlockSpec:
-        """Raises `IndexError` when there is no such block."""
+        """The block with this id. Raises `IndexError`."""
         if not 0 <= block < self.n_blocks:
             raise IndexError(f"block {block} of {self.n_blocks}")
         index = bisect_right(self._first_blocks, block) - 1
@@ -153,7 +154,7 @@ class Layout:
         )
 
     def to_bytes(self) -> bytes:
-        """The one encoding of this layout; `docs/codec.md` describes it."""
+        """The only encoding of this layout; `docs/codec.md` describes it."""
         out = Writer(_MAGIC)
         out.uint(len(self.tensors))
         for tensor in self.tensors:
@@ -174,7 +175,7 @@ class Layout:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Layout":
-        """Raises `PeerError` naming the field."""
+        """Decode and validate an encoded layout. Raises `PeerError` naming the field."""
         if len(data) > MAX_LAYOUT_BYTES:
             raise PeerError(f"layout: {len(data)} bytes, at most {MAX_LAYOUT_BYTES}")
         reader = Reader(data, "layout")
@@ -190,11 +191,11 @@ class Layout:
 
     @cached_property
     def hash(self) -> bytes:
-        """32 bytes: the model's identity."""
+        """The model's identity: the BLAKE3 hash (32 bytes) of `to_bytes()`."""
         return blake3(self.to_bytes()).digest()
 
     def same_tensors(self, other: "Layout") -> bool:
-        """Whether both have the same table of tensors, whatever their files and ties."""
+        """Whether both have the same tensors (name, dtype, shape); small files and aliases may differ."""
         return [(t.name, t.dtype, t.shape) for t in self.tensors] == [(t.name, t.dtype, t.shape) for t in other.tensors]
 
 
@@ -227,7 +228,7 @@ def _check_tensors(tensors: tuple[TensorSpec, ...]) -> None:
             raise PeerError(f"layout.aliases: of {tensor.name}: too many, or not sorted")
         for name in tensor.aliases:
             if name in seen:
-                raise PeerError(f"layout.aliases: {name!r} stands twice")
+                raise PeerError(f"layout.aliases: {name!r} occurs twice")
             seen.add(name)
     for name in seen:
         if not 0 < len(name.encode(errors="surrogatepass")) <= _MAX_NAME or not name.isprintable():
@@ -240,7 +241,7 @@ def _check_files(files: tuple[FileSpec, ...]) -> None:
         raise PeerError("layout.files: too many, or not in ascending order of their names")
     for file in files:
         name = file.name
-        # A name becomes a path on the receiver's disk: one component, visible, no way up.
+        # A name becomes a path on the receiver's disk: it must be one visible path component.
         if (
             not 0 < len(name.encode(errors="surrogatepass")) <= _MAX_NAME
             or not name.isprintable()
@@ -248,6 +249,6 @@ def _check_files(files: tuple[FileSpec, ...]) -> None:
             or "/" in name
             or "\\" in name
         ):
-            raise PeerError(f"layout.file: {name[:40]!r} is no plain file name")
+            raise PeerError(f"layout.file: {name[:40]!r} is not a plain file name")
         if not 0 <= file.size <= _MAX_FILE_BYTES or len(file.hash) != 32:
-            raise PeerError(f"layout.file: {name!r} is larger than {_MAX_FILE_BYTES} bytes, or its hash not 32")
+            raise PeerError(f"layout.file: {name!r} is larger than {_MAX_FILE_BYTES} bytes, or its hash is not 32")

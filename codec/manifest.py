@@ -1,7 +1,8 @@
-"""What a version is: the root over all its blocks, and the trainer's seal on it.
+"""Manifests: the root over all blocks of a version, and the chunks that lead to it, under the trainer's seal.
 
-Two nodes with the same root hold the same model, bit for bit. The manifest says which chunks lead from the parent root
-to the new one; nothing of a version is used before a root computed from its own blocks equals the manifest's.
+Two nodes with the same root hold the same model, bit for bit. The manifest lists the chunks that lead from the parent
+root to the new root. A node uses no part of a version before the root that it computes from its own blocks equals the
+manifest's.
 """
 
 from dataclasses import dataclass
@@ -22,19 +23,20 @@ _DOMAIN: Final = b"swarm-node manifest 1"
 _MAGIC: Final = b"SWM1"
 _MAX_CHUNKS: Final = 1 << 20
 MAX_MANIFEST_BYTES: Final = 32 * _MAX_CHUNKS + 1024
+"""The ids of `_MAX_CHUNKS` chunks, and room for the other fields and the signature."""
 
 
 def state_root(layout_hash: bytes, block_hashes: NDArray[np.uint8] | Any) -> bytes:
-    """BLAKE3 over the layout's hash and all block hashes. `block_hashes`: uint8 (n_blocks, 32), in block order."""
+    """BLAKE3 of the layout's hash and all block hashes, 32 bytes. `block_hashes`: uint8 (n_blocks, 32), in order."""
     assert len(layout_hash) == 32
     return blake3(_ROOT_DOMAIN + layout_hash + np.ascontiguousarray(block_hashes).tobytes()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The seal of one version. `swarm`: the authority's public key.
+    """The content of one version's seal. `swarm`: the authority's public key.
 
-    `payload_bytes`: F, the bytes of the chunks, headers included. `changed`: elements that differ from the parent's.
+    `payload_bytes`: F, the bytes of all chunks, headers included. `changed`: elements that differ from the parent's.
     """
 
     swarm: bytes
@@ -49,7 +51,7 @@ class Manifest:
     changed: int
 
     def seal(self, key: Key) -> bytes:
-        """Signed bytes; `open_manifest` is the other way."""
+        """The signed encoding; `open_manifest` is the inverse."""
         out = Writer(_MAGIC + self.swarm)
         for number in (self.epoch, self.version, self.attempt):
             out.uint(number)
@@ -66,12 +68,12 @@ class Manifest:
 
 
 def open_manifest(sealed: bytes, authority: bytes) -> Manifest:
-    """Verify, then decode. `authority`: the swarm's public key. Raises `PeerError` naming the field."""
+    """Verify and decode a sealed manifest. `authority`: the swarm's public key. Raises `PeerError` naming the field."""
     if not SIGNATURE_BYTES < len(sealed) <= MAX_MANIFEST_BYTES:
         raise PeerError(f"manifest: {len(sealed)} bytes, at most {MAX_MANIFEST_BYTES}")
     manifest = _read(open_sealed(authority, _DOMAIN, sealed))
     if manifest.swarm != authority:
-        raise PeerError("manifest.swarm: of another swarm")
+        raise PeerError("manifest.swarm: belongs to another swarm")
     return manifest
 
 
@@ -85,6 +87,6 @@ def _read(body: bytes) -> Manifest:
     payload_bytes, changed = reader.uint("payload bytes"), reader.uint("changed")
     ids = tuple(reader.raw("chunk id", 32) for _ in range(reader.uint("chunk ids", _MAX_CHUNKS)))
     if len(set(ids)) != len(ids):
-        raise PeerError("manifest.chunk ids: one stands twice")
+        raise PeerError("manifest.chunk ids: one occurs twice")
     reader.end()
     return Manifest(swarm, epoch, version, attempt, parent_root, root, layout_hash, ids, payload_bytes, changed)

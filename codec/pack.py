@@ -1,7 +1,8 @@
-"""How large chunks and pieces are, and packing block deltas into chunks as they come.
+"""The sizes of chunks and pieces, and the packing of block deltas into chunks.
 
-Sizes follow from F, the payload of the last version: many small chunks let a stripe that is behind give work to its
-siblings, and many small pieces let relays forward soon; but each costs its header, its hash and its turn.
+Sizes follow from F, the payload of the last version in bytes. Small chunks let a stripe that is behind pass work to the
+other stripes, and small pieces let relays forward early; but each chunk costs a header, and each piece costs a hash and
+the handling of a message in every relay.
 """
 
 import math
@@ -12,34 +13,38 @@ from codec.chunk import MAX_BLOCKS, MAX_CHUNK_BYTES, MAX_PIECE_BYTES, MIN_PIECE_
 __all__ = ["MIN_CHUNK_BYTES", "STRIPES", "Packer", "chunk_target", "piece_target"]
 
 STRIPES: Final = 8
-"""K: trees that chunks travel down."""
+"""K: the number of distribution trees."""
 MIN_CHUNK_BYTES: Final = 64 << 10
 _LONGEST_PIECE_S: Final = 0.1
+"""Seconds that a piece may take at a stripe's share of the link: see `piece_target`."""
 
 
 def _power_of_two(value: int, least: int, most: int) -> int:
     """The power of two nearest to `value` (by ratio), within bounds that are themselves powers of two."""
-    return max(least, min(most, 1 << max(value * 181 // 128, 1).bit_length() - 1))  # 181/128: the root of two
+    return max(least, min(most, 1 << max(value * 181 // 128, 1).bit_length() - 1))  # 181/128: about sqrt(2)
 
 
 def chunk_target(payload_bytes: int) -> int:
-    """Bytes of body to aim for, when the last version's payload was `payload_bytes`: F/(32 K), from 64 KiB to 1 MiB.
+    """The size of a chunk's body to aim for, in bytes: F/(32 K), from 64 KiB to 1 MiB. `payload_bytes`: F.
 
-    Thirty-two chunks a stripe: the last one to arrive then costs about 1/32 of a stripe's time, and what an overloaded
-    relay hands to others is no more than that. Each costs 0.3 KB of header and one signature to check (0.14 ms).
+    With 32 chunks per stripe, waiting for the last chunk costs about 1/32 of a stripe's time, and an overloaded relay
+    passes on units of that size. Each chunk costs 0.3 KB of header and the check of one signature (0.14 ms).
     """
     return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, payload_bytes // (32 * STRIPES)))
 
 
 def piece_target(payload_bytes: int, nodes: int | None = None, link_mbit: float = math.inf) -> int:
-    """Bytes of a piece: F/(200 K), among few nodes F/(25 K), and no more than a stripe brings in a tenth of a second;
-    rounded to a power of two, from 16 to 256 KiB.
+    """The size of a piece in bytes: F/(200 K), or F/(25 K) for up to 2 K nodes, but at most what a stripe receives in
+    `_LONGEST_PIECE_S`; rounded to a power of two from 16 to 256 KiB.
 
-    A piece crosses a tree of depth D in D of its own sending times; two hundred a stripe keep that near D/2 percent.
-    Below 16 KiB its hash (32 bytes) and the turn in each relay cost more than the wait that they save. Up to 2 K
-    `nodes` (None: who knows) stand about one relay deep: an eighth of the pieces cost each of them an eighth of the
-    turns. But with pieces that take long, neighbours are late to help one another (`link_mbit`: at what the version
-    arrives, see `arrival_mbit`): of 256 KiB at 100 Mbit/s, one chunk in five crossed a border twice.
+    `payload_bytes`: F. `nodes`: None if unknown. `link_mbit`: Mbit/s at which the version arrives (see
+    `arrival_mbit`).
+
+    A piece needs D of its sending times to cross a tree of depth D; with 200 pieces per stripe that is about D/2 % of
+    a stripe's time. Below 16 KiB the hash (32 bytes) and the handling in each relay cost more than the shorter wait
+    saves. Up to 2 K nodes are about one relay deep, so an eighth of the pieces suffices and costs each relay an eighth
+    of the handling. Pieces that take long to send make neighbours late to help one another: with pieces of 256 KiB at
+    100 Mbit/s, one chunk in five crossed a border twice.
     """
     pieces = 25 if nodes is not None and nodes <= 2 * STRIPES else 200
     longest = min(_LONGEST_PIECE_S * link_mbit * 125_000 / STRIPES, MAX_PIECE_BYTES)
@@ -47,9 +52,9 @@ def piece_target(payload_bytes: int, nodes: int | None = None, link_mbit: float 
 
 
 class Packer:
-    """Collects block deltas until they fill a chunk. Feed them in any order; each call gives the chunks that are full.
+    """Collects block deltas, in any order, until they fill a chunk; each call returns the chunks that are full.
 
-    A delta that alone exceeds the target becomes a chunk of its own, so that one raw block does not wait for others.
+    A delta that alone reaches the target size becomes a chunk of its own, so that a raw block does not wait for others.
     """
 
     def __init__(self, target_bytes: int) -> None:
@@ -60,7 +65,7 @@ class Packer:
         self._bytes = 0
 
     def add(self, delta: BlockDelta) -> list[list[BlockDelta]]:
-        """The chunks (0, 1 or 2 lists of deltas for `seal_chunk`) that `delta` makes full."""
+        """The chunks (0 or 1 lists of deltas for `seal_chunk`) that `delta` completes."""
         size = len(delta.payload)
         if size >= self._target:
             return [[delta]]
@@ -70,7 +75,7 @@ class Packer:
         return full
 
     def flush(self) -> list[list[BlockDelta]]:
-        """What is left, as at most one chunk."""
+        """The remaining deltas, as at most one chunk."""
         full = [self._waiting] if self._waiting else []
         self._waiting, self._bytes = [], 0
         return full

@@ -1,9 +1,10 @@
-"""How a version's changes reach an engine in another process: one sealed memfd, (tensor, flat index, new bits).
+"""Weight patches: the changes of a version for an engine in another process, in one sealed memfd.
 
-New bits, not differences: patching twice does no harm. The bytes, all little endian: magic, then for each entry a head
-(name length, element size, number of changes, first element: u16, u16, u32, u64; the hashes that the block has before
-and afterwards, 32 bytes each), the name, padding to 8, positions (u32, relative to the first element, ascending),
-padding to 8, bits, padding to 8. A head of zeros ends it.
+A patch lists (tensor, flat index, new bits). It holds new bits and not differences, so applying it twice does no harm.
+All integers are little endian. After the magic, each block has a head (name length u16, element size u16, number of
+changes u32, first element u64, then the block's hashes before and after, 32 bytes each), the name, the positions (u32,
+relative to the first element, ascending) and the bits; each of the three is padded to 8 bytes. A head of zeros ends the
+patch.
 """
 
 import os
@@ -25,7 +26,7 @@ __all__ = ["patch_hashes", "read_patch", "write_patch"]
 _MAGIC: Final = b"SWP2\0\0\0\0"
 _HEAD: Final = struct.Struct("<HHIQ32s32s")
 _GROUP: Final = 1 << 22
-"""Changes handed out at once: 32 MiB of indices, however large or dense the tensor."""
+"""Changes that `read_patch` yields at once: bounds the indices to 32 MiB, however large or dense the tensor is."""
 
 
 def _padded(n: int) -> int:
@@ -37,9 +38,9 @@ def _entry_bytes(name: bytes, block: StagedBlock) -> int:
 
 
 def write_patch(stageds: Iterable[Staged], layout: Layout) -> tuple[int, int]:
-    """(descriptor of a sealed memfd, its bytes): pass the descriptor on, then close it.
+    """Write a patch; (descriptor of a sealed memfd, its size in bytes). The caller closes the descriptor.
 
-    Raises `UsageError` when there is no memory for it, or no memfds here.
+    Raises `UsageError` if there is too little memory, or the system has no memfds.
     """
     blocks = sorted((block for staged in stageds for block in staged), key=lambda block: block.block)
     names = [layout.block(block.block).name.encode() for block in blocks]
@@ -70,32 +71,32 @@ def write_patch(stageds: Iterable[Staged], layout: Layout) -> tuple[int, int]:
 
 
 def read_patch(fd: int) -> Iterator[tuple[str, NDArray[np.int64], Bits]]:
-    """(tensor name, flat indices, new bits) by and by: indices int64, ascending; bits uintN.
+    """Yield (tensor name, flat indices, new bits): indices int64, ascending; bits unsigned, as wide as the dtype.
 
-    A large tensor comes in several parts, in order. `fd` stays open. Raises `PeerError` for what `write_patch` never
-    writes.
+    A large tensor comes in several parts, in order. `fd` stays open. Raises `PeerError` for bytes that `write_patch`
+    does not write.
     """
-    data = _mapped(fd)
+    data = _map(fd)
     group: list[tuple[NDArray[np.int64], Bits]] = []
     current: tuple[str, Any] | None = None
     for name, _, indices, bits, _, _ in _entries(data):
         if current != (name, bits.dtype) or sum(part[0].size for part in group) >= _GROUP:
             if current is not None:
-                yield _joined(current[0], group)
+                yield _concatenate(current[0], group)
             current, group = (name, bits.dtype), []
         elif indices[0] <= group[-1][0][-1]:
-            raise PeerError(f"patch.positions: of {name!r} not ascending")
+            raise PeerError(f"patch.positions: those of {name!r} are not ascending")
         group.append((indices, bits))
     if current is not None:
-        yield _joined(current[0], group)
+        yield _concatenate(current[0], group)
 
 
 def patch_hashes(fd: int, layout: Layout) -> Iterator[tuple[int, bytes, bytes]]:
-    """(block, the hashes that it has before and after the patch) by and by. `fd` stays open.
+    """Yield (block, its hash before the patch, its hash after). `fd` stays open.
 
-    Raises `PeerError` for what `write_patch` never writes, or writes for another layout.
+    Raises `PeerError` for bytes that `write_patch` does not write, or writes for another layout.
     """
-    for name, start, _, bits, old_hash, new_hash in _entries(_mapped(fd)):
+    for name, start, _, bits, old_hash, new_hash in _entries(_map(fd)):
         try:
             block = layout.blocks_of(name)[start // BLOCK_ELEMENTS]
         except (KeyError, IndexError) as error:
@@ -106,7 +107,7 @@ def patch_hashes(fd: int, layout: Layout) -> Iterator[tuple[int, bytes, bytes]]:
         yield block, old_hash, new_hash
 
 
-def _mapped(fd: int) -> memoryview:
+def _map(fd: int) -> memoryview:
     if os.fstat(fd).st_size < len(_MAGIC) + _HEAD.size:
         raise PeerError("patch: too short")
     data = memoryview(shared.map_readonly(fd))
@@ -115,17 +116,17 @@ def _mapped(fd: int) -> memoryview:
     return data
 
 
-def _joined(name: str, group: list[tuple[NDArray[np.int64], Bits]]) -> tuple[str, NDArray[np.int64], Bits]:
+def _concatenate(name: str, group: list[tuple[NDArray[np.int64], Bits]]) -> tuple[str, NDArray[np.int64], Bits]:
     if len(group) == 1:
         return name, *group[0]
     return name, np.concatenate([part[0] for part in group]), np.concatenate([part[1] for part in group])
 
 
 def _entries(data: memoryview) -> Iterator[tuple[str, int, NDArray[np.int64], Bits, bytes, bytes]]:
-    """(tensor name, first element of the block, flat indices, new bits, old and new hash of the block)."""
+    """Yield (tensor name, first element of the block, flat indices, new bits, old and new hash of the block)."""
     at = len(_MAGIC)
 
-    def take(length: int, field: str) -> memoryview:
+    def read(length: int, field: str) -> memoryview:
         nonlocal at
         if length > len(data) - at:
             raise PeerError(f"patch.{field}: ends too soon")
@@ -134,19 +135,19 @@ def _entries(data: memoryview) -> Iterator[tuple[str, int, NDArray[np.int64], Bi
         return part
 
     while True:
-        name_length, itemsize, count, start, old_hash, new_hash = _HEAD.unpack(take(_HEAD.size, "head"))
+        name_length, itemsize, count, start, old_hash, new_hash = _HEAD.unpack(read(_HEAD.size, "head"))
         if name_length == itemsize == count == start == 0:
             if at != len(data):
-                raise PeerError("patch.end: bytes too many")
+                raise PeerError("patch.end: bytes follow the last entry")
             return
         if itemsize not in (1, 2, 4, 8) or not 0 < count <= BLOCK_ELEMENTS or start >= 1 << 50:
-            raise PeerError("patch.head: impossible")
+            raise PeerError("patch.head: a field is out of bounds")
         try:
-            name = bytes(take(name_length, "name")).decode()
+            name = bytes(read(name_length, "name")).decode()
         except UnicodeDecodeError as error:
             raise PeerError("patch.name: not UTF-8") from error
-        positions = np.frombuffer(take(4 * count, "positions"), "<u4")
+        positions = np.frombuffer(read(4 * count, "positions"), "<u4")
         if positions[-1] >= BLOCK_ELEMENTS or np.any(positions[1:] <= positions[:-1]):
-            raise PeerError(f"patch.positions: of {name!r} not ascending within a block")
-        bits = np.frombuffer(take(itemsize * count, "bits"), f"<u{itemsize}")
+            raise PeerError(f"patch.positions: those of {name!r} are not ascending within a block")
+        bits = np.frombuffer(read(itemsize * count, "bits"), f"<u{itemsize}")
         yield name, start, positions.astype(np.int64) + start, bits, old_hash, new_hash

@@ -1,26 +1,27 @@
-"""The position-coded coder: where something changes in Golomb codes, by how much in the planes of `codec.rice`.
+"""The position coder: the positions of the changes in Golomb codes, their values in the planes of `codec.rice`.
 
-About 9.7 bits a change at 1 % density, where `codec.rice` takes 7.1; but a decoder need not look at the old weights to
-know *where* something changes, so it runs at the speed of the changes and not of the model. For fast links and few
-cores. Golomb codes of any m, and not only of powers of two, are within 0.02 bits of what gaps without a context allow;
-pcodec, after which this coder is named and which it replaced, takes 0.06 more and three times as long.
+It takes about 9.7 bits per change at 1 % density, where `codec.rice` takes 7.1. But its decoder finds the positions
+without reading the old weights, so its time grows with the number of changes and not with the size of the model. Use it
+for fast links and few cores. Golomb codes with any m, not only powers of two, are within 0.02 bits of the entropy of
+gaps without a context. The coder is named after pcodec, which it replaced, and which takes 0.06 bits more and three
+times as long.
 """
 
 import numpy as np
 
 from codec.bits import Bits, DType
 from codec.errors import PeerError
+from codec.kernels.planes import read_positions, read_values, write_positions, write_values
+from codec.kernels.scan import count_values, merge_values, sort_values
 from codec.layout import BLOCK_ELEMENTS
-from codec.planes import read_positions, read_values, write_positions, write_values
 from codec.rice import changed_positions, decode_plainly, encode_plainly
-from codec.scan import count_values, merge_values, sort_values
-from codec.scratch import Positions, Scratch, check, choose_top, exponent_of, read_bits, taken
+from codec.scratch import Positions, Scratch, check, choose_top, exponent_of, read_payload, take_payload
 
 __all__ = ["decode_block", "encode_block", "warm_up"]
 
 
 def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
-    """The changes from `old` to `new` (flat arrays of `dtype.bits`, at most a block), or None if there are none."""
+    """The coded changes from `old` to `new` (flat arrays of `dtype.bits`, at most a block); None if there are none."""
     check(old, dtype)
     check(new, dtype)
     if dtype.itemsize == 8:
@@ -40,11 +41,11 @@ def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
         words[0] = top
         at = write_positions(words, capacity, 8, positions, scratch.numbers)
         assert at > 0
-        return taken(words, write_values(words, capacity, at, scratch.diffs, fill, scratch.numbers))
+        return take_payload(words, write_values(words, capacity, at, scratch.diffs, fill, scratch.numbers))
 
 
 def decode_block(payload: bytes | memoryview, old: Bits, dtype: DType) -> tuple[Positions, Bits]:
-    """Positions (uint32, ascending) and new bits of the changes in `payload`, relative to `old`.
+    """Decode `payload`: the positions (uint32, ascending) of the changes against `old`, and the new bits there.
 
     Raises `PeerError` naming the field.
     """
@@ -69,7 +70,7 @@ def decode_block(payload: bytes | memoryview, old: Bits, dtype: DType) -> tuple[
             count_values(like, address, scratch.positions[:found], shift, mask, top, fill)
             return read_values(words, at, end, scratch.diffs, fill, scratch.numbers, most)
 
-        read_bits("pco", scratch, payload, planes)
+        read_payload("pco", scratch, payload, planes)
         positions, bits = scratch.positions[:found].copy(), np.empty(found, dtype.bits)
         fill[:] = 0
         merge_values(like, address, positions, shift, mask, top, flip, fill, scratch.diffs, bits)
@@ -77,7 +78,7 @@ def decode_block(payload: bytes | memoryview, old: Bits, dtype: DType) -> tuple[
 
 
 def warm_up(dtype: DType) -> None:
-    """As `codec.rice.warm_up`."""
+    """Compile or load every kernel that this coder needs for `dtype`; see `codec.rice.warm_up`."""
     old = np.arange(65, dtype=dtype.bits)
     payload = encode_block(old, old ^ dtype.bits.type(1), dtype)
     assert payload is not None

@@ -1,8 +1,9 @@
-"""The replica: the bits of one version, in memory that engines may map, and the hash of every block.
+"""The replica: the bits of one version in memory that engines can map, and the hash of every block.
 
-The trainer diffs against it; a node applies deltas to it and serves blocks of it. One thread writes at a time; any
-number read. A block's sequence number is odd while it is being written and differs afterwards, so a reader (in this
-process or another) never takes a mix for a block. The numbers lie in the same memory, behind the tensors.
+The trainer diffs against it; a node applies deltas to it and serves blocks from it. One thread may write at a time, any
+number may read. Each block has a sequence number (a seqlock), which is odd while the block is written and larger
+afterwards, so that a reader in this or another process detects a torn read. The sequence numbers lie in the same memory
+after the tensors.
 """
 
 import os
@@ -20,27 +21,27 @@ from codec.bits import Bits
 from codec.checkpoint import Checkpoint
 from codec.chunk import CODER_RICE, BlockDelta, ChunkHeader
 from codec.errors import PeerError, UsageError
+from codec.kernels.scan import scatter
 from codec.layered import Layered
 from codec.layout import Layout
 from codec.manifest import state_root
-from codec.scan import scatter
 from codec.staging import Staged, StagedBlock, Torn, block_hash, encode, stage_chunk
 
 __all__ = ["Replica"]
 
 _PAGE: Final = 4096
-_PATIENCE: Final = 1 << 20
-"""Times that a reader looks again at a block that is being written: seconds, where a write takes a millisecond."""
+_MAX_READ_TRIES: Final = 1 << 20
+"""Tries to read a block that is being written: they take seconds, where writing a block takes a millisecond."""
 
 Run = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
-"""`map`, or the `map` of a thread pool: hashing and copying release the GIL."""
+"""`map`, or a thread pool's `map`, since hashing and copying release the GIL."""
 
 
 class Replica:
-    """Bits of one version. Make one with `create`, `from_checkpoint` or `attach`.
+    """The bits of one version. Construct it with `create`, `from_checkpoint` or `attach`.
 
-    `layout`; `hashes`: uint8 (n_blocks, 32), of the bits as they are; `fd`: the memfd or file, or None where there are
-    no memfds; `path`: the file.
+    `hashes`: uint8 (n_blocks, 32), the hash of each block's current bits; zeros for a block without a version. `fd`:
+    the memfd or file; None where the system has no memfds. `path`: the file, or None for memory.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class Replica:
 
     @classmethod
     def create(cls, layout: Layout, path: Path | None = None) -> "Replica":
-        """All zeros, hashes included: a block that was never written has no version.
+        """A replica of zeros, hashes included: a block that was never written has no version.
 
-        `path`: keep the bits in this file instead of memory, where memory is short; for a while (see `codec.layered`),
-        since a version changes nearly every page. Raises `UsageError`: no memory, or disk full.
+        `path`: keep the bits in this file instead of memory, where memory is short. That suits a short time only, since
+        each version changes nearly every page; `codec.layered` is for longer. Raises `UsageError` if memory or disk
+        space is too small.
         """
         nbytes = _sequence_offset(layout) + 4 * layout.n_blocks
         if path is None:
@@ -74,26 +76,28 @@ class Replica:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, layout: Layout | None = None, run: Run = map) -> "Replica":
-        """A new one in memory: see `load`. `layout`: the swarm's, else the checkpoint's own."""
+        """A replica in memory with the checkpoint's bits: see `load`. `layout`: default the checkpoint's own."""
         replica = cls.create(layout or checkpoint.layout)
         replica.load(checkpoint, run)
         return replica
 
     def load(self, checkpoint: Checkpoint, run: Run = map) -> None:
-        """Take the checkpoint's bits, every block hashed. Tensors that it lacks, or has in another shape or dtype, stay
-        as they are. Raises `UsageError` when it has none of them.
+        """Copy the checkpoint's bits and hash every block.
+
+        A tensor that the checkpoint does not have with the same shape and dtype stays unchanged. Raises `UsageError` if
+        it has none of the tensors.
         """
         layout = self.layout
-        theirs = {name: tensor for tensor in checkpoint.layout.tensors for name in (tensor.name, *tensor.aliases)}
+        available = {name: tensor for tensor in checkpoint.layout.tensors for name in (tensor.name, *tensor.aliases)}
         usable = {
             tensor.name
             for tensor in layout.tensors
-            if tensor.name in theirs
-            and (theirs[tensor.name].dtype, theirs[tensor.name].shape) == (tensor.dtype, tensor.shape)
+            if tensor.name in available
+            and (available[tensor.name].dtype, available[tensor.name].shape) == (tensor.dtype, tensor.shape)
         }
         if layout.tensors and not usable:
             raise UsageError(
-                f"{checkpoint.path} is another model: it has no tensor of this one. Give the base's folder."
+                f"{checkpoint.path} is another model: it has no tensor of this one. Give the folder of the base model."
             )
 
         def load(block: int) -> None:
@@ -108,20 +112,20 @@ class Replica:
 
     @classmethod
     def attach(cls, fd: int, layout: Layout, hashes: NDArray[np.uint8]) -> "Replica":
-        """Map a replica of another process, read-only. Takes over `fd`. Raises `PeerError` when the size is another."""
+        """Map another process's replica read-only and take ownership of `fd`. Raises `PeerError` for a wrong size."""
         if os.fstat(fd).st_size < max(1, _sequence_offset(layout) + 4 * layout.n_blocks):
             raise PeerError("replica.size: not a replica of this layout")
         assert hashes.shape == (layout.n_blocks, 32)
         return cls(layout, hashes, fd, shared.map_readonly(fd))
 
     def seal_for_readers(self) -> int:
-        """The descriptor, sealed so that whoever receives it can map it for reading only; ours still writes.
+        """A descriptor that other processes can map for reading only; this process can still write.
 
-        Raises `UsageError` where the system has no memfds, or its kernel is older than 5.1.
+        Raises `UsageError` if the system has no memfds, or its kernel is older than Linux 5.1.
         """
         if self.fd is None:
             raise shared.no_sharing()
-        if self.path is not None:  # a file is shared by a descriptor that can only read
+        if self.path is not None:  # a file is shared through a read-only descriptor
             if self._readers_fd is None:
                 self._readers_fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 weakref.finalize(self, os.close, self._readers_fd)
@@ -134,16 +138,16 @@ class Replica:
 
     @property
     def root(self) -> bytes:
-        """The state root of the bits as they are (32 bytes)."""
+        """The state root (32 bytes) of the current bits."""
         return state_root(self.layout.hash, self.hashes)
 
     def bits(self, name: str) -> Bits:
-        """A tensor, flat and read-only; it changes when the replica does. Raises `KeyError`."""
+        """A flat, read-only view of a tensor; it changes when the replica does. Raises `KeyError`."""
         tensor = self.layout.tensor(name)
         return self._view(self.layout.offset(name), tensor.nbytes, tensor.type.bits)
 
     def block(self, block: int) -> Bits:
-        """A block's elements, flat and read-only; they change when the replica does. Raises `IndexError`."""
+        """A flat, read-only view of a block; it changes when the replica does. Raises `IndexError`."""
         spec = self.layout.block(block)
         return self._view(spec.offset, spec.nbytes, spec.dtype.bits)
 
@@ -157,9 +161,9 @@ class Replica:
         return self._bytes[spec.offset : spec.offset + spec.nbytes].view(spec.dtype.bits)
 
     def read(self, block: int) -> tuple[bytes, bytes]:
-        """(bytes, hash) of a block at one version, whatever is being written. Raises `IndexError`, `Torn`."""
+        """(bytes, hash) of a block at one version, also while another thread writes. Raises `IndexError`, `Torn`."""
         spec = self.layout.block(block)
-        for _ in range(_PATIENCE):
+        for _ in range(_MAX_READ_TRIES):
             before = int(self._sequence[block])
             if before & 1:
                 os.sched_yield()
@@ -176,27 +180,27 @@ class Replica:
 
     @contextmanager
     def _writing(self, block: int, new_hash: bytes) -> Iterator[Bits]:
-        """The block's elements to write to; afterwards it has `new_hash`. On an error it stays without version."""
+        """Write to a block's elements; on exit it has `new_hash`. After an error inside it has no version (zeros)."""
         words = self._writable(block)
-        self._sequence[block] += 1 + (self._sequence[block] & 1)  # odd, also after a write that an error cut short
+        self._sequence[block] += 1 + (self._sequence[block] & 1)  # odd, also if an error ended the last write
         self.hashes[block] = 0
         yield words
         self.hashes[block] = np.frombuffer(new_hash, np.uint8)
         self._sequence[block] += 1
 
     def write_block(self, block: int, data: bytes, expected_hash: bytes) -> None:
-        """Put a whole block in place. Raises `PeerError` when `data` is not what hashes to `expected_hash`."""
+        """Write a whole block. Raises `PeerError` unless `data` has the right length and `expected_hash`."""
         spec = self.layout.block(block)
         if len(data) != spec.nbytes:
             raise PeerError(f"block.length: {len(data)} bytes, not {spec.nbytes}")
         new = np.frombuffer(data, spec.dtype.bits)
         if block_hash(new) != expected_hash:
-            raise PeerError(f"block.hash: block {block} is not what was asked for")
+            raise PeerError(f"block.hash: block {block} does not have the expected hash")
         with self._writing(block, expected_hash) as words:
             words[:] = new
 
     def encode_block(self, block: int, new: Bits, coder: int = CODER_RICE) -> BlockDelta | None:
-        """What changes a block into `new` (flat, `dtype.bits`), or None. Raw where `coder` would be longer."""
+        """The delta from a block to `new` (flat, `dtype.bits`); None if equal. Raw if `coder` is no shorter."""
         spec = self.layout.block(block)
         return encode(block, self.block(block), new, spec.dtype, coder)
 
@@ -205,7 +209,7 @@ class Replica:
         return stage_chunk(self, header, body)
 
     def predicted_hashes(self, stageds: Iterable[Staged]) -> NDArray[np.uint8]:
-        """The block hashes that `scatter(stageds)` will leave: uint8 (n_blocks, 32)."""
+        """The block hashes after `scatter(stageds)`: uint8 (n_blocks, 32)."""
         hashes = self.hashes.copy()
         for staged in stageds:
             for block in staged:
@@ -213,38 +217,38 @@ class Replica:
         return hashes
 
     def predicted_root(self, stageds: Iterable[Staged]) -> bytes:
-        """The root that `scatter(stageds)` will lead to."""
+        """The root (32 bytes) after `scatter(stageds)`."""
         return state_root(self.layout.hash, self.predicted_hashes(stageds))
 
     def scatter(self, stageds: Sequence[Staged]) -> None:
-        """Write what was staged. Doing it again changes nothing.
+        """Write staged changes. Calling it again changes nothing.
 
-        Raises `Torn` (before anything is written) for blocks that have changed since they were staged.
+        Raises `Torn`, before any write, for blocks that have changed since they were staged.
         """
-        todo: list[StagedBlock] = []
+        pending: list[StagedBlock] = []
         torn: list[int] = []
         for staged in stageds:
             for block in staged:
-                have = self.hashes[block.block].tobytes()
-                if have == block.old_hash:
-                    todo.append(block)
-                elif have != block.new_hash:
+                current = self.hashes[block.block].tobytes()
+                if current == block.old_hash:
+                    pending.append(block)
+                elif current != block.new_hash:
                     torn.append(block.block)
         if torn:
             raise Torn(torn)
-        for block in todo:
+        for block in pending:
             with self._writing(block.block, block.new_hash) as words:
                 scatter(words, block.positions, block.bits)
 
     def take_from(self, source: Layered, run: Run = map, *, believed: bool = False) -> tuple[int, ...]:
-        """Become what `source` is: every block that has another hash is copied.
+        """Copy from `source` every block whose hash differs.
 
-        The blocks, ascending, that are not what their hash says; they are given the hash that they have, or none where
-        they cannot be made. `believed`: nothing is hashed, for whoever hashes it later.
+        Returns the blocks, ascending, whose bits do not have the hash that `source` lists: each gets the hash of its
+        bits, or zeros if it could not be read. `believed`: skip hashing; the caller must hash the blocks later.
         """
         wrong: list[int] = []
 
-        def take(block: int) -> None:
+        def copy_block(block: int) -> None:
             expected = source.hashes[block].tobytes()
             if self.hashes[block].tobytes() == expected:
                 return
@@ -258,12 +262,12 @@ class Replica:
                 self.hashes[block] = np.frombuffer(digest, np.uint8)
                 wrong.append(block)
 
-        for _ in run(take, range(self.layout.n_blocks)):
+        for _ in run(copy_block, range(self.layout.n_blocks)):
             pass
         return tuple(sorted(wrong))
 
     def rehash(self, run: Run = map) -> list[int]:
-        """Hash every block anew; the ids of those whose hash was not what `hashes` said, now corrected."""
+        """Hash every block again and correct `hashes`. Returns the ids of the blocks whose hash was wrong."""
         wrong: list[int] = []
 
         def check(block: int) -> None:
@@ -278,5 +282,5 @@ class Replica:
 
 
 def _sequence_offset(layout: Layout) -> int:
-    """Where the sequence numbers start: behind the tensors, on a page of their own."""
+    """Offset of the sequence numbers: after the tensors, on a page of their own."""
     return -(-layout.nbytes // _PAGE) * _PAGE

@@ -1,12 +1,12 @@
-"""The default coder: what changed in a block, class by class, in Rice codes.
+"""The default coder: the changes of a block in Rice codes, in classes by exponent.
 
-Small weights change more often than large ones: the probability doubles with each binade down. So elements are sorted
-into sixteen classes by the exponent of their *old* bits, and the gap between two changes is counted within a class,
-where it is nearly geometric, which is what Rice codes are made for. The difference of the ordinals is +-1 nine times in
-ten. At 1 % density this takes about 7.1 bits a change; the best that these statistics allow is 6.9. `docs/codec.md`
-specifies the bytes.
+Small weights change more often than large ones: the probability doubles with each binade down. So the exponent of its
+*old* bits puts each element into one of sixteen classes, and the gap between two changes is counted within a class.
+There it is nearly geometric, the distribution for which Rice codes are optimal. The difference of the ordinals is +1 or
+-1 in nine of ten changes. At 1 % density this takes about 7.1 bits per change; the entropy of these statistics is 6.9.
+`docs/codec.md` specifies the bytes.
 
-Elements of eight bytes, which no policy ships in bulk, are listed plainly.
+Elements of 8 bytes are rare in policies and are listed without coding.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ import numpy as np
 
 from codec.bits import Bits, DType
 from codec.errors import PeerError
-from codec.lanes import CLASSES, LANES
-from codec.planes import read_planes, write_planes
-from codec.scan import NEVER, list_changes, scan_decode, scan_encode, scatter
-from codec.scratch import Positions, Scratch, check, choose_top, exponent_of, read_bits, tail, taken
+from codec.kernels.lanes import CLASSES, LANES
+from codec.kernels.planes import read_planes, write_planes
+from codec.kernels.scan import NEVER, list_changes, scan_decode, scan_encode, scatter
+from codec.scratch import Positions, Scratch, check, choose_top, exponent_of, read_payload, tail, take_payload
 
 __all__ = [
     "changed_positions",
@@ -33,10 +33,10 @@ __all__ = [
 
 
 def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
-    """The changes from `old` to `new`, or None if there are none.
+    """The coded changes from `old` to `new`, or None if there are none.
 
     `old`, `new`: flat arrays of `dtype.bits`, of the same size, at most a block. The result may be longer than the raw
-    bits: the caller compares.
+    bits, so the caller must compare.
     """
     coded = encode_changes(old, new, dtype)
     return None if coded is None else coded[0]
@@ -65,12 +65,12 @@ def encode_changes(old: Bits, new: Bits, dtype: DType) -> tuple[bytes, Positions
             return None
         words[0] = top
         end = write_planes(words, words.size * 64 - 64, 8, scratch.gaps, scratch.diffs, state[1], scratch.numbers)
-        payload = taken(words, end)
+        payload = take_payload(words, end)
         return payload, positions[:found].copy()
 
 
 def changed_positions(old: Bits, new: Bits, dtype: DType) -> Positions:
-    """Where `new` differs from `old` (uint32, ascending): as `np.flatnonzero(old != new)`, several times as fast."""
+    """The positions where `new` differs from `old` (uint32, ascending); several times as fast as `np.flatnonzero`."""
     check(old, dtype)
     check(new, dtype)
     if dtype.itemsize == 8:
@@ -86,10 +86,10 @@ def changed_positions(old: Bits, new: Bits, dtype: DType) -> Positions:
 
 
 def decode_block(payload: bytes | memoryview, old: Bits, dtype: DType) -> tuple[Positions, Bits]:
-    """Positions (uint32, ascending) and new bits of the changes in `payload`, relative to `old`.
+    """Decode `payload`: the positions (uint32, ascending) of the changes against `old`, and the new bits there.
 
-    Raises `PeerError` naming the field for bytes that no encoder wrote. A wrong `old` is not noticed: the block's hash
-    tells.
+    Raises `PeerError` naming the field for bytes that no encoder writes. It may not detect a wrong `old`; only the
+    block's hash does.
     """
     check(old, dtype)
     if dtype.itemsize == 8:
@@ -98,7 +98,7 @@ def decode_block(payload: bytes | memoryview, old: Bits, dtype: DType) -> tuple[
 
 
 def decode_onto(payload: bytes | memoryview, old: Bits, copy: Bits, dtype: DType) -> tuple[Positions, Bits]:
-    """As `decode_block`; `copy`, of the same size, receives the block as it is after the changes."""
+    """As `decode_block`, and write the block after the changes to `copy`, which has the size of `old`."""
     check(old, dtype)
     check(copy, dtype)
     assert copy.size == old.size
@@ -115,12 +115,12 @@ def _decode(payload: bytes | memoryview, old: Bits, copy: Bits | None, dtype: DT
     with Scratch.take() as scratch:
         rows = (scratch.gaps, scratch.diffs, scratch.state[2], scratch.numbers)
         most = 1 << (dtype.width - 1)
-        read_bits("rice", scratch, payload, lambda words, end: read_planes(words, 8, end, *rows, old.size, most))
+        read_payload("rice", scratch, payload, lambda words, end: read_planes(words, 8, end, *rows, old.size, most))
         return _replay(scratch, payload[0], old, copy, dtype)
 
 
 def _replay(scratch: Scratch, top: int, old: Bits, copy: Bits | None, dtype: DType) -> tuple[Positions, Bits]:
-    """Gaps within classes to positions, differences to bits."""
+    """Turn the gaps within classes in `scratch` into positions, and the differences into new bits."""
     state = scratch.state
     total = int(state[2].sum())
     if total == 0:
@@ -148,7 +148,7 @@ def _replay(scratch: Scratch, top: int, old: Bits, copy: Bits | None, dtype: DTy
 
 
 def encode_plainly(old: Bits, new: Bits) -> tuple[bytes, Positions] | None:
-    """Elements of 64 bits: (positions as u32, then new bits; the positions), or None if nothing changed."""
+    """For 8-byte elements: (payload, positions), or None if nothing changed. The payload: u32 positions, then bits."""
     positions = np.flatnonzero(old != new).astype("<u4")
     if positions.size == 0:
         return None
@@ -156,10 +156,10 @@ def encode_plainly(old: Bits, new: Bits) -> tuple[bytes, Positions] | None:
 
 
 def decode_plainly(payload: bytes | memoryview, old: Bits) -> tuple[Positions, Any]:
-    """The other way. Raises `PeerError` naming the field."""
+    """The inverse of `encode_plainly`: (positions, new bits). Raises `PeerError` naming the field."""
     count, rest = divmod(len(payload), 4 + old.itemsize)
     if rest or not 0 < count <= old.size:
-        raise PeerError(f"rice.length: {len(payload)} bytes are no list of changes")
+        raise PeerError(f"rice.length: {len(payload)} bytes are not a list of changes")
     positions = np.frombuffer(payload, "<u4", count).copy()
     if positions[-1] >= old.size or np.any(positions[1:] <= positions[:-1]):
         raise PeerError("rice.positions: not ascending within the block")
@@ -167,7 +167,7 @@ def decode_plainly(payload: bytes | memoryview, old: Bits) -> tuple[Positions, A
 
 
 def warm_up(dtype: DType) -> None:
-    """Compile (or load from the cache) every kernel that this dtype needs, so that no measured or awaited call does."""
+    """Compile or load every kernel that this coder needs for `dtype`, so that no later call waits for it."""
     old = np.arange(LANES + 1, dtype=dtype.bits)
     payload = encode_block(old, old ^ dtype.bits.type(1), dtype)
     assert payload is not None

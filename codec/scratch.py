@@ -1,4 +1,4 @@
-"""What both coders need for one block at a time: arrays that are reused, and bit strings in and out of them."""
+"""Scratch arrays that both coders reuse for each block, and the bit strings of payloads in them."""
 
 from collections.abc import Callable
 
@@ -7,28 +7,28 @@ from numpy.typing import NDArray
 
 from codec.bits import Bits, DType
 from codec.errors import PeerError
-from codec.lanes import CLASSES, LANES
+from codec.kernels.lanes import CLASSES, LANES
+from codec.kernels.planes import FIELDS
+from codec.kernels.scan import TILE_WORDS, find_top
 from codec.layout import BLOCK_ELEMENTS
-from codec.planes import FIELDS
-from codec.scan import TILE_WORDS, find_top
 
-__all__ = ["Positions", "Scratch", "check", "choose_top", "exponent_of", "read_bits", "tail", "taken"]
+__all__ = ["Positions", "Scratch", "check", "choose_top", "exponent_of", "read_payload", "tail", "take_payload"]
 
 Positions = NDArray[np.uint32]
-"""Elements of a block, ascending."""
+"""Indices of elements in a block, ascending."""
 
 
 class Scratch:
-    """Arrays for one block at a time, reused: fresh pages would cost more than the coding.
+    """Arrays for one block at a time. They are reused, since faulting in fresh pages would cost more than the coding.
 
-    The rows for the classes hold a whole block each, 136 MiB of address space, of which only what is written to becomes
-    memory: about 9 bytes a changed element of the busiest block so far.
+    The row of each class holds a whole block: 136 MiB of address space together. Only pages that are written to use
+    memory: about 9 bytes per changed element of the block with the most changes so far.
     """
 
     _free: list["Scratch"] = []  # noqa: RUF012
 
     def __init__(self) -> None:
-        # Rows a power of two apart would fall on the same cache sets.
+        # With a power of two between them, the starts of all rows would share the same cache sets.
         row = BLOCK_ELEMENTS + 272
         self.gaps = np.empty((CLASSES, row), np.uint32)
         self.diffs = np.empty((CLASSES, row), np.int32)
@@ -51,7 +51,7 @@ class Scratch:
 
     @classmethod
     def take(cls) -> "Scratch":
-        """One that no other thread is using; `with` gives it back. Lists are safe to share between threads."""
+        """Arrays that no other thread uses; leaving `with` returns them. List operations are atomic between threads."""
         try:
             return cls._free.pop()
         except IndexError:
@@ -59,15 +59,15 @@ class Scratch:
 
 
 def exponent_of(dtype: DType) -> tuple[int, int, int]:
-    """(shift, mask, flip): where the exponent is, and which bits a negative number's ordinal inverts."""
+    """(shift, mask, flip): the position of the exponent, and the bits that `ordinal` flips in a negative number."""
     flip = (1 << (dtype.width - 1)) - 1 if dtype.is_float else 0
     return dtype.exponent_shift or 0, dtype.exponent_mask or 0, flip
 
 
 def choose_top(scratch: Scratch, old: Bits, dtype: DType) -> int:
-    """The largest exponent that, with those above it, at least 2 % of a sample have; they share class 0.
+    """The largest exponent e such that at least 2 % of a sample have exponents of e or more; these share class 0.
 
-    Rarer ones need no class of their own, and every class below is then one exponent wide.
+    Rarer exponents need no class of their own. Each of the classes 1 to 14 is one exponent.
     """
     shift, mask, _ = exponent_of(dtype)
     if mask == 0:
@@ -76,7 +76,7 @@ def choose_top(scratch: Scratch, old: Bits, dtype: DType) -> int:
 
 
 def tail(scratch: Scratch, row: int, values: Bits, dtype: DType) -> Bits:
-    """The last, incomplete word of `values`, padded with zeros to 64 elements."""
+    """The last, incomplete group of `values`, padded with zeros to 64 elements, in row `row` of `scratch.tails`."""
     padded = scratch.tails[row].view(dtype.bits)[:LANES]
     left = values.size % LANES
     padded[:left] = values[values.size - left :]
@@ -85,27 +85,28 @@ def tail(scratch: Scratch, row: int, values: Bits, dtype: DType) -> Bits:
 
 
 def check(old: Bits, dtype: DType) -> None:
+    """Assert that an array is one that the kernels can address: flat, contiguous, of `dtype`, at most a block."""
     assert old.ndim == 1
     assert old.dtype == dtype.bits
     assert old.size <= BLOCK_ELEMENTS
     assert old.flags.c_contiguous
 
 
-def taken(words: NDArray[np.uint64], end: int) -> bytes:
-    """The first `end` bits of `words` as bytes; `words` is all zeros again."""
-    assert end > 0, "more than 40 bits an element: see Scratch.words"
+def take_payload(words: NDArray[np.uint64], end: int) -> bytes:
+    """The first `end` bits of `words` as bytes. Sets `words` back to zeros for the next block."""
+    assert end > 0, "more than 40 bits per element: see Scratch.words"
     used = (end + 63) >> 6
     payload = words[:used].view(np.uint8)[: (end + 7) >> 3].tobytes()
     words[: used + 1] = 0
     return payload
 
 
-def read_bits(
+def read_payload(
     coder: str, scratch: Scratch, payload: bytes | memoryview, planes: Callable[[NDArray[np.uint64], int], int]
 ) -> None:
-    """Have `planes(words, end)` read the payload after its first byte: the bit after it, or -field.
+    """Call `planes(words, end)` on the payload's bits; it returns the position after the last bit read, or -field.
 
-    Raises `PeerError` of this coder unless it takes all of it.
+    Raises `PeerError`, which begins with `coder`, if `planes` fails or does not read the whole payload.
     """
     words = scratch.words
     if not 2 <= len(payload) <= words.nbytes - 16:
@@ -116,10 +117,10 @@ def read_bits(
     try:
         at = planes(words, end)
     finally:
-        words[: used + 1] = 0  # the encoder counts on zeros, and so does whoever reads a last word half filled
+        words[: used + 1] = 0  # the encoder, and the reader of a half-filled last word, rely on zeros
     if at < 0:
         raise PeerError(f"{coder}.{FIELDS[-at]}: not what an encoder writes")
     if (at + 7) >> 3 != len(payload):
-        raise PeerError(f"{coder}.end: {len(payload)} bytes, of which {(at + 7) >> 3} say something")
+        raise PeerError(f"{coder}.end: {len(payload)} bytes, of which {(at + 7) >> 3} are used")
     if at & 7 and payload[-1] >> (at & 7):
         raise PeerError(f"{coder}.padding: not zero")

@@ -1,7 +1,7 @@
-"""Memory that other processes may map: memfds, sealed so that whoever receives one can only read it.
+"""Memory that other processes can map read-only: sealed memfds.
 
-Not `/dev/shm`, which containers keep at 64 MB. Where there is no memfd (not Linux), anonymous memory does for one
-process.
+`/dev/shm` is not used, because containers limit it to 64 MB. Systems without memfds (all but Linux) get anonymous
+memory, which only one process can use.
 """
 
 import fcntl
@@ -16,13 +16,13 @@ from codec.errors import UsageError
 __all__ = ["map_file", "map_readonly", "no_sharing", "reserve", "seal_for_readers", "seal_forever"]
 
 _F_SEAL_FUTURE_WRITE: Final = 0x10
-"""linux/fcntl.h; Python names it from 3.13 on. Maps made before keep writing; no new ones can."""
+"""From linux/fcntl.h; the `fcntl` module has it from Python 3.13 on. Existing maps can still write, new ones cannot."""
 
 
 def reserve(name: str, nbytes: int) -> tuple[int | None, mmap.mmap]:
-    """(descriptor, writable map) of `nbytes` zeros; the descriptor is None where there are no memfds.
+    """(descriptor, writable map) of `nbytes` zeros; the descriptor is None on systems without memfds.
 
-    Raises `UsageError` when there is not enough memory.
+    Raises `UsageError` if there is too little memory.
     """
     nbytes = max(nbytes, 1)
     fd = None
@@ -36,13 +36,14 @@ def reserve(name: str, nbytes: int) -> tuple[int | None, mmap.mmap]:
         if fd is not None:
             os.close(fd)
         raise UsageError(
-            f"Cannot get {nbytes / 1e9:.1f} GB of memory for {name}: free some, or use another box."
+            f"Cannot get {nbytes / 1e9:.1f} GB of memory for {name}. Free some memory, or use a machine with more."
         ) from error
 
 
 def map_file(path: Path, nbytes: int) -> tuple[int, mmap.mmap]:
-    """As `reserve`, for a file instead of memory: made, or opened as it is. Its blocks are allocated, so that a full
-    disk shows here (`UsageError`) and not as a crash in the middle of a write.
+    """As `reserve`, for a file instead of memory; an existing file keeps its bytes.
+
+    The file's blocks are allocated here, so that a full disk raises `UsageError` here and does not crash a later write.
     """
     fd = None
     try:
@@ -61,7 +62,7 @@ def _add_seals(fd: int, seals: int) -> None:
 
 
 def seal_for_readers(fd: int) -> None:
-    """The size is fixed, and no new map can write; the owner's, made before, still does. Linux 5.1 and later."""
+    """Fix the size, and make every new map read-only; existing maps can still write. Needs Linux 5.1."""
     have = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
     if have & wanted != wanted:
@@ -69,15 +70,15 @@ def seal_for_readers(fd: int) -> None:
 
 
 def seal_forever(fd: int) -> None:
-    """Nobody can change it any more; every writable map must be closed before."""
+    """Make the memfd immutable. Every writable map must be closed before."""
     _add_seals(fd, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
 
 
 def map_readonly(fd: int) -> mmap.mmap:
-    """A read-only map of all of it."""
+    """A read-only map of the whole file."""
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
 
 
 def no_sharing() -> UsageError:
-    """What to raise where there are no memfds to pass on."""
+    """The error to raise on systems without memfds."""
     return UsageError("This system has no memfds, so the engine cannot share memory with the swarm; use Linux.")

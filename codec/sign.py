@@ -1,7 +1,7 @@
-"""Ed25519 keys, and signatures that cannot be mistaken for one another.
+"""Ed25519 keys (RFC 8032), and signatures with domain separation.
 
-Every signature covers `domain || 0x00 || body`, so that a signed heartbeat can never pass as a signed manifest. What is
-signed is the exact bytes that travel: verify first, then decode.
+Every signature covers `domain || 0x00 || body`, so that a signed heartbeat is never valid as a signed manifest. The
+signed body is exactly the bytes that are sent: verify first, then decode.
 """
 
 from functools import lru_cache
@@ -19,7 +19,7 @@ SIGNATURE_BYTES: Final = 64
 
 
 class Key:
-    """A private Ed25519 key. `public` (32 bytes) is the identity that peers know it by."""
+    """A private Ed25519 key. `public` (32 bytes) identifies it to peers."""
 
     def __init__(self, seed: bytes) -> None:
         """`seed`: the 32 secret bytes of RFC 8032."""
@@ -36,7 +36,7 @@ class Key:
         return self._private.sign(domain + b"\0" + body)
 
     def seal(self, domain: bytes, body: bytes) -> bytes:
-        """`signature || body`: how signed things travel. `open_sealed` is the other way."""
+        """`signature || body`, the form in which signed bytes are sent. `open_sealed` is the inverse."""
         return self.sign(domain, body) + body
 
     def __repr__(self) -> str:  # never print the secret
@@ -45,7 +45,7 @@ class Key:
 
 @lru_cache(maxsize=64)
 def _opened(public: bytes) -> Ed25519PublicKey:
-    """Decoding a key costs half as much as checking a signature by it, and one key signs all chunks of a swarm."""
+    """The decoded key, cached: decoding costs half as much as a check, and one key signs all chunks of a swarm."""
     return Ed25519PublicKey.from_public_bytes(public)
 
 
@@ -58,7 +58,7 @@ def verify(public: bytes, domain: bytes, body: bytes, signature: bytes) -> None:
 
 
 def open_sealed(public: bytes, domain: bytes, sealed: bytes) -> bytes:
-    """The body of `sealed` if `public` signed it under `domain`; `PeerError` otherwise. Else no content."""
+    """The body of `sealed`. Raises `PeerError` unless `public` signed it under `domain`."""
     body = sealed[SIGNATURE_BYTES:]
     verify(public, domain, body, sealed[:SIGNATURE_BYTES])
     return body

@@ -1,6 +1,7 @@
-"""Verify early: decode a verified chunk into scratch, and predict the hash of each block, touching nothing.
+"""Staging: decode a verified chunk into scratch memory and check the hash of each block, before anything is written.
 
-What comes out can be written at the seal in a moment (`codec.replica`), or sent to an engine (`codec.patch`).
+Staged changes can be written quickly once the version is sealed (`codec.replica`), or sent to an engine
+(`codec.patch`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,18 +17,18 @@ from codec import pco, rice
 from codec.bits import Bits, DType
 from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE, BlockDelta, BlockEntry, ChunkHeader, ChunkKey
 from codec.errors import PeerError, SwarmError
+from codec.kernels.scan import scatter
 from codec.layout import BLOCK_ELEMENTS, Layout
-from codec.scan import scatter
 
 __all__ = ["Source", "Staged", "StagedBlock", "Torn", "block_hash", "decode", "encode", "forward", "stage_chunk"]
 
 
 _PROBE_ELEMENTS: Final = 1 << 13
-"""Long enough for the coder's statistics, and a hundredth of a block."""
+"""Elements per probe in `encode`: enough for the coder's statistics, and under a hundredth of a block."""
 
 
 class Torn(SwarmError):
-    """Blocks that hold neither the version before nor the one after: fetch them whole from a peer.
+    """Some blocks hold neither the version before nor the one after. Fetch them whole from a peer.
 
     `blocks`: their ids.
     """
@@ -40,7 +41,7 @@ class Torn(SwarmError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedBlock:
-    """New bits for one block. `positions`: uint32 within the block, ascending; `bits`: uintN, one for each."""
+    """New bits for one block. `positions`: uint32 within the block, ascending; `bits`: the new bits there."""
 
     block: int
     positions: NDArray[np.uint32]
@@ -51,9 +52,9 @@ class StagedBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staged:
-    """A chunk, decoded: the blocks that it changes, in ascending order. Blocks that were already there are left out.
+    """A decoded chunk: the blocks that it changes, in ascending order, without those that had their new hash already.
 
-    `key`: the chunk's; None for what never was one.
+    `key`: the chunk's key; None for changes that were never a chunk.
     """
 
     blocks: tuple[StagedBlock, ...]
@@ -61,12 +62,12 @@ class Staged:
 
     @property
     def nbytes(self) -> int:
-        """Memory held."""
+        """Bytes of memory, about."""
         return sum(block.positions.nbytes + block.bits.nbytes + 128 for block in self.blocks)
 
     @property
     def changed(self) -> int:
-        """Elements changed."""
+        """The number of changed elements."""
         return sum(block.positions.size for block in self.blocks)
 
     def __iter__(self) -> Iterator[StagedBlock]:
@@ -74,7 +75,7 @@ class Staged:
 
 
 class Source(Protocol):
-    """Whatever holds one version of a model's blocks: a replica, or a mapped checkpoint."""
+    """The blocks of one version of a model: a replica, in memory or layered."""
 
     @property
     def layout(self) -> Layout: ...
@@ -90,14 +91,14 @@ class Source(Protocol):
 
 
 def block_hash(bits: Bits) -> bytes:
-    """BLAKE3 of a block's bytes, little endian: which version it holds."""
+    """BLAKE3 (32 bytes) of a block's bytes, little endian: it identifies the version that the block holds."""
     return blake3(bits.view(np.uint8).data).digest()
 
 
 def encode(block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE) -> BlockDelta | None:
-    """The block's change with `coder`, or raw where that is shorter; None if nothing changed."""
+    """The delta of a block from `old` to `new` with `coder`, or raw if that is no longer; None if nothing changed."""
     code = (pco if coder == CODER_PCO else rice).encode_block
-    raw = coder == CODER_RAW or all(_rewritten(code, old[part], new[part], dtype) for part in _probes(new.size))
+    raw = coder == CODER_RAW or all(_is_incompressible(code, old[part], new[part], dtype) for part in _probes(new.size))
     payload = new.tobytes() if raw else code(old, new, dtype)
     if payload is None or (coder == CODER_RAW and np.array_equal(old, new)):
         return None
@@ -107,21 +108,24 @@ def encode(block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RI
 
 
 def _probes(size: int) -> Iterator[slice]:
-    """Three short stretches of a block."""
+    """Three short ranges of a block: at its start, middle and end."""
     return (slice(at, at + _PROBE_ELEMENTS) for at in (0, size // 2, max(0, size - _PROBE_ELEMENTS)))
 
 
-def _rewritten(code: Callable[[Bits, Bits, DType], bytes | None], old: Bits, new: Bits, dtype: DType) -> bool:
-    """Coding a stretch gains nothing: where all of a block is so, coding the whole of it is time lost, and much of it
-    (a first version, a file)."""
+def _is_incompressible(code: Callable[[Bits, Bits, DType], bytes | None], old: Bits, new: Bits, dtype: DType) -> bool:
+    """Whether coding this range is no shorter than its raw bits.
+
+    If that holds for all probes of a block (a first version, a file), coding the whole block would cost much time for
+    nothing.
+    """
     if 2 * np.count_nonzero(old != new) < new.size or not new.size:
         return False
     payload = code(old, new, dtype)
     return payload is not None and len(payload) >= new.nbytes
 
 
-class _Copies:
-    """Blocks of scratch, reused."""
+class _ScratchBlock:
+    """Reused scratch memory of one block each, for `with`."""
 
     _free: list[NDArray[np.uint64]] = []  # noqa: RUF012
 
@@ -137,11 +141,12 @@ class _Copies:
 
 
 def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> tuple[NDArray[np.uint32], Bits] | None:
-    """Positions and new bits, or None when the block would not get the hash that the header promises.
+    """Positions and new bits, or None if the block would not have the hash that the header lists.
 
-    `payload`: verified, so bytes that cannot be decoded mean that `old` is not what they were made against.
+    `payload`: verified, so a payload that cannot be decoded means that `old` is not the block that it was coded
+    against.
     """
-    with _Copies() as scratch:
+    with _ScratchBlock() as scratch:
         copy = scratch.view(dtype.bits)[: old.size]
         try:
             if entry.coder == CODER_RAW:
@@ -161,25 +166,30 @@ def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> t
 
 
 @cache
-def _everywhere() -> NDArray[np.uint32]:
-    """The position of every element of a block, for reading."""
+def _all_positions() -> NDArray[np.uint32]:
+    """The positions of all elements of a block, read-only."""
     positions = np.arange(BLOCK_ELEMENTS, dtype=np.uint32)
     positions.flags.writeable = False
     return positions
 
 
 def _changes(old: Bits, new: Bits, dtype: DType) -> tuple[NDArray[np.uint32], Bits]:
-    """Positions and bits that make `new` of `old`. Where most have changed it is all of them, whose list there is
-    already: four bytes of fresh memory for each element would take longer than the bits."""
+    """Positions and bits that change `old` into `new`.
+
+    If most elements have changed, all positions are returned: that list is shared, whereas allocating 4 bytes per
+    element would take longer than copying the bits.
+    """
     if 2 * np.count_nonzero(old != new) > new.size:
-        return _everywhere()[: new.size], new.copy()
+        return _all_positions()[: new.size], new.copy()
     positions = rice.changed_positions(old, new, dtype)
     return positions, new[positions]
 
 
 def forward(entry: BlockEntry, payload: bytes, bits: Bits, dtype: DType) -> None:
-    """Change a block's `bits` in place as the payload says. Raises `PeerError` when it cannot be decoded against them;
-    whether the result is the block that was meant, only its hash can say."""
+    """Apply a payload to a block's `bits` in place.
+
+    Raises `PeerError` if it cannot be decoded against them. The result is not checked: the caller compares its hash.
+    """
     if entry.coder == CODER_RAW:
         if len(payload) != bits.nbytes:
             raise PeerError(f"raw.length: {len(payload)} bytes, not {bits.nbytes}")
@@ -192,12 +202,13 @@ def forward(entry: BlockEntry, payload: bytes, bits: Bits, dtype: DType) -> None
 def stage_chunk(source: Source, header: ChunkHeader, body: bytes | bytearray | memoryview) -> Staged:
     """Decode every block of a verified chunk against `source`; nothing is written.
 
-    A block that has its new hash already is skipped. Raises `Torn` when a block would not get its hash: its bits are
-    not those of the chunk's parent. Raises `PeerError` for another model's chunk, or one that lists a block twice over.
+    A block that already has its new hash is skipped. Raises `Torn` for blocks that would not have their new hash,
+    because their bits are not those of the chunk's parent. Raises `PeerError` for a chunk of another model, or with a
+    block that the model does not have.
     """
     layout = source.layout
     if header.layout_hash != layout.hash:
-        raise PeerError("chunk.layout hash: of another model")
+        raise PeerError("chunk.layout hash: belongs to another model")
     if header.blocks[-1].block >= layout.n_blocks:
         raise PeerError(f"chunk.block: {header.blocks[-1].block} of {layout.n_blocks}")
     staged: list[StagedBlock] = []

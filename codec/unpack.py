@@ -1,9 +1,8 @@
-"""The one place where bytes that somebody else wrote become values.
+"""The only place that decodes msgpack or JSON from other processes.
 
-A msgspec decoder raises four different things for bytes that are not what they should be: `DecodeError`,
-`ValidationError`, `UnicodeDecodeError` for text that is no UTF-8, and `RecursionError` for values nested too deep. A
-caller that forgets one of them is ended by whoever sends it. So nobody calls a decoder on a peer's bytes directly
-(`tests/test_guards.py` looks).
+For malformed bytes, a msgspec decoder raises one of four errors: `DecodeError`, `ValidationError`, `UnicodeDecodeError`
+for text that is not UTF-8, and `RecursionError` for values that are nested too deeply. A peer could crash a caller that
+does not catch all four. So no other code calls a decoder on a peer's bytes; `tests/test_guards.py` checks this.
 """
 
 from typing import TypeVar
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 
 def unpack(decoder: "msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T]", data: bytes | memoryview, what: str) -> T:
-    """`data` as exactly one value of the decoder's type. `PeerError`, which begins with `what`, when it is none."""
+    """Decode `data` as exactly one value of the decoder's type. Raises `PeerError`, which begins with `what`."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:

@@ -1,8 +1,7 @@
-"""Numbers and strings in bytes: LEB128, and a reader that believes nothing.
+"""The primitives of the codec's binary formats: LEB128 integers, raw bytes and text.
 
-Both halves of every binary format of the codec: `Writer` appends, `Reader` takes the same things back, bounds each one
-before it is used, accepts only the shortest form (so that one value has one encoding), and raises a `PeerError` that
-names the field.
+`Writer` appends fields. `Reader` reads them back from untrusted bytes: it bounds each field before use, accepts only
+the shortest form of an integer (so that each value has one encoding), and raises a `PeerError` that names the field.
 """
 
 from codec.errors import PeerError
@@ -10,7 +9,7 @@ from codec.errors import PeerError
 __all__ = ["MAX_INT", "Reader", "Writer"]
 
 MAX_INT = (1 << 63) - 1
-"""The largest integer that any format carries."""
+"""The largest integer in any format."""
 
 
 class Writer:
@@ -20,7 +19,7 @@ class Writer:
         self.data = bytearray(head)
 
     def uint(self, value: int) -> None:
-        """`value` >= 0 as LEB128: seven bits a byte, low ones first, the top bit set on all but the last."""
+        """Append `value` >= 0 as LEB128: 7 bits per byte, low bits first, the top bit set in all bytes but the last."""
         assert 0 <= value <= MAX_INT, value
         while value >= 0x80:
             self.data.append(value & 0x7F | 0x80)
@@ -28,28 +27,28 @@ class Writer:
         self.data.append(value)
 
     def raw(self, value: bytes) -> None:
-        """Bytes of a length that the reader knows."""
+        """Append bytes whose length the reader knows."""
         self.data += value
 
     def text(self, value: str) -> None:
-        """UTF-8 behind its length."""
+        """Append the length in bytes, then the text as UTF-8."""
         encoded = value.encode()
         self.uint(len(encoded))
         self.data += encoded
 
 
 class Reader:
-    """Takes fields off the front of `data`; every method raises `PeerError` naming `field` when it cannot."""
+    """Reads fields from the front of `data`. Every method raises `PeerError` naming `field` for malformed bytes."""
 
     def __init__(self, data: bytes, what: str) -> None:
-        """`what`: the name of the whole, the first word of every error."""
+        """`what`: the name of the format, with which every error begins."""
         self._data = data
         self._at = 0
         self._what = what
 
     @property
     def left(self) -> int:
-        """Bytes not yet taken."""
+        """The number of bytes not yet read."""
         return len(self._data) - self._at
 
     def fail(self, field: str, why: str) -> PeerError:
@@ -57,6 +56,7 @@ class Reader:
         return PeerError(f"{self._what}.{field}: {why}")
 
     def uint(self, field: str, most: int = MAX_INT) -> int:
+        """Read an integer of at most `most`."""
         value = shift = 0
         while True:
             if self._at >= len(self._data):
@@ -76,12 +76,14 @@ class Reader:
         return value
 
     def raw(self, field: str, length: int) -> bytes:
+        """Read `length` bytes."""
         if length > self.left:
             raise self.fail(field, "ends too soon")
         self._at += length
         return bytes(self._data[self._at - length : self._at])
 
     def text(self, field: str, most: int) -> str:
+        """Read a text of at most `most` bytes."""
         encoded = self.raw(field, self.uint(field, most))
         try:
             return encoded.decode()
@@ -89,6 +91,6 @@ class Reader:
             raise self.fail(field, "not UTF-8") from error
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Raise `PeerError` if bytes follow."""
         if self.left:
             raise self.fail("end", f"{self.left} bytes too many")

@@ -1,14 +1,14 @@
-"""Where input from outside ends when our code cannot deal with it: one guard for each source.
+"""Guards: stop the errors that input from outside can cause, with one guard for each source of input.
 
-Whatever a peer sends may end its own session, and nothing else: not this process, not another peer's session. So each
-task that takes input from outside runs under `guarded(SOURCE, who)`. An error that is expected of a peer (`PeerError`,
-a connection that broke, a deadline that passed) and an error that is our own bug both stop there. Both are counted,
-and logged seldom enough that nobody can fill a disk with them; the caller drops the peer and goes on.
+Input from a peer may end that peer's session, but never this process or the session of another peer. So each task that
+handles input from outside runs under `guarded(SOURCE, who)`. The guard stops errors that are expected of a peer
+(`PeerError`, a broken connection, a passed deadline) and also bugs of this program. It counts both and logs both at a
+bounded rate, so that a peer cannot fill the disk. The caller then drops the peer and goes on.
 
-A bug is different in one way: it is logged with its traceback, and with SWARM_STRICT=1, as in our tests, it is raised,
-so that it is mended and not survived. `UsageError` (a full disk, say) is no peer's doing and always goes on up.
+A bug is logged with its traceback. With SWARM_STRICT=1, as in the tests, it is raised, so that it is noticed and fixed.
+No peer can cause a `UsageError` (a full disk, for example), so it always propagates.
 
-`tests/test_guards.py` lists the functions that read what others send, and fails when one of them has no guard.
+`tests/test_guards.py` lists the functions that read input from outside, and fails if one of them has no guard.
 """
 
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Source(StrEnum):
-    """Where input from outside comes in."""
+    """The sources of input from outside; the values appear in log lines."""
 
     CONTROL = "control message"
     BULK = "bulk frame"
@@ -50,9 +50,9 @@ class Source(StrEnum):
 
 
 dropped: Final[Counter[Source]] = Counter()
-"""How often the guard of a source stopped something that a peer can be expected to do. Since the process began."""
+"""Expected errors that the guard of each source has stopped since the process began."""
 bugs: Final[Counter[Source]] = Counter()
-"""How often it stopped a bug of ours that a peer found. Each is worth a report."""
+"""Bugs of this program that the guard of each source has stopped. Each is worth a report."""
 
 _EXPECTED: Final = (
     SwarmError, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, OSError, EOFError,
@@ -60,20 +60,20 @@ _EXPECTED: Final = (
 
 
 def strict() -> bool:
-    """Whether a bug is to be raised, and not survived: SWARM_STRICT=1."""
+    """Whether guards raise bugs instead of stopping them: SWARM_STRICT=1."""
     return os.environ.get("SWARM_STRICT", "") not in ("", "0")
 
 
 class Outcome:
-    """What became of the guarded block."""
+    """The outcome of a guarded block."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        """What ended it; None: it came to its end."""
+        """The error that ended the block; None if it finished."""
 
     @property
     def why(self) -> str:
-        """For a log line, and for the core: what was wrong; empty if nothing was."""
+        """The reason, for log lines and for the core; empty if the block finished."""
         if self.error is None:
             return ""
         if isinstance(self.error, trio.TooSlowError):
@@ -82,21 +82,23 @@ class Outcome:
 
     @property
     def is_rule_broken(self) -> bool:
-        """The peer broke a rule, or found a bug of ours: whoever it is, it is to be dropped."""
+        """Whether the peer broke a rule, or caused a bug of this program: the caller must drop it."""
         return isinstance(self.error, PeerError) or (self.error is not None and not isinstance(self.error, _EXPECTED))
 
 
 class Seldom:
-    """Says of repeated log lines which are to be written: the first few, then one in `every_s`."""
+    """Limits the rate of repeated log lines: the first few are written, then one every `every_s` seconds."""
 
     def __init__(self, first: int = 5, every_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._first, self._every_s, self._clock = first, every_s, clock
-        self._seen: dict[str, tuple[int, float, int]] = {}  # by key: written, when last, left out since
+        self._seen: dict[
+            str, tuple[int, float, int]
+        ] = {}  # by key: lines written, time of the last, lines left out since
 
     def due(self, key: str) -> int | None:
-        """How many lines of this key were left out since the last that was written; None: leave this one out too.
+        """Whether to write a line with this key: the number of lines left out since the last one, or None to skip it.
 
-        Keys are ours and few: never anything that a peer can choose.
+        The set of keys must be small: never use a key that a peer can choose.
         """
         written, at, left_out = self._seen.get(key, (0, 0.0, 0))
         now = self._clock()
@@ -112,9 +114,10 @@ _seldom = Seldom()
 
 @contextmanager
 def guarded(source: Source, who: bytes | str = b"") -> Iterator[Outcome]:
-    """Run a block that takes input from `who`: no `Exception` leaves it but `UsageError`, and with SWARM_STRICT bugs.
+    """Run a block that handles input from `who`. It raises only `UsageError`, and bugs with SWARM_STRICT.
 
-    What ended it stands in the `Outcome`; what to do about the peer is the caller's to decide.
+    The `Outcome` holds the error that ended the block; the caller decides what to do about the peer. Cancellation
+    passes through.
     """
     outcome = Outcome()
     try:
@@ -123,15 +126,17 @@ def guarded(source: Source, who: bytes | str = b"") -> Iterator[Outcome]:
         mine, rest = group.split(Exception)
         if mine is not None:
             outcome.error = _worst(mine)
-            _judge(source, who, outcome.error)
-        if rest is not None:  # cancellation, or Ctrl-C: not a peer's
+            _count(source, who, outcome.error)
+            _forget_frames(group)
+        if rest is not None:  # cancellation or Ctrl-C
             raise rest from None
-    except Exception as error:  # the policy point of this ring
+    except Exception as error:  # the one place in this ring that decides about unknown errors
         outcome.error = error
-        _judge(source, who, error)
+        _count(source, who, error)
+        _forget_frames(error)
 
 
-def _judge(source: Source, who: bytes | str, error: BaseException) -> None:
+def _count(source: Source, who: bytes | str, error: BaseException) -> None:
     if isinstance(error, UsageError):
         raise error
     name = who.hex()[:8] if isinstance(who, bytes) else who[:64]
@@ -144,7 +149,26 @@ def _judge(source: Source, who: bytes | str, error: BaseException) -> None:
     if strict():
         raise error
     if (left_out := _seldom.due(f"{source} bug")) is not None:
-        _log.error("a bug of ours, found by a %s from %r%s", source, name, _more(left_out), exc_info=error)
+        _log.error("bug in swarm-node, caused by a %s from %r%s", source, name, _more(left_out), exc_info=error)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of a stopped error, of those inside it and of those it came from.
+
+    The caller keeps the error in its `Outcome`, and the error's traceback would keep the caller's frame, and with it
+    every frame of the session that ended: its buffers, some megabytes, until Python collects garbage.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = None
+        waiting += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            waiting += each.exceptions
 
 
 def _more(left_out: int) -> str:
@@ -152,7 +176,7 @@ def _more(left_out: int) -> str:
 
 
 def _worst(group: BaseExceptionGroup) -> BaseException:
-    """Of several that came together: what the user can mend, then a bug, then a broken rule, then the rest."""
+    """The most important error of a group: a `UsageError`, else a bug, else a broken rule, else any other."""
     leaves: list[BaseException] = []
 
     def collect(error: BaseException) -> None:

@@ -6,7 +6,7 @@ from node.status.schema import TicketStatus
 from node.trainers.messages import Evict, Evicted
 from swarm.protocol.authority import Authority
 from swarm.protocol.membership.tickets import Tickets
-from swarm.runtime import Shell
+from swarm.runtime import Runtime
 from swarm.transport.identity import peer_id
 
 __all__ = ["AdminService", "barred_status", "ticket_status"]
@@ -15,8 +15,8 @@ __all__ = ["AdminService", "barred_status", "ticket_status"]
 class AdminService:
     """Carries out what a person asks by `swarm-node kick` and `revoke`."""
 
-    def __init__(self, core: Authority, shell: Shell, clock: Callable[[], float]) -> None:
-        self._core, self._shell, self._clock = core, shell, clock
+    def __init__(self, core: Authority, runtime: Runtime, clock: Callable[[], float]) -> None:
+        self._core, self._runtime, self._clock = core, runtime, clock
 
     async def evict(self, request: Evict) -> Evicted:
         """Remove a member, or revoke a ticket or a member, or undo that. Returns when it is durable."""
@@ -31,7 +31,7 @@ class AdminService:
         else:
             changed = request.peer in before
             effects = core.kick(request.peer, now)
-        await self._shell.carry_out(effects)
+        await self._runtime.carry_out(effects)
         return Evicted(changed, [peer for peer in before if peer not in core.book.slot_of])
 
 

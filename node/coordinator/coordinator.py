@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
@@ -30,7 +30,7 @@ from node.coordinator.trainer_server import TrainerServer
 from node.host import kernels
 from node.host.announce import announced, reached_at
 from node.host.audit import audit, close
-from node.host.endpoint import Endpoint, open_store
+from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.host.raw import write_raw_base
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
@@ -47,13 +47,23 @@ from node.trainers.messages import Evict, Evicted
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.boots import latest_boot, next_boot
 from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.notices import (
+    LeaseExpired,
+    MemberHolds,
+    MemberJoined,
+    MemberLeft,
+    Notice,
+    Superseded,
+    WorkHeard,
+)
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.membership.lease import Standing
+from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import in_thread
 from swarm.runtime.publishing import Attempt, SeedPublisher
 from swarm.runtime.replica.model import Model
-from swarm.runtime.sessions.answers import cost_of, model_bytes
+from swarm.runtime.sessions.blob_service import cost_of, model_bytes
 from swarm.store import Seal, Store
 from swarm.transport.identity import peer_id
 
@@ -125,7 +135,7 @@ async def _watch_folder(config: SeedConfig) -> None:
 
 
 class Coordinator:
-    """The running seed. The runtime notifies it (`swarm.runtime.Face`); the trainer server publishes through it.
+    """The running seed. The runtime notifies it (`swarm.runtime.Application`); the trainer server publishes through it.
 
     `head`: the sealed manifest of the newest version. `boot`: how often this key has started, already durable.
     """
@@ -143,12 +153,14 @@ class Coordinator:
         # The runtime calls `committed` and `notify`, so what they use is built before it.
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
-            listen=config.listen, announce=config.announce, tuning=Tuning.named(config.preset), model=model,
-            via=config.via, up_mbit=config.up_mbit, outward=partial(reached_at, config),
+            NetworkOptions(
+                config.listen, config.announce, config.via, config.up_mbit, outward=partial(reached_at, config)
+            ),
+            tuning=Tuning.named(config.preset), model=model,
         )  # fmt: skip
         assert self.endpoint.jobs is not None
-        self._publisher = SeedPublisher(key, self.endpoint.shell, store, self.endpoint.jobs, self.endpoint.manifests)
-        self._admin = AdminService(self.core, self.endpoint.shell, trio.current_time)
+        self._publisher = SeedPublisher(key, self.endpoint.runtime, store, self.endpoint.jobs, self.endpoint.manifests)
+        self._admin = AdminService(self.core, self.endpoint.runtime, trio.current_time)
 
     def _restored_ledger(self, book: Book, now: float) -> LedgerService:
         config, manifest = self._config, self.core.state.manifest
@@ -161,7 +173,7 @@ class Coordinator:
             book,
             self._send_work,
             is_member=self._is_member,
-            expel=lambda node, why: self.endpoint.shell.expel(node, why),
+            expel=lambda node, why: self.endpoint.runtime.expel(node, why),
         )
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
@@ -256,22 +268,24 @@ class Coordinator:
     def committed(self, version: VersionId, manifest: Manifest, changes: tuple[Staged, ...] | None) -> None:
         self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root))
 
-    def notify(self, what: str, info: dict[str, Any]) -> None:
-        match what:
-            case "work":
-                self.ledger.hear(info["peer"], info["body"])
+    def notify(self, notice: Notice) -> None:
+        match notice:
+            case WorkHeard(peer, body):
+                self.ledger.hear(peer, body)
                 return
-            case "held":
-                self.track.held(info["peer"], info["version"])
-            case "member_joined":
-                self.ledger.member_up(info["peer"])
-            case "member_left" | "lease_expired":
-                self.ledger.member_lost(info["peer"])
-                self.track.gone(info["peer"])
-            case "superseded":
-                self._store.records.put([("boot", str(info["boot"]).encode())])  # our next one is to count again
+            case MemberHolds(_, peer, version):
+                self.track.held(peer, version)
+            case MemberJoined(peer):
+                self.ledger.member_up(peer)
+            case MemberLeft(peer) | LeaseExpired(_, peer):
+                self.ledger.member_lost(peer)
+                self.track.gone(peer)
+            case Superseded(boot):
+                self._store.records.put([("boot", str(boot).encode())])  # our next one is to count again
                 self._superseded.set()
-        _log.info(what, **info)
+            case _:
+                pass
+        _log.info(notice.log_name, **notice.log_fields())
 
     async def _send_work(self, peer: bytes, body: bytes) -> None:
         self.endpoint.send_work(peer, body)
@@ -284,7 +298,7 @@ class Coordinator:
     # ------------------------------------------------------------ for people and programs
 
     def _sent_bytes(self) -> SentBytes:
-        counts = self.endpoint.shell.counts
+        counts = self.endpoint.runtime.counts
         payload = counts.pushed + counts.pulled + counts.blobs
         return SentBytes(self.endpoint.transport.traffic.sent, payload, counts.control_sent)
 
@@ -310,13 +324,13 @@ def _authority(
     """The core, as `store` and `config` have it. `now`: local time, s."""
     assert model.layout is not None
     started_at = time.time() - now  # read once: authority time must not jump when the machine's clock is set
+    grants = [record for record in store.records.all("grant/").values() if record]
     bars = [record for kind in ("bar/", "kick/") for record in store.records.all(kind).values() if record]
     return Authority(
-        key, (), Tuning.named(config.preset), random.Random(secrets.randbits(64)),
-        boot=boot, clock=lambda local: started_at + local, head=head,
-        grants=[record for record in store.records.all("grant/").values() if record],
-        tickets=list(store.records.all("ticket/").values()), bars=bars,
-        region=config.region, up_mbit=config.planned_up_mbit, now=now,
-        latest_boot=lambda local: latest_boot(time.time()),
-        egress=Egress(config.egress_copies, model_bytes(model.layout)), sizes=partial(cost_of, model.layout),
+        key, Tuning.named(config.preset), random.Random(secrets.randbits(64)),
+        Boot(boot, clock=lambda local: started_at + local, latest=lambda local: latest_boot(time.time())),
+        Saved(head, grants, list(store.records.all("ticket/").values()), bars),
+        Site(region=config.region, up_mbit=config.planned_up_mbit),
+        Budget(Egress(config.egress_copies, model_bytes(model.layout)), partial(cost_of, model.layout)),
+        now=now,
     )  # fmt: skip

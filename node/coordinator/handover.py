@@ -20,12 +20,14 @@ import trio
 from codec.errors import UsageError
 from codec.sign import Key
 from node.host.announce import reached_at
-from node.host.endpoint import Endpoint, open_store
+from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.settings import keyfile
 from node.settings.config import SeedConfig
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.boots import next_boot
+from swarm.protocol.core.notices import MemberLeft, Notice, WorkHeard
 from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.startup import Boot, Saved, Site
 from swarm.store import Store
 from swarm.store.private import FILE_MODE
 from swarm.transport.identity import peer_id
@@ -89,7 +91,7 @@ async def hand_over(config: SeedConfig, own: bytes) -> None:
 
 
 class _Last:
-    """A running handover. The runtime notifies it (`swarm.runtime.Face`)."""
+    """A running handover. The runtime notifies it (`swarm.runtime.Application`)."""
 
     def __init__(self, config: SeedConfig, key: Key, store: Store, head: bytes, sealed: bytes) -> None:
         self._left = 0
@@ -100,15 +102,18 @@ class _Last:
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])
         self.core = Authority(
-            key, (), tuning, random.Random(secrets.randbits(64)),
-            boot=boot, clock=lambda local: wall + local, head=head,
-            grants=[record for record in store.records.all("grant/").values() if record],
-            tickets=list(store.records.all("ticket/").values()), region=config.region, succession=sealed, now=start,
+            key, tuning, random.Random(secrets.randbits(64)),
+            Boot(boot, clock=lambda local: wall + local),
+            Saved(head, [record for record in store.records.all("grant/").values() if record],
+                  list(store.records.all("ticket/").values())),
+            Site(region=config.region), succession=sealed, now=start,
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
-            listen=config.listen, announce=config.announce, tuning=tuning,
-            via=config.via, up_mbit=config.up_mbit, outward=partial(reached_at, config),
+            NetworkOptions(
+                config.listen, config.announce, config.via, config.up_mbit, outward=partial(reached_at, config)
+            ),
+            tuning=tuning,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -126,9 +131,9 @@ class _Last:
     def committed(self, version: Any, manifest: Any, changes: Any) -> None:
         """Nothing is published in this run."""
 
-    def notify(self, what: str, info: dict[str, Any]) -> None:
-        self._left += what == "member_left"
+    def notify(self, notice: Notice) -> None:
+        self._left += isinstance(notice, MemberLeft)
         if not self.core.book.leases:
             self._over.set()
-        if what != "work":
-            _log.info(what, **info)
+        if not isinstance(notice, WorkHeard):
+            _log.info(notice.log_name, **notice.log_fields())

@@ -38,7 +38,7 @@ def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, key:
                 f"What {store.folder} holds of version {newest.id}, the newest, is damaged. Give the checkpoint that "
                 "was published as that version as --base, or restore the folder from a backup."
             )
-        model.write_anchor()
+        model.write_checkpoint()
     _repair_files(store, model, checkpoint)
     return seal.manifest
 

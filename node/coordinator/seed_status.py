@@ -33,7 +33,7 @@ def seed_status(
         addrs=list(addrs),
         relays=endpoint.transport.reservations.state,
         sent_bytes=endpoint.transport.traffic.sent,
-        control_bytes=endpoint.shell.counts.control_sent,
+        control_bytes=endpoint.runtime.counts.control_sent,
         egress=core.egress.status(),
         nodes=[_member(core, endpoint, work, slot, now) for slot in sorted(core.book.leases)],
         stripes=stripes_of(state.roster),

@@ -16,7 +16,7 @@ from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
 from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
-from node.ipc.async_channel import AsyncChannel, serve
+from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
 from node.ledger.model_limits import limits_of
 from node.ledger.service import VOLATILE, LedgerService
@@ -92,9 +92,10 @@ class TrainerServer:
         self._rank_groups = RankGroups(Publisher(seed))
 
     async def run(self, path: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve `path` until cancelled; see `node.ipc.async_channel.serve`."""
-        await serve(
-            path, self._converse, receives=FromTrainer, source=Source.TRAINER, most=MOST_CONNECTIONS, farewell=Refusal,
+        """Serve `path` until cancelled; see `node.ipc.async_channel.serve_socket`."""
+        await serve_socket(
+            path, self._converse, receives=FromTrainer, source=Source.TRAINER,
+            max_connections=MOST_CONNECTIONS, farewell=Refusal,
             task_status=task_status,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ import trio
 from codec import Staged, write_patch
 from codec.sign import Key
 from node.engines.group import EngineGroup
-from node.engines.host import EngineDeadlines, EngineHost, EngineLost, ReplicaRef, worker_command
+from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
 from node.engines.vllm.specs import specs_of
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
@@ -72,9 +72,7 @@ class EngineRuntime:
         self.urls = () if specs is None else tuple(spec.url for spec in specs)
         """OpenAI endpoints of the engines; empty without vLLM."""
         hosts = [self._own_host()] if specs is None else [
-            EngineHost(
-                spec.socket, spec.command, spec.log, self._lend_replica, EngineDeadlines(commit_s=_VLLM_COMMIT_S)
-            )
+            EngineHost(spec, self._lend_replica, EngineDeadlines(commit_s=_VLLM_COMMIT_S))
             for spec in specs
         ]  # fmt: skip
         self.host = EngineGroup(hosts)
@@ -86,7 +84,7 @@ class EngineRuntime:
         config, socket = self._config, self._config.home / _SOCKET
         device = None if config.device == "auto" else config.device
         command = worker_command(socket, config.engine, config.threads, device)
-        return EngineHost(socket, command, config.home / _LOG, self._lend_replica)
+        return EngineHost(EngineSpec(socket, command, config.home / _LOG), self._lend_replica)
 
     async def run(self) -> None:
         """Runs until cancelled. Raises `UsageError` when the engine cannot be started or refuses the model."""

@@ -21,7 +21,7 @@ from codec.sign import Key
 from node.host.announce import announced, resolved
 from node.host.audit import audit, close
 from node.host.daily import Daily
-from node.host.endpoint import Endpoint, open_store
+from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.member import following
 from node.settings import keyfile, logs
 from node.settings.config import JoinConfig, MemberConfig
@@ -33,6 +33,17 @@ from node.status.roster import stripes_of
 from node.status.schema import NodeStatus, OwnStatus, RelayStatus
 from swarm.protocol.core.boots import latest_boot
 from swarm.protocol.core.events import Damaged, VersionId
+from swarm.protocol.core.notices import (
+    AuthorityUnreachable,
+    CatchupFailed,
+    ClocksApart,
+    Equivocation,
+    Joined,
+    JoinRefused,
+    Notice,
+    SuccessionHeard,
+    WorkHeard,
+)
 from swarm.protocol.core.reach import circuit
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
@@ -104,7 +115,7 @@ async def _run_in_swarm(way: following.Way, config: JoinConfig, key: Key, task_s
             try:
                 await member.run(task_status)
                 if model.version not in {anchor.version for anchor in store.anchors.list()}:
-                    await in_thread(model.write_anchor)  # the base of the replica in the new swarm
+                    await in_thread(model.write_checkpoint)  # the base of the replica in the new swarm
             finally:
                 await close(model)
             nursery.cancel_scope.cancel()
@@ -137,7 +148,7 @@ def _on_disk(config: JoinConfig, model_bytes: int) -> bool:
 
 async def _refetch(member: "Member", blocks: int) -> None:
     """So many blocks are damaged: have them fetched from other members."""
-    await member.endpoint.shell.post(Damaged(blocks))
+    await member.endpoint.runtime.post(Damaged(blocks))
 
 
 def _engine_maker(config: JoinConfig, key: Key, store: Store, model: "Model") -> "MakeEngine | None":
@@ -162,7 +173,7 @@ class OpenedModel(NamedTuple):
 
 
 class Member:
-    """A running member. The runtime notifies it (`swarm.runtime.Face`).
+    """A running member. The runtime notifies it (`swarm.runtime.Application`).
 
     `opened` None: a relay. `make_engine` gets `send_work`, which hands a `Work` body to the authority.
     """
@@ -202,9 +213,11 @@ class Member:
         # The runtime calls `committed` and `notify`, so what they use is set before it is built.
         self.endpoint = Endpoint.build(
             self.core, key, way.ticket.authority, store, self,
-            listen=config.listen, announce=config.announce, tuning=Tuning.named(way.ticket.preset),
-            model=None if opened is None else opened.model,
-            via=config.via, relay_for=self._may_reserve if self._is_relay else None, up_mbit=config.up_mbit,
+            NetworkOptions(
+                config.listen, config.announce, config.via, config.up_mbit,
+                relay_for=self._may_reserve if self._is_relay else None,
+            ),
+            tuning=Tuning.named(way.ticket.preset), model=None if opened is None else opened.model,
         )  # fmt: skip
 
     def _core(self, opened: OpenedModel | None) -> Peer:
@@ -272,7 +285,7 @@ class Member:
                 account.engine_version = self.engine_runtime.engine_version
                 account.tokens_s = self.engine_runtime.worker.tokens_per_s
             if self._daily is not None and (budget := self._daily.look()) is not None:
-                await self.endpoint.shell.post(budget)
+                await self.endpoint.runtime.post(budget)
             await trio.sleep(_REPORT_EVERY_S)
 
     def stop(self, why: SwarmError) -> None:
@@ -289,42 +302,44 @@ class Member:
         if self.engine_runtime is not None:
             self.engine_runtime.committed(version, manifest.root, changes)
 
-    def notify(self, what: str, info: dict[str, Any]) -> None:
-        match what:
-            case "work":
-                if self.engine_runtime is not None and info["peer"] == self.ticket.authority:
-                    self.engine_runtime.worker.hear(info["body"])
+    def notify(self, notice: Notice) -> None:
+        match notice:
+            case WorkHeard(peer, body):
+                if self.engine_runtime is not None and peer == self.ticket.authority:
+                    self.engine_runtime.worker.hear(body)
                 return
-            case "joined":
+            case Joined():
                 self._joined.set()
                 self.news = ""
-            case "unreachable":
-                self.news = info["why"]
+            case AuthorityUnreachable(why):
+                self.news = why
                 if trio.current_time() < self._quiet_until:
                     return
                 self._quiet_until = trio.current_time() + _LOG_EVERY_S
-            case "refused" if info["code"] in ("ticket", "capability"):
-                self.stop(UsageError(info["why"]))
-            case "succession":
-                self._succeeded(info["sealed"])
-            case "clocks_apart":
+            case JoinRefused("ticket" | "capability", why):
+                self.stop(UsageError(why))
+            case SuccessionHeard(sealed):
+                self._succeeded(sealed)
+            case ClocksApart():
                 self.news = (
-                    "This machine's clock and the seed's are a month apart or more: set them. What the seed says is "
-                    "passed over meanwhile."
+                    "This machine's clock and the seed's differ by a month or more: set them. Until then this machine "
+                    "ignores the seed's messages."
                 )
-            case "refused" if info["code"] == "later":
-                self.news = self._refused = info["why"]
-            case "failed":
+            case JoinRefused("later", why):
+                self.news = self._refused = why
+            case CatchupFailed(detail):
                 self.stop(SwarmError(
-                    f"This machine cannot hold the swarm's model: {info['detail']}. "
-                    "Remove what this home keeps of it, or use another (--home), and join again."
+                    f"This machine cannot hold the swarm's model: {detail}. "
+                    "Remove the swarm's folder from this home, or use another home (--home), and join again."
                 ))  # fmt: skip
-            case "equivocation":
+            case Equivocation(version):
                 self.stop(SwarmError(
-                    f"The seed has signed two different versions {info['version']}. Nothing of it can be believed: "
-                    "stop, and ask whoever runs it."
+                    f"The seed has signed two different versions {version}, so nothing that it signs can be trusted. "
+                    "Leave the swarm, and ask the person who runs the seed."
                 ))  # fmt: skip
-        _log.info(what, **info)
+            case _:
+                pass
+        _log.info(notice.log_name, **notice.log_fields())
 
     def _succeeded(self, sealed: bytes) -> None:
         """The swarm has a new key: write down its successor, and end in this swarm."""
@@ -338,7 +353,7 @@ class Member:
 
     def send_work(self, body: bytes) -> None:
         """Hand a `Work` body to the authority. Without a session it is lost, and a session is looked for at once."""
-        if self.endpoint.shell.peers.get(self.ticket.authority) is None:
+        if self.endpoint.runtime.peers.get(self.ticket.authority) is None:
             self.core.membership.come_back()
         self.endpoint.send_work(self.ticket.authority, body)
 
@@ -371,7 +386,7 @@ class Member:
         return status
 
     def _own_status(self) -> OwnStatus:
-        state, traffic, counts = self.core.state, self.endpoint.transport.traffic, self.endpoint.shell.counts
+        state, traffic, counts = self.core.state, self.endpoint.transport.traffic, self.endpoint.runtime.counts
         listed = None if state.roster is None else state.roster.member_of(self.key.public)
         own = OwnStatus(
             slot=-1 if state.grant is None else state.grant.slot,

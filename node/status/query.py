@@ -8,8 +8,7 @@ import msgspec
 import trio
 
 from codec.errors import PeerError
-from node.ipc.async_channel import AsyncChannel
-from node.ipc.async_channel import serve as serve_socket
+from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, ChannelTimeout, close_fds, connect
 from node.status.schema import Status
 from swarm.guard import Source

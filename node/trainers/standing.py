@@ -1,4 +1,4 @@
-"""How the swarm stands, from what its seed says: `Swarm.state`, who holds a publication, and why no rollouts come."""
+"""The swarm's state as its seed reports it: `Swarm.state`, which nodes hold a publication, why no rollouts come."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ EXPLAIN_WITHIN_S: Final = 5.0
 
 
 def holders(home: Path, publication: Publication, within_s: float) -> Holders:
-    """Which of the live nodes hold `publication`, verified, or something newer.
+    """Which of the live nodes hold `publication`, verified, or a newer version.
 
     Raises `SwarmDown`, and `SwarmTimeout` when the seed does not answer within `within_s` seconds.
     """
@@ -27,7 +27,7 @@ def holders(home: Path, publication: Publication, within_s: float) -> Holders:
 
 
 def why_no_group(home: Path, session: str) -> str:
-    """Why no rollouts of `session` come, as far as the seed of `home` knows; never raises."""
+    """Why no rollouts of `session` come, as far as the seed of `home` knows, in a sentence or two. Never raises."""
     try:
         return _why_no_group(ask_state(home, EXPLAIN_WITHIN_S), session)
     except SwarmError as error:
@@ -50,13 +50,13 @@ def _why_no_group(report: SeedReport, session: str) -> str:
     if unmet := report.work.unmet.get(session):
         return (
             f"No node's engine can do these sampling options: {', '.join(unmet)}. Leave them out, or start a node "
-            "whose engine can: one of this release, and for exact one of transformers, or vLLM on a GPU with "
+            "whose engine can: one of this release; for exact, transformers, or vLLM on a GPU with "
             "VLLM_BATCH_INVARIANT=1."
         )
     speed = sum(node.tokens_s for node in able)
     text = ", ".join(f"{count} {reason}" for reason, count in sorted(report.work.refused.items()))
     return (
-        f"{len(able)} nodes draw samples, at {speed:.0f} tokens/s together"
+        f"{len(able)} nodes generate samples, at {speed:.0f} tokens/s together"
         + (f"; refused so far: {text}" if text else "")
         + ". They may be too slow for this deadline, or still have an older version."
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import UsageError
-from codec.jit import compiled
+from codec.kernels.jit import compiled
 from scenarios.bench.codec_data import REAL_RATES, SHAPES, Part, checkpoints, fabricate, real_steps
 from scenarios.bench.codec_measure import Measurement, measure, scaling
 from scenarios.harness.plot import drawing, png

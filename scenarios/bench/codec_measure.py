@@ -14,10 +14,10 @@ from blake3 import blake3
 from codec import pco, rice
 from codec.bits import Bits, DType
 from codec.chunk import CODER_PCO, CODER_RICE, BlockDelta, BlockEntry, ChunkKey, open_header, seal_chunk, verify_piece
+from codec.kernels.scan import scatter
 from codec.layout import BLOCK_ELEMENTS
 from codec.manifest import Manifest
 from codec.pack import Packer, chunk_target, piece_target
-from codec.scan import scatter
 from codec.sign import Key
 from codec.staging import decode, encode
 from node.tools.delta_baselines import BASELINES, Timed, seconds

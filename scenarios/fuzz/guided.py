@@ -133,8 +133,8 @@ def _load() -> tuple[Callable[[bytes], None], Callable[[Path], None]]:
 
 
 def main() -> int:
-    import codec.planes
-    import codec.scan  # noqa: F401  # before the others, and not instrumented: these are compiled
+    import codec.kernels.planes
+    import codec.kernels.scan  # noqa: F401  # before the others, and not instrumented: these are compiled
 
     return fuzz(__doc__, ["codec", "plain_decoder"], _load)
 

@@ -29,6 +29,7 @@ from swarm.protocol.core.events import HeaderStored, LocalChunk, LocalLeave, Loc
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
+from swarm.protocol.startup import Boot, Saved, Site
 from swarm.runtime import Limits
 
 __all__ = ["Faults", "Link", "Node", "Published", "World"]
@@ -94,9 +95,10 @@ class World(VirtualNetwork):
 
     def _boot(self, key: Key, boot: int, head: bytes, disk: Mapping[str, bytes], link: Link) -> Node:
         core = Authority(
-            key, ("/sim/0",), self.tuning, random.Random(self.rng.random()),
-            boot=boot, clock=self.clock, head=head, grants=_records(disk, "grant/"),
-            tickets=_records(disk, "ticket/"), bars=_records(disk, "bar/"), region=self._home,
+            key, self.tuning, random.Random(self.rng.random()),
+            Boot(boot, clock=self.clock),
+            Saved(head, _records(disk, "grant/"), _records(disk, "ticket/"), _records(disk, "bar/")),
+            Site(("/sim/0",), self._home),
             now=self.now,
         )  # fmt: skip
         assert core.state.manifest is not None

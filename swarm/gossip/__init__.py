@@ -1,9 +1,7 @@
-"""Small announcements to every member on a topic, over GossipSub. Never on a step's critical path.
+"""Small announcements to every member, over GossipSub. They are never on a step's critical path.
 
-What a step needs goes down the trees (`swarm.protocol.transfer`). Announcements may be lost, repeated or late;
-whoever reads them must do with that.
+The data of a step goes down the trees (`swarm.protocol.transfer`). Announcements may be lost, repeated or late, and
+their receivers must tolerate that.
 
-Modules:
-
-- `announcements`: Small announcements to everybody on a topic
+- `announcements`: Announcers over libp2p's GossipSub, and between memory transports
 """

@@ -1,10 +1,10 @@
-"""Small announcements to everybody on a topic. Never on a step's critical path: trees carry what is due.
+"""Announcers: small messages to every member on a topic, never on a step's critical path.
 
-`Gossip` is py-libp2p's GossipSub with the defaults that would lose our messages turned off: its heartbeat is two
-minutes, its spam guard drops three of four messages at fifty a second, its subscriptions drop what does not fit into 32
-places. In their place stand our own rules: a validator that sees the bytes before anybody delivers or forwards them,
-a size limit, one delivery for the same bytes, bounded queues, and a budget for each neighbour (`transport.pubsub`).
-`MemoryGossip` does the same between memory transports.
+`Gossip` uses py-libp2p's GossipSub without the defaults that would lose messages: a heartbeat of two minutes, a spam
+guard that drops three of four messages at 50 a second, and subscriptions that drop messages beyond a queue of 32. In
+their place are a validator that checks the bytes before they are delivered or forwarded, a size limit, one delivery
+of the same bytes, bounded queues, and a budget for each neighbour (`transport.pubsub`). `MemoryGossip` does the same
+between memory transports.
 """
 
 from abc import ABC, abstractmethod
@@ -29,25 +29,28 @@ __all__ = ["MAX_MESSAGE_BYTES", "Announcer", "Gossip", "MemoryGossip"]
 
 MAX_MESSAGE_BYTES: Final = 65_536
 _MAX_RPC_BYTES: Final = 4 * MAX_MESSAGE_BYTES
-"""Several messages may share one of GossipSub's frames."""
+"""Bytes of one GossipSub frame, which may hold several messages."""
 _MAX_SEEN: Final = 4096
-"""Messages remembered so that they are delivered once. At fifty a second, over a minute's worth."""
+"""Messages remembered so that each is delivered once: over a minute's worth at 50 a second."""
 _PROTOCOLS: Final = ("/meshsub/1.1.0",)
-"""Not 1.2: its IDONTWANT doubles the number of frames, to save copies of messages that are large; ours are small."""
+"""Not 1.2: its IDONTWANT frames save copies of large messages, but double the number of frames for small ones."""
 _MAX_QUEUED: Final = 128
-"""Frames that wait for one neighbour. The library's 32 are fewer than the messages of one busy moment."""
+"""Frames queued for one neighbour. A burst can exceed the library's 32."""
 _DEGREE, _DEGREE_LOW, _DEGREE_HIGH = 6, 4, 12
 _HEARTBEAT_S: Final = 1
+"""The mesh parameters D, D_low and D_high, and the heartbeat, of the GossipSub specification."""
 _GREET_S: Final = 2.0
-"""How often peers that have no GossipSub stream of ours are tried: they may have begun to gossip after we met."""
+"""Interval at which streams are opened to peers without one: they may have begun to gossip after they connected."""
 _GREETING_S: Final = 5.0
+"""Time limit for opening such a stream."""
 _QUEUE_S: Final = 1.0
-_AGAIN_S: Final = 5.0
-"""After the library's services have ended by an error of theirs, before they begin anew."""
+"""How long `publish` waits for neighbours whose queues are more than half full."""
+_RESTART_S: Final = 5.0
+"""Pause before the library's services are started again after an error has ended them."""
 
 
 class _Seen:
-    """The digests of the last messages."""
+    """The digests of the last `_MAX_SEEN` messages."""
 
     def __init__(self) -> None:
         self._digests: dict[bytes, None] = {}
@@ -56,7 +59,7 @@ class _Seen:
         return sha256(data).digest() in self._digests
 
     def add(self, data: bytes) -> bool:
-        """Whether `data` is news."""
+        """Remember `data`; whether it is new."""
         digest = sha256(data).digest()
         if digest in self._digests:
             return False
@@ -67,10 +70,10 @@ class _Seen:
 
 
 class Announcer(ABC):
-    """One topic, at one peer."""
+    """One topic at one peer."""
 
     def __init__(self, topic: str, validate: Callable[[bytes], bool]) -> None:
-        """`validate` is called once for each message from elsewhere, before it is delivered or passed on."""
+        """`validate` is called for each message of another peer before it is delivered or forwarded."""
         self.topic = topic
         self._validate = validate
         self._seen = _Seen()
@@ -80,14 +83,14 @@ class Announcer(ABC):
     async def run(
         self, deliver: Callable[[bytes], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Take part until cancelled. `deliver` gets each message of others once; it must not block."""
+        """Gossip until cancelled. `deliver` gets each message of other peers once; it must not block."""
 
     @abstractmethod
     async def publish(self, data: bytes) -> None:
-        """Tell everybody. At most `MAX_MESSAGE_BYTES` (`ValueError`). `Unreachable` when `run` is not running."""
+        """Announce `data`. Raises `ValueError` beyond `MAX_MESSAGE_BYTES`, `Unreachable` if `run` is not running."""
 
     def has_seen(self, data: bytes) -> bool:
-        """Whether it was announced already, by us or by others."""
+        """Whether this peer or another has announced `data` already."""
         return self._seen.has(data)
 
     def _check_own(self, data: bytes) -> None:
@@ -96,8 +99,8 @@ class Announcer(ABC):
         if self._deliver is None:
             raise Unreachable(f"not gossiping on {self.topic}")
 
-    def _judge(self, data: bytes) -> bool:
-        """Whether to pass a message of others on; delivers it if it is valid and news."""
+    def _deliver_valid(self, data: bytes) -> bool:
+        """Validate a message of another peer, and deliver it if it is new; whether to forward it."""
         if len(data) > MAX_MESSAGE_BYTES or not self._validate(data):
             return False
         if self._deliver is not None and self._seen.add(data):
@@ -106,7 +109,7 @@ class Announcer(ABC):
 
 
 class Gossip(Announcer):
-    """Over libp2p. `run` needs the transport to serve, and ends with it."""
+    """An announcer over libp2p. `run` needs a transport that serves, and ends with it."""
 
     def __init__(self, transport: "Libp2pTransport", topic: str, validate: Callable[[bytes], bool]) -> None:
         super().__init__(topic, validate)
@@ -122,14 +125,16 @@ class Gossip(Announcer):
         while True:
             with guarded(Source.GOSSIP, self.topic):
                 await self._run_services(deliver, task_status)
-            await trio.sleep(_AGAIN_S)
+            await trio.sleep(_RESTART_S)
 
     async def _run_services(self, deliver: Callable[[bytes], None], task_status: trio.TaskStatus[None]) -> None:
-        from libp2p.tools.anyio_service import background_trio_service  # a second to import: not for memory swarms
+        from libp2p.tools.anyio_service import (
+            background_trio_service,
+        )  # takes a second to import, so memory swarms do not
 
         host = self._transport.host
         if host is None:
-            raise Unreachable("the transport serves no more")
+            raise Unreachable("the transport does not serve any more")
         network: Any = host.get_network()
         notifees = list(network.notifees)
         pubsub, router = self._build()
@@ -145,7 +150,7 @@ class Gossip(Announcer):
                         self._has_started = True
                         task_status.started()
                     while True:
-                        await subscription.get()  # delivered already (see _on_message); this empties its queue
+                        await subscription.get()  # delivered already, see `_on_message`: this only empties the queue
         finally:
             self._deliver = self._pubsub = None
             for notifee in network.notifees[:]:
@@ -158,7 +163,8 @@ class Gossip(Announcer):
         self._check_own(data)
         pubsub = self._pubsub
         assert pubsub is not None
-        # A burst waits here for its neighbours; beyond a full queue the library would drop it. A stuck one is not ours.
+        # A burst waits here for its neighbours, since the library drops frames beyond a full queue. `_QUEUE_S` bounds
+        # the wait for a neighbour that is stuck.
         with trio.move_on_after(_QUEUE_S):
             while any(len(queue) > _MAX_QUEUED // 2 for queue in pubsub.peer_queues.values()):  # noqa: ASYNC110
                 await trio.sleep(0.01)
@@ -192,14 +198,14 @@ class Gossip(Announcer):
         return pubsub, router
 
     def _on_message(self, forwarder: Any, message: "rpc_pb2.Message") -> bool:
-        """GossipSub's validator. Delivery happens here and not from the subscription, whose queue drops."""
+        """GossipSub's validator. It also delivers, because the subscription's queue may drop messages."""
         if forwarder == self._transport.host_id:
             self._seen.add(message.data)
             return True
-        return self._judge(message.data)
+        return self._deliver_valid(message.data)
 
     async def _greet(self, pubsub: "Pubsub") -> None:
-        """Whoever does not answer keeps nobody else waiting."""
+        """Open a stream to every peer that has none, now and then; all at once, so that a slow peer delays no other."""
         while True:
             async with trio.open_nursery() as nursery:
                 for peer in self._transport.peers():
@@ -212,12 +218,12 @@ class Gossip(Announcer):
 
 
 def _message_id(message: "rpc_pb2.Message") -> bytes:
-    """The same bytes are the same message, whoever sends them again."""
+    """The id of a message: the same bytes on a topic are one message, regardless of the sender."""
     return sha256("|".join(message.topicIDs).encode() + b"\0" + message.data).digest()
 
 
 class MemoryGossip(Announcer):
-    """Between memory transports: each passes what is valid and new on to the peers that it is connected to."""
+    """An announcer between memory transports: it forwards valid, new messages to all connected peers."""
 
     def __init__(self, transport: MemoryTransport, topic: str, validate: Callable[[bytes], bool]) -> None:
         super().__init__(topic, validate)
@@ -242,20 +248,20 @@ class MemoryGossip(Announcer):
         self._check_own(data)
         await trio.lowlevel.checkpoint()
         if self._seen.add(data):
-            self._pass_on(data)
+            self._forward(data)
 
     def receive(self, sender: PeerKey, data: bytes) -> None:
-        """A neighbour passed `data` on to us."""
-        if not self._seen.has(data) and self._judge(data):
-            self._pass_on(data, sender)
+        """Take a message that a neighbour forwarded."""
+        if not self._seen.has(data) and self._deliver_valid(data):
+            self._forward(data, sender)
 
-    def _pass_on(self, data: bytes, sender: PeerKey = b"") -> None:
+    def _forward(self, data: bytes, sender: PeerKey = b"") -> None:
         assert self._nursery is not None
         for peer in self._transport.peers():
             if peer != sender:
-                self._nursery.start_soon(partial(self._carry, peer, data))
+                self._nursery.start_soon(partial(self._forward_one, peer, data))
 
-    async def _carry(self, peer: PeerKey, data: bytes) -> None:
+    async def _forward_one(self, peer: PeerKey, data: bytes) -> None:
         network = self._transport.network
         await trio.sleep_until(network.arrival_s(self._transport.key, peer, len(data)))
         receive = network.topics.get(self.topic, {}).get(peer)

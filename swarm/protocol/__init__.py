@@ -7,5 +7,6 @@ Modules:
 
 - `authority`: The trainer's end
 - `member`: A member of the swarm
-- `state`: What one peer (or the authority) knows
+- `startup`: What an authority is started with
+- `state`: What one core knows
 """

@@ -1,9 +1,12 @@
-"""The trainer's end: it admits, plans, beats, deals chunks, and seals. It trusts nothing but its own key.
+"""The trainer's end: it admits members, plans the trees, sends heartbeats, assigns chunks to stripes, and seals.
 
-who comes and goes ......... admission.Admission, over lease.LeaseBook
-who stands where ........... scheme.Scheme, re-planned when membership changes
-which stripe gets a chunk .. deal.Dealer
-pieces to the heads ........ exchange
+It trusts nothing but its own key. Its machines:
+
+which peers are members .... membership.admission, over membership.lease.LeaseBook
+the authority's clock ...... membership.heartbeats
+the trees .................. topology.replanning.Scheme, planned anew when membership changes
+which stripe gets a chunk .. transfer.assignment
+pieces to the root children  transfer.exchange
 """
 
 import random
@@ -13,11 +16,9 @@ from typing import Any
 from codec import open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
-from swarm.protocol.core.boots import MAX_BOOT
 from swarm.protocol.core.documents import (
     AuthorityTime,
     Capability,
-    Heartbeat,
     Report,
     claimed_reporter,
     open_report,
@@ -45,10 +46,11 @@ from swarm.protocol.core.events import (
     SendDone,
     SetTimer,
     Timer,
-    VersionId,
 )
+from swarm.protocol.core.notices import LeaseExpired, MemberHolds, MemberLeft, Superseded, WorkHeard
 from swarm.protocol.core.reach import Place, Scope
 from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import (
     Attach,
     Bye,
@@ -78,11 +80,13 @@ from swarm.protocol.core.wire import (
 from swarm.protocol.membership.admission import Admission
 from swarm.protocol.membership.enrolment import Enrolments, record_of
 from swarm.protocol.membership.greeting import give_roster, let_go, reach_out
+from swarm.protocol.membership.heartbeats import Heartbeats
 from swarm.protocol.membership.lease import LeaseBook, Standing
-from swarm.protocol.membership.renewals import REPORTS_TAKEN, may_verify
+from swarm.protocol.membership.report_limits import REPORTS_TAKEN, may_verify
 from swarm.protocol.membership.roster import AUTHORITY
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
-from swarm.protocol.state import State
+from swarm.protocol.startup import Boot, Budget, Saved, Site
+from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.topology.replanning import Scheme
 from swarm.protocol.transfer.assignment import Assigner
 from swarm.protocol.transfer.bootstrap_limiter import BootstrapLimiter
@@ -91,75 +95,64 @@ from swarm.protocol.transfer.serving import key_of, serve_chunk, serve_manifest
 
 __all__ = ["Authority"]
 
-LOOKED_FOR = 4
-"""Members dialed by an authority that nobody comes to: one of them will do."""
+MEMBERS_DIALED = 4
+"""Members that an authority dials after a restart when none comes back by itself: one of them suffices."""
 
 
 class Authority:
-    """Everything that the trainer's seed decides. Pure: `apply(event, now)` in, effects out."""
+    """Everything that the trainer's seed decides. Pure: `apply(event, now)` returns effects."""
 
     def __init__(
         self,
         key: Key,
-        addrs: tuple[str, ...],
         tuning: Tuning,
         rng: random.Random,
+        boot: Boot,
+        saved: Saved,
+        site: Site = Site(),  # noqa: B008 - frozen
+        budget: Budget | None = None,
         *,
-        boot: int,
-        clock: Callable[[float], float],
-        head: bytes,
-        grants: list[bytes] | None = None,
-        tickets: list[bytes] | None = None,
-        bars: list[bytes] | None = None,
-        egress: Egress | None = None,
-        sizes: Callable[[WantBlob | WantBlock], int] = lambda want: 0,
-        region: str = "",
-        up_mbit: float = 0.0,
-        latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
         succession: bytes = b"",
         now: float = 0.0,
     ) -> None:
-        """`clock` turns local time into authority time. `head`: sealed manifest of the newest sealed version. `grants`,
-        `tickets`, `bars`: what `Persist` left under `grant/...`, `ticket/...`, `bar/...` and `kick/...` in an earlier
-        boot, less what is empty; those leases stood still meanwhile. `boot`: how often this key has started, made
-        durable before this is built. `egress`: what may be sent (without it: all that is asked for), and `sizes`, what
-        a request would cost. `region`: where the trainer stands, in the words of its members. `up_mbit`: what its
-        uplink carries, so that guests get what others leave of it; 0: nobody knows.
-        `latest_boot`: at a local time, the last boot of a rival that is believed. `succession`: this key
-        is being replaced: whoever comes is told so, nobody is let in any more, and no rival makes us stop.
+        """`budget`: what may be sent; None: no limit. `succession`: the sealed document that names the key which
+        replaces this one. With it, every peer that comes is sent that document, no new member is admitted, and a rival
+        with our key does not make us stop.
         """
-        self.state = State.new(key, key.public, tuning, rng)
-        self.state.latest_boot, self.state.succession = latest_boot, succession
-        self.state.uplink.bytes_s = lambda: up_mbit * 125_000  # in no roster stands what it is
-        self.egress = self.state.exchange.egress_budget = egress or Egress()
-        self._sizes = sizes
-        whole_copies = tuning.bootstrap_members if egress is None or egress.copies is None else int(egress.copies)
+        budget = budget or Budget(Egress())
+        self.egress = budget.egress
+        uplink = OwnUplink(bytes_s=lambda: site.up_mbit * 125_000, egress=budget.egress)
+        state = self.state = State.new(
+            key, key.public, tuning, rng, uplink, latest_boot=boot.latest, succession=succession
+        )
+        self._cost_bytes = budget.cost_bytes
+        copies = budget.egress.copies
+        whole_copies = tuning.bootstrap_members if copies is None else int(copies)
         self._bootstrap_limiter = BootstrapLimiter(
             min(tuning.bootstrap_members, whole_copies), tuning.request_deadline_s
         )
-        self.boot = boot
-        self._clock = clock
-        # Serials of this boot lie above all that any earlier one can have given, released ones too.
-        self.book = LeaseBook(key.public, key, tuning, next_serial=boot << 32)
-        self._enrolled = Enrolments(self.state.emit)
-        self.scheme = Scheme(self.state, self.book, self._enrolled, self._time, boot=boot, home=region)
-        self.scheme.addrs = addrs
-        self.admission = Admission(self.state, self.book, self._enrolled, self.scheme, self._time, self._beat)
-        self.admission.restore(grants or [], tickets or [], bars or [], now)
+        self.boot = boot.number
+
+        def time(now: float) -> AuthorityTime:
+            return AuthorityTime(boot.clock(now))
+
+        self._time = time
+        # Serials of this boot are higher than any that an earlier boot can have given, also to leases that are over.
+        self.book = LeaseBook(key.public, key, tuning, next_serial=boot.number << 32)
+        self._enrolled = Enrolments(state.outbox)
+        scheme = self.scheme = Scheme(state, self.book, self._enrolled, time, boot=boot.number, site=site)
+        self._heartbeats = Heartbeats(state, self.book, time, lambda: scheme.serial, boot=boot.number, now=now)
+        self.admission = Admission(state, self.book, self._enrolled, self.scheme, time, self._heartbeats)
+        self.admission.restore(saved.grants, saved.tickets, saved.bars, now)
         self._alone_since: float | None = now if self._enrolled else None
-        """Since our start nobody came of those who have leases."""
-        self.state.exchange.entitled = lambda stripe, peer: (
-            self.state.roster is None or self.scheme.is_head(stripe, peer)
-        )
-        self.assigner = Assigner(self.state.exchange, self.state.chunks, self.scheme.is_head)
-        self._beat_serial = 0
-        self._next_beat = now
+        """Local time of our start, until a member of an earlier boot comes back; None: one has, or there is none."""
+        self.assigner = Assigner(state.exchange, state.chunks, self.scheme.is_root_child)
         self.superseded = False
-        """A later boot of our own key is at work: we have stopped."""
-        manifest = open_manifest(head, key.public)
-        self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, head)
-        self._on = self._events()
-        self._says = self._messages()
+        """A later boot of our own key is running: this one ignores all further events."""
+        manifest = open_manifest(saved.head, key.public)
+        state.settle(VersionId(manifest.epoch, manifest.version), manifest, saved.head)
+        self._on_event = self._events()
+        self._on_message = self._messages()
 
     def _events(self) -> dict[type[Event], Callable[[Any, float], None]]:
         return {
@@ -182,16 +175,16 @@ class Authority:
         return {
             Reports: self._reports,
             Attach: self._attach,
-            Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
-            Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now, self.state.effects),
+            Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe),
+            Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now),
             Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
             WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m, now),
-            WantBlob: self._want,
-            WantBlock: self._want,
+            WantBlob: self._serve_model,
+            WantBlock: self._serve_model,
             WantManifest: lambda s, m, now: serve_manifest(self.state, s.peer, m),
             WantRoster: lambda s, m, now: give_roster(self.state, s, m, now),
-            Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
-            Work: lambda s, m, now: self.state.notify("work", peer=s.peer, body=m.body),
+            Ping: lambda s, m, now: self.state.outbox.send(s.peer, Pong(m.nonce)),
+            Work: lambda s, m, now: self.state.outbox.notify(WorkHeard(s.peer, m.body)),
             Bye: self._bye,
             Succession: lambda s, m, now: None,
             HeartbeatNews: self._rival,
@@ -201,66 +194,66 @@ class Authority:
         }
 
     def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]:
-        """The first effects. `addrs`: where we listen, unless we were told where the world finds us."""
-        self.scheme.addrs = self.scheme.addrs or addrs
+        """The first effects. `addrs`: where we listen; used if no addresses were given to the constructor."""
+        self.scheme.listening(addrs)
         self._tick(Timer("tick"), now)
-        return self.state.take_effects()
+        return self.state.outbox.take()
 
     def apply(self, event: Event, now: float) -> list[Effect]:
-        if not self.superseded and type(event) in self._on:
-            self._on[type(event)](event, now)
-            self.assigner.assign(now, self.state.effects)
-        return self.state.take_effects()
+        """Apply one event; return its effects."""
+        if not self.superseded and type(event) in self._on_event:
+            self._on_event[type(event)](event, now)
+            self.assigner.assign(now)
+        return self.state.outbox.take()
 
     @property
     def addrs(self) -> tuple[str, ...]:
-        """Where the world finds us."""
+        """Where the authority can be dialed from outside."""
         return self.scheme.addrs
 
     @property
     def down_mbits(self) -> tuple[float, ...]:
-        """What the members that apply versions said of their downlinks, by slot."""
+        """The downlinks, in Mbit/s, that members with a replica named when they joined, in the order of slots."""
         joins = (self._enrolled[lease.grant.peer].join for _, lease in sorted(self.book.leases.items()))
         return tuple(join.down_mbit for join in joins if not join.relay_only)
 
     def invite(self, capability: Capability) -> bytes:
-        """A capability, signed: what a ticket carries."""
+        """Sign a capability, for a ticket."""
         return seal(capability, self.state.key)
 
     def kick(self, peer: bytes, now: float) -> list[Effect]:
-        """End its lease now; it gets nothing more, and may not come in again for ten minutes."""
+        """Remove a member: end its lease now, and admit it no more for ten minutes."""
         self.admission.kick(peer, now)
-        return self.state.take_effects()
+        return self.state.outbox.take()
 
     def revoke(self, ticket: bytes, now: float, *, undo: bool = False) -> list[Effect]:
-        """Nobody comes in by the ticket of this id any more, and whoever did is put out; durable with the effects."""
+        """Revoke the ticket of this id: it admits no peer any more, and members that used it are removed. Durable once
+        the effects are done. `undo`: the ticket is valid again."""
         self.admission.revoke(ticket, now, undo=undo)
-        return self.state.take_effects()
+        return self.state.outbox.take()
 
     def bar(self, peer: bytes, now: float, *, undo: bool = False) -> list[Effect]:
-        """This peer comes in by no ticket any more, and is put out; durable with the effects."""
+        """Bar a peer: no ticket admits it any more, and its lease ends. Durable once the effects are done. `undo`:
+        tickets admit it again."""
         self.admission.bar(peer, now, undo=undo)
-        return self.state.take_effects()
+        return self.state.outbox.take()
 
     def standing(self, slot: int, now: float) -> Standing:
         """Where the lease of `slot` stands."""
         return self.book.standing(slot, self._time(now))
 
     def lease_left_s(self, slot: int, now: float) -> float:
-        """Seconds until the lease of `slot` ends, if nothing is heard of its holder."""
+        """Seconds until the lease of `slot` ends if its holder is not heard of again."""
         return self.book.left_s(slot, self._time(now))
-
-    def _time(self, now: float) -> AuthorityTime:
-        return AuthorityTime(self._clock(now))
 
     # ------------------------------------------------------------ sessions
 
     def admits(self, peer: bytes) -> bool:
-        """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
+        """Whether `peer` has shown a valid grant: it may then send content, and gossip."""
         return self.state.sessions.ready(peer)
 
     def knows(self, peer: bytes) -> bool:
-        """Whether it holds a lease, shown or not: it is no stranger, however many of those there are."""
+        """Whether `peer` holds a lease, shown or not, so that limits on strangers do not apply to it."""
         return peer in self.book.slot_of
 
     def _peer_up(self, event: PeerUp, now: float) -> None:
@@ -271,7 +264,7 @@ class Authority:
         self.state.sessions.down(event.peer, event.dial_failed, now)
         self.state.uploads.lost(event.peer)
         self._bootstrap_limiter.done(event.peer)
-        self.state.exchange.detached(event.peer, None, self.state.effects)
+        self.state.exchange.detached(event.peer, None)
         if not event.dial_failed:
             self.egress.gone(event.peer)
 
@@ -292,8 +285,8 @@ class Authority:
             self.admission.hello(session, message, now)
         elif not session.ready:
             raise PeerError(f"{type(message).__name__}: before hello")
-        elif type(message) in self._says:
-            self._says[type(message)](session, message, now)
+        elif type(message) in self._on_message:
+            self._on_message[type(message)](session, message, now)
         else:
             raise PeerError(f"{type(message).__name__}: not for the authority")
 
@@ -309,18 +302,19 @@ class Authority:
         self.state.close(session.peer, "left")
 
     def _rival(self, session: Session, message: HeartbeatNews, now: float) -> None:
-        """A member shows us a heartbeat of our own key: if it is of a later boot, somebody replaced us, so we stop."""
+        """A member shows us a heartbeat signed by our own key. If it names a later boot we have been replaced, and
+        stop."""
         self.state.leases.hear(message.heartbeat, self.state.swarm, now, self.state.latest_boot(now))
         heartbeat = self.state.leases.heartbeat
         if heartbeat is not None and heartbeat.boot > self.boot and not self.state.succession:
             self.superseded = True
-            self.state.notify("superseded", boot=heartbeat.boot)
+            self.state.outbox.notify(Superseded(heartbeat.boot))
 
     # ------------------------------------------------------------ leases and plans
 
     def _reports(self, session: Session, message: Reports, now: float) -> None:
-        """Renewals that a member brings. A forged one is the bearer's doing, since members verify what they pass on;
-        one of a member that we do not know (it may have left meanwhile) is not even verified."""
+        """Take the renewals that a member brings. A forged one is held against the bearer, since members verify what
+        they pass on. One of an unknown author, which may have left meanwhile, is dropped before it is verified."""
         for sealed in message.reports[:REPORTS_TAKEN]:
             author = claimed_reporter(sealed)
             slot = self.book.slot_of.get(author)
@@ -333,8 +327,10 @@ class Authority:
             current = lease is not None and (lease.grant.peer, lease.grant.serial) == (report.peer, report.grant)
             if current:
                 self._take_report(report, now)
-            elif report.peer == session.peer:  # an old one that others show us says nothing of how it stands today
-                self.state.send(report.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
+            elif report.peer == session.peer:
+                # Brought by another member, an old report would not show that its author still uses that lease.
+                refusal = Refused("unknown", "Your lease is over: join again with your ticket.")
+                self.state.outbox.send(report.peer, refusal)
                 self.state.close(report.peer, "its lease is over")
                 return
 
@@ -343,76 +339,61 @@ class Authority:
             return
         if report.leaving:
             self.admission.freed(report.slot, report.peer)
-            self.state.notify("member_left", peer=report.peer, slot=report.slot)
+            self.state.outbox.notify(MemberLeft(report.peer, report.slot))
             return
         self.admission.said(report, now)
         enrolment = self._enrolled.get(report.peer)
         if enrolment is None:
-            return  # its ticket's quota is used up
+            return  # the quota of its ticket is used up, so it has been removed
         if enrolment.saving != report.saving:
             enrolment.saving = report.saving
-            self.scheme.stale = True
+            self.scheme.mark_stale()
         if report.catching_up >= 1:
             self._bootstrap_limiter.done(report.peer)
         if report.catching_up >= 1 and not enrolment.held_once:
             enrolment.held_once = True
-            self.scheme.stale = True
+            self.scheme.mark_stale()
         if self._is_news(enrolment.newest, report.held):
             enrolment.newest = report.held
-            self.state.notify("held", slot=report.slot, peer=report.peer, version=report.held)
+            self.state.outbox.notify(MemberHolds(report.slot, report.peer, report.held))
         self.scheme.hear(report, now)
         for slot in report.lost:
             self.scheme.hear_of_loss(slot, now)
 
     def _is_news(self, before: VersionId | None, held: VersionId) -> bool:
-        """Whether a member holds a version that it did not say it held before. Once a version, whatever it says in
-        between: each time is a line of the log."""
+        """Whether a member says for the first time that it holds this version. True once a version, whatever the member
+        reports in between, since each time is a line of the log."""
         newest = self.state.held or VersionId(0, 0)
         return held <= newest and (before is None or held > before)
 
     def _probed(self, event: Probed, now: float) -> None:
-        """A member was dialed back: durable, and everyone is told, when it answered elsewhere than before."""
+        """A member was dialed back. If it answered at other addresses than before, make them durable and plan anew."""
         slot = self.book.slot_of.get(event.peer)
         if self._enrolled.probed(event) and slot is not None:
             record = record_of(self.book.leases[slot].sealed, self._enrolled[event.peer])
-            self.state.emit(Persist(f"reach/{slot}", f"grant/{slot}", record))
-            self.scheme.stale = True
+            self.state.outbox.emit(Persist(f"reach/{slot}", f"grant/{slot}", record))
+            self.scheme.mark_stale()
             self._plan_if_due(now)
 
     def _plan_if_due(self, now: float) -> None:
         if self.scheme.plan_if_due(now):
-            self.state.exchange.review(now, self.state.effects)
+            self.state.exchange.review(now)
             self.admission.welcome_all(now)
 
     def _look_for_members(self, now: float) -> None:
-        """Started again, perhaps at another address: members look for us where we were, and so does whoever else has
-        our key. Where nobody comes, a few that can be dialed are."""
+        """Dial a few members if none has come back since our start: we may listen at another address than before."""
         state = self.state
         if self._alone_since is None or any(session.ready for session in state.sessions):
             self._alone_since = None
         elif now - self._alone_since > 3 * state.tuning.heartbeat_s:
             known = [(peer, each.dialed) for peer, each in sorted(self._enrolled.items()) if each.dialed]
-            for peer, addrs in known[:LOOKED_FOR]:
-                state.sessions.reach(peer, addrs, now, state.effects)
-
-    def _beat(self, now: float) -> None:
-        """Speak: authority time, head, and who lives. Sent to the heads; they pass it on."""
-        state = self.state
-        time = self._time(now)
-        live, fresh = self.book.bits(time)
-        self._beat_serial += 1
-        head = state.held or VersionId(0, 0)
-        beat = Heartbeat(state.swarm, self.boot, self._beat_serial, time, self.scheme.serial, *head, live, fresh)
-        sealed = seal(beat, state.key)
-        self.book.beat(sealed, time)
-        state.leases.hear(sealed, state.swarm, now)
-        self._next_beat = now + state.tuning.heartbeat_s
-        for peer in state.children():
-            state.send(peer, HeartbeatNews(sealed))
+            for peer, addrs in known[:MEMBERS_DIALED]:
+                state.sessions.reach(peer, addrs, now)
 
     # ------------------------------------------------------------ versions
+
     def _local_chunk(self, event: LocalChunk, now: float) -> None:
-        taken = self.state.chunks.header(event.header, now, self.state.effects)
+        taken = self.state.chunks.header(event.header, now)
         if taken is None:
             return
         chunk, news = taken
@@ -422,26 +403,26 @@ class Authority:
             self.scheme.opened()
             self.assigner.add(chunk)
 
-    def _want(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
-        """Of somebody who catches up and finds nobody else who has it."""
-        turn = not isinstance(want, WantBlock) or self._bootstrap_limiter.admits(session.peer, now)
-        turn = turn and not self.state.succession  # it will be asked for again, in the new swarm
-        if not turn or not self.egress.take_of_model(self._sizes(want)):
-            self.state.send(session.peer, Lacks(want.request))
+    def _serve_model(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
+        """Answer a member that catches up and finds no other member that has the block, list or file."""
+        may = not isinstance(want, WantBlock) or self._bootstrap_limiter.admits(session.peer, now)
+        may = may and not self.state.succession  # the member will ask in the new swarm
+        if not may or not self.egress.take_of_model(self._cost_bytes(want)):
+            self.state.outbox.send(session.peer, Lacks(want.request))
         elif isinstance(want, WantBlock):
-            self.state.emit(SendBlock(session.peer, want.request, want.block))
+            self.state.outbox.emit(SendBlock(session.peer, want.request, want.block))
         else:
-            self.state.emit(SendBlob(session.peer, want.request, want.kind, want.name, want.offset))
+            self.state.outbox.emit(SendBlob(session.peer, want.request, want.kind, want.name, want.offset))
 
     def _stored_before(self, event: HeaderStored, now: float) -> None:
-        """After a restart: a chunk of a sealed version that the store still has, whole. Served to whoever pulls it."""
-        taken = self.state.chunks.header(event, now, self.state.effects)
+        """After a restart, the store has a whole chunk of a sealed version: members may pull it."""
+        taken = self.state.chunks.header(event, now)
         if taken is not None and taken[1]:
             key = taken[0].key
             self.state.chunks.versions[VersionId(key.epoch, key.version)].fill(taken[0])
 
     def _local_abandon(self, event: LocalAbandon, now: float) -> None:
-        """An attempt will not be sealed: none of it is dealt, assigned or charged any more, and the plan may move."""
+        """An attempt will not be sealed: no chunk of it is assigned or sent any more, and the plan may change."""
         state, id_ = self.state, event.version
         self.assigner.forget((id_.epoch, id_.version, event.attempt))
         version = state.chunks.version(id_)
@@ -449,48 +430,47 @@ class Authority:
             state.chunks.drop(id_)
             state.exchange.forget(id_)
         self.scheme.abandoned()
-        state.emit(Drop(id_, event.attempt))
+        state.outbox.emit(Drop(id_, event.attempt))
 
     def _local_seal(self, event: LocalSeal, now: float) -> None:
         state = self.state
         manifest = open_manifest(event.manifest, state.swarm)
         id_ = VersionId(manifest.epoch, manifest.version)
-        state.chunks.manifest(manifest, event.manifest, now, state.effects)
+        state.chunks.manifest(manifest, event.manifest, now)
         state.settle(id_, manifest, event.manifest)
         self.assigner.prune()
         self.scheme.sealed(now)
         for peer in state.children():
-            state.send(peer, ManifestNews(event.manifest))
-        state.emit(Announce(event.manifest))
-        self._beat(now)
+            state.outbox.send(peer, ManifestNews(event.manifest))
+        state.outbox.emit(Announce(event.manifest))
+        self._heartbeats.send(now)
 
     def _attach(self, session: Session, message: Attach, now: float) -> None:
         pay_for_attaching(session, len(message.have), now)
         if message.stripe >= self.state.tuning.stripes:
-            return  # of a roster of another boot: it will move
-        self.state.exchange.attached(session.peer, message, now, self.state.effects)
-        self.state.send(session.peer, HeartbeatNews(self.state.leases.sealed))
+            return  # it follows the roster of another boot, and will attach elsewhere when it has ours
+        self.state.exchange.attached(session.peer, message, now)
+        self.state.outbox.send(session.peer, HeartbeatNews(self.state.leases.sealed))
 
     # ------------------------------------------------------------ time
 
     def _tick(self, event: Timer, now: float) -> None:
         state = self.state
-        state.sessions.expire_mute(now, state.effects)
-        state.exchange.tick(now, state.effects)
+        state.sessions.expire_mute(now)
+        state.exchange.tick(now)
         before = state.leases.heartbeat.fresh if state.leases.heartbeat is not None else b""
         for slot, peer in self.book.expire(self._time(now)):
             self.admission.freed(slot, peer)
-            state.notify("lease_expired", slot=slot, peer=peer)
+            state.outbox.notify(LeaseExpired(slot, peer))
             if state.sessions.get(peer) is not None:
                 state.close(peer, "its lease has expired")
         if self.book.bits(self._time(now))[1] != before:
-            self.scheme.stale = True
+            self.scheme.mark_stale()
         self.scheme.tick(now)
         self._plan_if_due(now)
         self._enrolled.probe_due(now)
         let_go(state, now)
         self._look_for_members(now)
         reach_out(state, AUTHORITY, Place(self.scheme.addrs, Scope.HERE), now)
-        if now >= self._next_beat:
-            self._beat(now)
-        state.emit(SetTimer("tick", now + state.tuning.tick_s))
+        self._heartbeats.send_if_due(now)
+        state.outbox.emit(SetTimer("tick", now + state.tuning.tick_s))

@@ -1,17 +1,18 @@
-"""A member of the swarm: its machines, wired once, and one event applied at a time.
+"""A member of the swarm: wires its machines together, and applies one event at a time.
 
-documents, sessions, parents, reports ...... membership
-pieces in, pieces on, credit ............... exchange (edges) over chunks (the book)
-what lags .................................. pull
-whole chunks -> scratch -> replica ......... progress
-from nothing to a version .................. catchup
+documents, sessions, parents, reports ...... membership.Membership, membership.renewals
+pieces in and out, credit .................. transfer.exchange, over transfer.chunks
+late chunks ................................ transfer.load_shedding and offers, then transfer.pull
+whole chunks -> scratch -> replica ......... transfer.staging.Progress
+from nothing to a version .................. transfer.catchup
 """
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from codec import Manifest, open_manifest
+from codec import open_manifest
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm.protocol.core.boots import MAX_BOOT
@@ -40,9 +41,10 @@ from swarm.protocol.core.events import (
     Stray,
     Timer,
     UnknownLabel,
-    VersionId,
 )
+from swarm.protocol.core.notices import AuthorityUnreachable, BadBytes, ReplicaDamaged, WorkHeard
 from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import (
     Attach,
     Bye,
@@ -75,10 +77,9 @@ from swarm.protocol.core.wire import (
 from swarm.protocol.membership.greeting import give_roster
 from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.membership import Membership
-from swarm.protocol.membership.roster import AUTHORITY
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.membership.succession import SuccessionRelay
-from swarm.protocol.state import State
+from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.transfer.catchup import Catchup, Phase
 from swarm.protocol.transfer.chunks import Chunk
 from swarm.protocol.transfer.links import Links
@@ -86,21 +87,18 @@ from swarm.protocol.transfer.load_shedding import LoadShedding
 from swarm.protocol.transfer.offers import Offers
 from swarm.protocol.transfer.pull import Pulls
 from swarm.protocol.transfer.serving import key_of, serve_chunk, serve_manifest
+from swarm.protocol.transfer.sources import block_sources, chunk_sources, near_neighbours
 from swarm.protocol.transfer.staging import Progress
 
 __all__ = ["Peer"]
 
-_MOVES_NOTHING = (HeaderStored, PieceStored, SendDone)
-"""The most frequent events. A piece that makes its chunk whole says so itself."""
-
-FEW_NEAR = 6
-"""Neighbours in our own region that are enough to be told what comes late: from afar it would come later still."""
-MOST_NEAR = 24
-"""And that are told at most."""
+_CANNOT_ADVANCE = (HeaderStored, PieceStored, SendDone)
+"""The most frequent events, after which staging is not asked whether it can go on: a piece that completes its chunk
+asks by itself."""
 
 
 class Peer:
-    """Everything that one member decides. Pure: `apply(event, now)` in, effects out."""
+    """Everything that one member decides. Pure: `apply(event, now)` returns effects."""
 
     def __init__(
         self,
@@ -115,37 +113,42 @@ class Peer:
         layout_hash: bytes | None = None,
         latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
     ) -> None:
-        """`held`: the sealed manifest of the version that our replica is proven to be (None: catch up from nothing).
-        `latest_boot`: at a local time, the last boot of the authority that is believed."""
-        self.state = State.new(key, swarm, tuning, rng)
-        self.state.latest_boot = latest_boot
-        self.pulls = Pulls(tuning)
-        exchange = self.state.exchange
-        self.load_shedding = LoadShedding(tuning, self._near, exchange.parent, self.state.chunks.assigned)
-        self.offers = Offers(self.state)
-        self.membership = Membership(self.state, join, authority)
-        exchange.entitled = self._entitled
-        self._gone: dict[bytes, float] = {}
-        """Whose sessions ended, and when, until they are back."""
-        self.catchup = Catchup(self.state, self._sources)
-        self.progress = Progress(
-            self.state, self.pulls, self.load_shedding, relay_only=join.relay_only, repair=self._repair
+        """`authority`: addresses of the authority. `join`: what this member says of itself when it joins. `held`: the
+        sealed manifest of the version that the replica is proven to be; None: catch up from nothing. `layout_hash`: the
+        layout that the replica has. `latest_boot`: at a local time, the highest boot number of the authority that is
+        believed."""
+        state = self.state = State.new(
+            key, swarm, tuning, rng, OwnUplink(gives=join.up_mbit > 0), latest_boot=latest_boot
         )
+        self.pulls = Pulls(tuning, state.outbox)
+        self.load_shedding = LoadShedding(
+            tuning,
+            state.outbox,
+            state.exchange,
+            neighbours=partial(near_neighbours, state),
+            assigned=state.chunks.assigned,
+        )
+        self.offers = Offers(state)
+        self.membership = Membership(state, join, authority)
+        self.catchup = Catchup(state)
         self._relay_only = join.relay_only
-        self.links = Links(self.state)
-        self.succession_relay = SuccessionRelay(self.state)
+        self.progress = Progress(
+            state, self.pulls, self.load_shedding, relay_only=join.relay_only, repair=self.catchup.repair
+        )
+        self.links = Links(state)
+        self.succession_relay = SuccessionRelay(state)
         if layout_hash is not None:
             self.catchup.has_layout(layout_hash)
         if held is not None:
             manifest = open_manifest(held, swarm)
             self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, held)
-        self._on: dict[type[Event], Callable[[Any, float], None]] = {
+        self._on_event: dict[type[Event], Callable[[Any, float], None]] = {
             PeerUp: self._peer_up,
             PeerDown: self._peer_down,
             Heard: self._heard,
             HeaderStored: self.progress.header,
             PieceStored: self._piece,
-            Stray: lambda e, now: self.state.exchange.arrived(e.peer, e.stripe, e.size, now, self.state.effects),
+            Stray: lambda e, now: self.state.exchange.arrived(e.peer, e.stripe, e.size, now),
             PieceBad: self._piece_bad,
             PartsDone: self._parts_done,
             Gave: lambda e, now: self.membership.renewals.gave(e.peer, e.size_bytes),
@@ -158,7 +161,7 @@ class Peer:
             LocalBudget: lambda e, now: self.membership.budget(e.saving, e.spent, now),
             LocalLeave: lambda event, now: self.membership.leave(now),
         }
-        self._says: dict[type, Callable[[Session, Any, float], None]] = {
+        self._on_message: dict[type, Callable[[Session, Any, float], None]] = {
             HeartbeatNews: self._heartbeat,
             RosterNews: lambda s, m, now: self.membership.roster(m.roster, now),
             RosterStep: lambda s, m, now: self.membership.roster_step(s, m.change, now),
@@ -166,49 +169,50 @@ class Peer:
             ManifestNews: self._manifest_news,
             Reports: lambda s, m, now: self.membership.renewals.climb(s, m, now),
             Attach: self._attach,
-            Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe, self.state.effects),
+            Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe),
             Credit: self._credit,
             WantChunk: self._want_chunk,
             LateChunkWants: lambda s, m, now: self.offers.heard(s.peer, m, now),
-            Offer: lambda s, m, now: self.load_shedding.offered(s.peer, key_of(m), now, self.state.effects),
+            Offer: lambda s, m, now: self.load_shedding.offered(s.peer, key_of(m), now),
             LacksChunk: self._lacks_chunk,
             Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
-            Ping: lambda s, m, now: self.state.send(s.peer, Pong(m.nonce)),
+            Ping: lambda s, m, now: self.state.outbox.send(s.peer, Pong(m.nonce)),
             Pong: self._pong,
             WantBlob: self._want_blob,
             WantBlock: self._want_block,
             Lacks: lambda s, m, now: self.catchup.lacks(s.peer, m.request, now),
             WantManifest: lambda s, m, now: serve_manifest(self.state, s.peer, m),
-            Work: lambda s, m, now: self.state.notify("work", peer=s.peer, body=m.body),
+            Work: lambda s, m, now: self.state.outbox.notify(WorkHeard(s.peer, m.body)),
             Bye: self._bye,
         }
 
     def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]:
-        """The first effects: reach for the authority, start the clock. `addrs`: where we listen, unless told before."""
+        """The first effects: dial the authority, start the clock. `addrs`: where this member listens; addresses that
+        the user announced are kept instead."""
         self.membership.listening(addrs)
         self._tick(Timer("tick"), now)
-        return self.state.take_effects()
+        return self.state.outbox.take()
 
     def apply(self, event: Event, now: float) -> list[Effect]:
-        """Take one event; what is to be done about it."""
+        """Apply one event; return its effects."""
         before, roster = self.state.held, self.state.roster
-        self._on[type(event)](event, now)
+        self._on_event[type(event)](event, now)
         if self.state.roster is not roster:
-            self.state.exchange.review(now, self.state.effects)
-        if not self.catchup.active and not isinstance(event, _MOVES_NOTHING):
+            self.state.exchange.review(now)
+        if not self.catchup.active and not isinstance(event, _CANNOT_ADVANCE):
             self.progress.advance(now)
         if self.state.held != before:
-            self._tell(now)
-        return self.state.take_effects()
+            self._report_version(now)
+        return self.state.outbox.take()
 
     # ------------------------------------------------------------ sessions
 
     def admits(self, peer: bytes) -> bool:
-        """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
+        """Whether `peer` has shown a valid grant, or is the authority: it may then send content, and gossip."""
         return self.state.sessions.ready(peer)
 
     def knows(self, peer: bytes) -> bool:
-        """Whether it is the authority or stands in our roster: it is no stranger, however many of those there are."""
+        """Whether `peer` is the authority or stands in our roster, so that limits on strangers do not apply to it."""
         roster = self.state.roster
         return peer == self.state.swarm or (roster is not None and roster.member_of(peer) is not None)
 
@@ -218,7 +222,7 @@ class Peer:
     def _peer_down(self, event: PeerDown, now: float) -> None:
         session = self.state.sessions.down(event.peer, event.dial_failed, now)
         if event.dial_failed and event.peer == self.state.swarm:
-            self.state.notify("unreachable", why=event.why)
+            self.state.outbox.notify(AuthorityUnreachable(event.why))
         self.pulls.lost(event.peer)
         self.load_shedding.lost(event.peer)
         self.offers.lost(event.peer)
@@ -226,26 +230,12 @@ class Peer:
         self.membership.lost(event.peer, session, now)
         self.catchup.lost(event.peer, now)
         if session is not None and session.slot is not None:
-            kept = self.state.tuning.hard_ttl_s
-            self._gone = {peer: at for peer, at in self._gone.items() if now - at < kept} | {event.peer: now}
-            self.state.exchange.review(now, self.state.effects)
+            self.state.lost_peers.session_ended(event.peer, now)
+            self.state.exchange.review(now)
 
     def _attach(self, session: Session, message: Attach, now: float) -> None:
         pay_for_attaching(session, len(message.have), now)
-        self.state.exchange.attached(session.peer, message, now, self.state.effects)
-
-    def _entitled(self, stripe: int, peer: bytes) -> bool:
-        """Whether this child hangs on us by the plan, or on somebody of whom we know that it is gone. Others are guests
-        until the plan says so."""
-        roster, grant = self.state.roster, self.state.grant
-        member = roster.member_of(peer) if roster is not None else None
-        if roster is None or grant is None or member is None or stripe >= roster.stripes:
-            return roster is None
-        planned = roster.parent(stripe, member.slot)
-        if planned is None or planned in (grant.slot, AUTHORITY):
-            return planned == grant.slot
-        holder = roster.member(planned)
-        return holder is None or holder.peer in self._gone or self.membership.is_lost(planned)
+        self.state.exchange.attached(session.peer, message, now)
 
     def _heard(self, event: Heard, now: float) -> None:
         session = self.state.sessions.get(event.peer)
@@ -258,14 +248,14 @@ class Peer:
             self._expel(event.peer, str(error))
 
     def _expel(self, peer: bytes, why: str) -> None:
-        """Close and refuse; the authority only closed, for without it there is no way back."""
+        """Close the session and ban the peer. The authority is not banned: without it we could not come back."""
         self.state.close(peer, why, 0.0 if peer == self.state.swarm else BAN_S)
 
     def _dispatch(self, session: Session, message: Any, now: float) -> None:
         if isinstance(message, Hello):
             self.membership.hello(session, message, now)
-            if self._gone.pop(session.peer, None) is not None:
-                self.state.exchange.review(now, self.state.effects)
+            if self.state.lost_peers.greeted(session.peer):
+                self.state.exchange.review(now)
         elif isinstance(message, Welcome):
             self.membership.welcome(session, message, now)
             if message.manifest:
@@ -277,8 +267,8 @@ class Peer:
             self.succession_relay.heard(session.peer, message)
         elif not session.ready:
             raise PeerError(f"{type(message).__name__}: before hello")
-        elif type(message) in self._says:
-            self._says[type(message)](session, message, now)
+        elif type(message) in self._on_message:
+            self._on_message[type(message)](session, message, now)
         else:
             raise PeerError(f"{type(message).__name__}: not for a member")
 
@@ -287,8 +277,8 @@ class Peer:
         self.progress.piece(event, now)
 
     def _piece_bad(self, event: PieceBad, now: float) -> None:
-        """Local evidence: whoever sent bytes that do not verify is dropped by us; nobody is asked to believe it."""
-        self.state.notify("bad_bytes", peer=event.peer, detail=event.what)
+        """A peer sent bytes that do not verify: we ban it. That is our own evidence; other peers are not told."""
+        self.state.outbox.notify(BadBytes(event.peer, event.what))
         self._expel(event.peer, event.what)
 
     def _bye(self, session: Session, message: Bye, now: float) -> None:
@@ -304,7 +294,8 @@ class Peer:
     # ------------------------------------------------------------ versions
 
     def _welcomed(self, sealed: bytes, now: float) -> None:
-        """The head, at admission: where there is no replica yet, it is what to catch up with."""
+        """Take the head version that came with our admission: the target of a catch-up where there is no replica
+        yet."""
         if self.state.held is None and not self.catchup.active:
             manifest = open_manifest(sealed, self.state.swarm)
             if self._relay_only:
@@ -328,11 +319,11 @@ class Peer:
         self.progress.manifest(message.manifest, now, source=session.peer)
 
     def _manifest_seen(self, event: ManifestSeen, now: float) -> None:
-        """Off the tree, so there is nobody to blame for one that is forged: it changes nothing."""
+        """A manifest that did not come by a tree: a forged one changes nothing, since its sender is not known."""
         try:
             self.progress.manifest(event.manifest, now, source=None)
         except PeerError as error:
-            self.state.notify("bad_bytes", peer=b"", detail=str(error))
+            self.state.outbox.notify(BadBytes(b"", str(error)))
 
     def _job_done(self, event: JobDone, now: float) -> None:
         if event.job.kind in (JobKind.OPEN, JobKind.REPLAY):
@@ -340,72 +331,35 @@ class Peer:
         else:
             self.progress.done(event, now)
 
-    def _tell(self, now: float) -> None:
-        """We hold another version: say so at once, not at the next heartbeat."""
-        self.membership.renewals.catching_up = self.caught_up
+    def _report_version(self, now: float) -> None:
+        """Report at once, and not at the next heartbeat, that we hold another version."""
+        self.membership.renewals.note_progress(self.caught_up)
         self.membership.report(now, links=self.links.account())
 
     def _damaged(self, event: Damaged, now: float) -> None:
         if self.state.held is not None:
-            self.state.notify("damaged", version=self.state.held, detail=f"{event.blocks} blocks")
-        self._repair(now)
+            self.state.outbox.notify(ReplicaDamaged(self.state.held, f"{event.blocks} blocks"))
+        self.catchup.repair(now)
 
-    def _repair(self, now: float) -> None:
-        """Some block is not what the version we hold says: fetch what differs from it, and go on from there."""
-        manifest: Manifest | None = self.state.manifest
-        if manifest is not None and not self.catchup.active:
-            self.catchup.start(manifest, self.state.sealed_manifest, now)
-
-    # ------------------------------------------------------------ giving and asking
-
-    def _sources(self) -> list[bytes]:
-        """Whom to ask for what the trees do not bring: members we are connected to, the authority last."""
-        state = self.state
-        lost = self.membership.is_lost
-        ready = sorted(s.peer for s in state.sessions if s.ready and s.slot is not None and not lost(s.slot))
-        turn = state.grant.slot % len(ready) if ready and state.grant is not None else 0
-        authority = [state.swarm] if state.sessions.ready(state.swarm) else []
-        return ready[turn:] + ready[:turn] + authority
-
-    def _pull_sources(self, stripe: int | None) -> list[bytes]:
-        """For a known stripe the roster's backups come first; whoever is our parent in it has had its chance."""
-        state = self.state
-        sources = self._sources()
-        if stripe is None or state.roster is None or state.grant is None:
-            return sources
-        slots = [m.slot for p in sources if (m := state.roster.member_of(p)) is not None]
-        order = state.roster.backups(stripe, state.grant.slot, among=slots)
-        rank = {state.peer_of(slot): i for i, slot in enumerate(order)}
-        last = len(rank)
-        return sorted(sources, key=lambda p: (p == state.swarm, rank.get(p, last)))
+    # ------------------------------------------------------------ chunks and blocks
 
     def _lacks_chunk(self, session: Session, message: LacksChunk, now: float) -> None:
         self.pulls.lacks(session.peer, key_of(message))
-        self.load_shedding.lacks(session.peer, key_of(message), self.state.effects)
+        self.load_shedding.lacks(session.peer, key_of(message))
 
-    def _relieved(self, chunk: Chunk) -> bool:
+    def _is_promised(self, chunk: Chunk) -> bool:
+        """Whether a neighbour has promised this chunk."""
         return chunk.key in self.load_shedding
 
-    def _near(self) -> list[bytes]:
-        """Whom to tell what comes late: neighbours of our region, or where those are few all; never the authority."""
-        state, roster, grant = self.state, self.state.roster, self.state.grant
-        me = roster.member(grant.slot) if roster is not None and grant is not None else None
-        if roster is None or me is None:
-            return []
-        known = sorted((m.region != me.region, m.slot, s.peer) for s in state.sessions
-                       if s.ready and (m := roster.member_of(s.peer)) is not None)  # fmt: skip
-        near = sum(not far for far, _, _ in known)
-        return [peer for _, _, peer in known[: max(near, FEW_NEAR)]][:MOST_NEAR]
-
     def _credit(self, session: Session, message: Credit, now: float) -> None:
-        self.state.exchange.credited(session.peer, message, now, self.state.effects)
+        self.state.exchange.credited(session.peer, message, now)
         self.offers.look(now)
 
     def _send_done(self, event: SendDone, now: float) -> None:
         self.state.sent(event, now)
         if event.pull:
             self.offers.look(now)
-            self.state.exchange.serve_late_joiners(now, self.state.effects)
+            self.state.exchange.serve_late_joiners(now)
 
     def _want_chunk(self, session: Session, message: WantChunk, now: float) -> None:
         offered = self.offers.taken(session.peer, key_of(message))
@@ -414,9 +368,9 @@ class Peer:
 
     def _want_blob(self, session: Session, message: WantBlob, now: float) -> None:
         if self.state.exchange.gives:
-            self.state.emit(SendBlob(session.peer, message.request, message.kind, message.name, message.offset))
+            self.state.outbox.emit(SendBlob(session.peer, message.request, message.kind, message.name, message.offset))
         else:
-            self.state.send(session.peer, Lacks(message.request))
+            self.state.outbox.send(session.peer, Lacks(message.request))
 
     def _parts_done(self, event: PartsDone, now: float) -> None:
         self.membership.renewals.fetched(event.size_bytes)
@@ -424,20 +378,20 @@ class Peer:
 
     def _want_block(self, session: Session, message: WantBlock, now: float) -> None:
         if self.state.held is None or self._relay_only or not self.state.exchange.gives:
-            self.state.send(session.peer, Lacks(message.request))
+            self.state.outbox.send(session.peer, Lacks(message.request))
         else:
-            self.state.emit(SendBlock(session.peer, message.request, message.block))
+            self.state.outbox.emit(SendBlock(session.peer, message.request, message.block))
 
     # ------------------------------------------------------------ time
 
     def _tick(self, event: Timer, now: float) -> None:
         state = self.state
         if event.name == "relief":
-            self.load_shedding.due(now, state.effects)
+            self.load_shedding.due(now)
             return
-        state.sessions.expire_mute(now, state.effects)
-        state.exchange.tick(now, state.effects)
-        self.membership.renewals.catching_up = self.caught_up
+        state.sessions.expire_mute(now)
+        state.exchange.tick(now)
+        self.membership.renewals.note_progress(self.caught_up)
         for peer in self.membership.tick(now, self.pulls.asked()):
             self.pulls.lost(peer)
             self.load_shedding.lost(peer)
@@ -448,25 +402,24 @@ class Peer:
             self.pulls.tick(
                 waiting,
                 exchange.progress_at,
-                self._pull_sources,
+                partial(chunk_sources, state),
                 now,
-                state.effects,
-                self._relieved,
+                self._is_promised,
                 exchange.patient_s,
             )
-            self.progress.fill_gaps(now, self._sources())
-            self._leap(now)
+            self.progress.fill_gaps(now, block_sources(state))
+            self._skip_missing_versions(now)
             self.catchup.tick(now)
-        state.emit(SetTimer("tick", now + state.tuning.tick_s))
+        state.outbox.emit(SetTimer("tick", now + state.tuning.tick_s))
 
     def _measure(self, now: float) -> None:
-        if self.links.tried_one:
-            self.links.tried_one = False
+        if self.links.take_answered():
             self.membership.report(now, links=self.links.account())
         self.links.try_newcomers(now)
 
-    def _leap(self, now: float) -> None:
-        """Where no chain leads on from what we hold, go on from the newest seal; a relay at once, having no bits."""
+    def _skip_missing_versions(self, now: float) -> None:
+        """Where no chain of versions leads on from ours, catch up with the newest seal. A relay, which has no replica,
+        takes that seal as held."""
         behind = self.progress.behind(now)
         if behind is None or self.catchup.active or self.progress.stopped:
             return
@@ -479,10 +432,10 @@ class Peer:
 
     @property
     def caught_up(self) -> float:
-        """How much of a version we hold, from 0 (nothing yet) to 1: what our reports say."""
+        """The share of a version that we hold, from 0 (nothing yet) to 1, as our reports say it."""
         return self.catchup.fraction if self.catchup.active or self.state.held is not None else 0.0
 
     def standing(self, now: float) -> Standing:
-        """Our own lease, as the newest heartbeat has it."""
+        """Where our own lease stands by the newest heartbeat."""
         grant = self.state.grant
         return Standing.DEAD if grant is None else self.state.leases.standing(grant.slot, now)

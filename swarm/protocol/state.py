@@ -1,4 +1,4 @@
-"""What one peer (or the authority) knows: the one state that applied events change, shared by its machines."""
+"""What one core (a member's or the authority's) knows: the state that its machines share, one event at a time."""
 
 import random
 from collections.abc import Callable
@@ -8,31 +8,48 @@ from codec import Manifest
 from codec.sign import Key
 from swarm.protocol.core.boots import MAX_BOOT
 from swarm.protocol.core.documents import Grant
-from swarm.protocol.core.events import Close, Drop, Effect, Notify, Send, SendDone, VersionId
+from swarm.protocol.core.events import Close, Drop, SendDone
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.uplink import Uplink
-from swarm.protocol.core.wire import Message
+from swarm.protocol.core.version import VersionId
+from swarm.protocol.membership.entitlement import Entitlement, LostPeers, OwnLease
 from swarm.protocol.membership.lease import Leases
 from swarm.protocol.membership.roster import Roster
 from swarm.protocol.membership.rosterbook import RosterBook
 from swarm.protocol.membership.session import Sessions
 from swarm.protocol.transfer.chunks import Chunks
+from swarm.protocol.transfer.egress import Egress
 from swarm.protocol.transfer.exchange import Exchange
 from swarm.protocol.transfer.late_joiners import LateJoiners
 from swarm.protocol.transfer.pull import Uploads
+from swarm.protocol.transfer.surroundings import Surroundings
 
-__all__ = ["State"]
+__all__ = ["OwnUplink", "State"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnUplink:
+    """What this peer may send."""
+
+    gives: bool = True
+    """Whether it sends other peers any content at first; see `Exchange.give`."""
+    bytes_s: Callable[[], float] | None = None
+    """What the uplink carries, in bytes/s; 0 while that is not known. None: what the roster says of this peer."""
+    egress: Egress | None = None
+    """The authority's budget; None: what is sent is not budgeted."""
 
 
 @dataclass(slots=True)
 class State:
-    """Owned by a `Peer` or an `Authority`; its machines read and write it, one event at a time."""
+    """Owned by a `Peer` or an `Authority`, whose machines read and write it."""
 
     key: Key
     swarm: bytes
     """The authority's public key."""
     tuning: Tuning
     rng: random.Random
+    outbox: Outbox
     chunks: Chunks
     uplink: Uplink
     exchange: Exchange
@@ -41,12 +58,12 @@ class State:
     sessions: Sessions
     leases: Leases
     rosters: RosterBook
-    latest_boot: Callable[[float], int] = lambda now: MAX_BOOT
-    """At this local time, the last boot of the authority that is believed."""
-    succession: bytes = b""
-    """The sealed word that this swarm has a new key; empty: it has not."""
-    grant: Grant | None = None
-    sealed_grant: bytes = b""
+    own_lease: OwnLease
+    lost_peers: LostPeers
+    latest_boot: Callable[[float], int]
+    """At this local time, the highest boot number of the authority that is believed."""
+    succession: bytes
+    """The sealed document that names this swarm's new key; empty: there is none."""
     held: VersionId | None = None
     """The version that our replica is, whole and proven (a relay: whose chunks it has); None: none yet."""
     manifest: Manifest | None = None
@@ -55,23 +72,39 @@ class State:
     manifests: dict[VersionId, bytes] = field(default_factory=dict)
     """Sealed manifests of the versions that we held, as many as `retain_versions`."""
     floor: VersionId = field(default_factory=lambda: VersionId(0, 0))
-    """Versions up to this one are of no more interest: `held`, or what a catch-up aims at."""
-    effects: list[Effect] = field(default_factory=list)
+    """Versions up to this one are ignored: `held`, or what a catch-up aims at."""
 
     @classmethod
-    def new(cls, key: Key, swarm: bytes, tuning: Tuning, rng: random.Random) -> "State":
-        chunks, sessions, leases, rosters = Chunks(), Sessions(tuning, rng), Leases(tuning), RosterBook(swarm, tuning)
+    def new(
+        cls,
+        key: Key,
+        swarm: bytes,
+        tuning: Tuning,
+        rng: random.Random,
+        own_uplink: OwnUplink = OwnUplink(),
+        *,
+        latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
+        succession: bytes = b"",
+    ) -> "State":
+        """The state of a core that starts; the authority's own when `swarm` is the public part of `key`."""
+        outbox = Outbox()
+        chunks, sessions = Chunks(outbox), Sessions(tuning, rng, outbox)
+        leases, rosters = Leases(tuning), RosterBook(swarm, tuning)
+        own_lease, lost_peers = OwnLease(is_authority=key.public == swarm), LostPeers(tuning)
 
-        def up_bytes_s() -> float:
-            """What plans reckon our uplink to carry: what others measured. 0 while we stand in none."""
+        def planned_bytes_s() -> float:
+            """What plans reckon our uplink to carry, which other members measured. 0 while no roster names us."""
             me = rosters.roster.member_of(key.public) if rosters.roster is not None else None
             return me.up_mbit * 125_000 if me is not None else 0.0
 
         late_joiners = LateJoiners(sessions, leases)
-        uplink = Uplink(up_bytes_s, careful=lambda: late_joiners.early)
-        exchange = Exchange(chunks, tuning, sessions.rtt_s, uplink, late_joiners)
+        uplink = Uplink(own_uplink.bytes_s or planned_bytes_s, careful=lambda: late_joiners.early)
+        entitlement = Entitlement(rosters, own_lease, lost_peers)
+        around = Surroundings(sessions.rtt_s, uplink, late_joiners, entitlement.is_entitled, own_uplink.egress)
+        exchange = Exchange(chunks, tuning, outbox, around, gives=own_uplink.gives)
         return cls(
-            key, swarm, tuning, rng, chunks, uplink, exchange, late_joiners, Uploads(tuning), sessions, leases, rosters,
+            key, swarm, tuning, rng, outbox, chunks, uplink, exchange, late_joiners, Uploads(tuning), sessions, leases,
+            rosters, own_lease, lost_peers, latest_boot, succession,
         )  # fmt: skip
 
     @property
@@ -79,32 +112,28 @@ class State:
         """The newest that we hold."""
         return self.rosters.roster
 
-    def emit(self, effect: Effect) -> None:
-        self.effects.append(effect)
+    @property
+    def grant(self) -> Grant | None:
+        """Our own, as a member; None while there is none that holds."""
+        return self.own_lease.grant
 
-    def send(self, peer: bytes, message: Message) -> None:
-        self.effects.append(Send(peer, message))
+    @property
+    def sealed_grant(self) -> bytes:
+        return self.own_lease.sealed
 
     def close(self, peer: bytes, why: str, ban_s: float = 0.0) -> None:
-        """End the session with `peer`: what it says until it hears of that is not listened to, nor held against it."""
+        """End the session with `peer`: messages that it sends until then are ignored and not held against it."""
         session = self.sessions.get(peer)
         if session is not None:
             session.closing = True
-        self.effects.append(Close(peer, why, ban_s))
-
-    def notify(self, what: str, **info: object) -> None:
-        self.effects.append(Notify(what, dict(info)))
+        self.outbox.emit(Close(peer, why, ban_s))
 
     def sent(self, event: SendDone, now: float) -> None:
         """A header or piece has left for a peer."""
         if event.pull:
             self.uploads.sent(event.peer, event.key)
         elif event.stripe is not None:
-            self.exchange.sent(event.peer, event.stripe, event.key, event.index, now, self.effects)
-
-    def take_effects(self) -> list[Effect]:
-        effects, self.effects = self.effects, []
-        return effects
+            self.exchange.sent(event.peer, event.stripe, event.key, event.index, now)
 
     def peer_of(self, slot: int) -> bytes | None:
         """The peer that holds a slot (`AUTHORITY`: the authority)."""
@@ -114,11 +143,11 @@ class State:
         return member.peer if member is not None else None
 
     def children(self) -> list[bytes]:
-        """Every peer that hangs on us in any stripe, once, in a fixed order."""
+        """Every peer that is attached to us in any stripe, once, in a fixed order."""
         return sorted({peer for edges in self.exchange.children.values() for peer in edges})
 
     def settle(self, id_: VersionId, manifest: Manifest, sealed: bytes) -> None:
-        """We hold this version now. Chunks of the last `retain_versions` stay for others; older ones go."""
+        """We hold this version now. Chunks of the last `retain_versions` stay for others; older ones are dropped."""
         self.held, self.manifest, self.sealed_manifest = id_, manifest, sealed
         self.floor = max(self.floor, id_)
         self.late_joiners.settled(id_)
@@ -129,4 +158,4 @@ class State:
         for old in sealed_ones[: -self.tuning.retain_versions]:
             self.chunks.drop(old)
             self.exchange.forget(old)
-            self.emit(Drop(old))
+            self.outbox.emit(Drop(old))

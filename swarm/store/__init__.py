@@ -1,4 +1,13 @@
-"""What a swarm keeps on disk: chunks, seals, hash lists, model files, anchors."""
+"""The files of a swarm on disk: records, seals, chunks, hash lists, model files and anchors.
+
+- `home`: `Store`, the folder of one swarm, and recovery of the newest version that it can prove
+- `records`: The core's records and the seals of versions, in SQLite
+- `chunks`, `pack`: Chunks and pieces in memory, and in one file per version attempt
+- `anchors`: Checkpoints of the replica, from which a restart replays the versions since
+- `partial`: Blocks that an unfinished catch-up has fetched
+- `clean`: The record of a clean exit
+- `disk`, `private`: Durable writes, and file modes
+"""
 
 from swarm.store.anchors import Anchor, Anchors
 from swarm.store.chunks import ChunkStore, StoredChunk

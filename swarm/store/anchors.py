@@ -1,9 +1,9 @@
-"""Anchors: loadable checkpoints of the replica on disk, one every few versions.
+"""Anchors: checkpoints of the replica on disk, written every few versions, from which a restart replays the rest.
 
-An anchor is a folder `EPOCH.VERSION` with checkpoint files and a marker that names the root and each file's size and
-modification time. An anchor whose files still have both is preferred; whoever loads one hashes it all the same, which
-costs no more than copying it. The marker is the last thing written before the folder is renamed into place, so a
-folder without one was never finished.
+An anchor is a folder `EPOCH.VERSION` with checkpoint files and a marker, which holds the root and the size and
+modification time of each file. An anchor whose files have not changed since is preferred; loading one hashes it anyway,
+which costs no more than copying it. The marker is written last, before the folder is renamed to its name, so a folder
+without a marker is unfinished.
 """
 
 import json
@@ -23,7 +23,7 @@ _MARKER: Final = "anchor.json"
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A checkpoint on disk. `trusted`: its files look as they were written."""
+    """A checkpoint on disk. `trusted`: its files have the sizes and modification times of the marker."""
 
     folder: Path
     version: VersionId
@@ -39,12 +39,12 @@ class Anchors:
         self._folder = folder
         self._disk = disk
         self.keep = 1
-        """How many of the newest stay; a seed keeps two, so that it can always go back some versions."""
+        """How many of the newest anchors to keep. A seed keeps two, so that it can always roll back some versions."""
 
     def write(self, version: VersionId, root: bytes, layout: bytes, fill: Callable[[Path], None]) -> None:
-        """Make an anchor of what `fill` writes to the new folder that it is given. Durable on return; older ones go.
+        """Write an anchor, then remove the oldest beyond `keep`. Durable on return. Raises `DiskFull`.
 
-        Raises `DiskFull`.
+        `fill`: creates the folder that it is given, and writes the checkpoint to it.
         """
         place = self._folder / str(version)
         temporary = self._folder / (str(version) + TEMPORARY)
@@ -67,16 +67,17 @@ class Anchors:
             self._disk.remove(old.folder)
 
     def list(self) -> list[Anchor]:
-        """The finished ones, newest first."""
+        """The finished anchors, newest first."""
         found = [_read(path) for path in self._folder.iterdir() if not path.name.endswith(TEMPORARY)]
         return sorted((anchor for anchor in found if anchor is not None), key=lambda a: a.version, reverse=True)
 
     def remove(self, anchor: Anchor) -> None:
-        """Its bits turned out not to be what its marker says."""
+        """Remove an anchor whose bits do not have the root of its marker."""
         self._disk.remove(anchor.folder)
 
 
 def _read(folder: Path) -> Anchor | None:
+    """The anchor in `folder`; None if it is unfinished or its marker is damaged."""
     try:
         epoch, version = map(int, folder.name.split("."))
         marker = json.loads((folder / _MARKER).read_bytes())

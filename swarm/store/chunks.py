@@ -1,8 +1,8 @@
-"""Chunks and pieces: in memory while they arrive, in one pack a version attempt from then on.
+"""The chunk store: pieces in memory while they arrive, then in one pack file per version attempt.
 
-A piece that has just been verified is wanted at once, by children and by the decoder, so it stays in memory for a
-while: then a worker thread writes all that has become whole meanwhile (`spill`). What is in memory is bounded by the
-caller: past `memory_bytes` it spills what there is.
+Children and the decoder need a piece right after it is verified, so it stays in memory at first. A worker thread then
+writes the chunks that have become complete (`spill`). The caller bounds the memory: it calls `spill_all` when
+`memory_bytes` exceeds its limit.
 """
 
 import threading
@@ -24,11 +24,12 @@ from swarm.store.pack import Pack
 __all__ = ["ChunkStore", "StoredChunk"]
 
 _DROPPED_KEPT = 256
+"""Dropped attempts to remember for `was_dropped`."""
 
 
 @dataclass(slots=True)
 class StoredChunk:
-    """A chunk whose signed header is here. `have`: bit i is set when piece i is."""
+    """A chunk whose signed header is stored. `sizes`: bytes of each piece. `have`: bit i is set if piece i is."""
 
     key: ChunkKey
     header: ChunkHeader
@@ -38,7 +39,7 @@ class StoredChunk:
     memory: dict[int, bytes] = field(default_factory=dict)
     """Pieces not yet in the pack."""
     body: int | None = None
-    """Where the body lies in the pack."""
+    """Offset of the body in the pack; None before the first `spill`."""
 
     @property
     def whole(self) -> bool:
@@ -49,13 +50,14 @@ class StoredChunk:
         return self.header.body_bytes
 
     def held(self) -> Iterator[int]:
+        """The indices of the stored pieces."""
         return (i for i in range(len(self.sizes)) if self.have >> i & 1)
 
 
 class ChunkStore:
-    """All chunks under one folder. Safe to use from the loop and from worker threads.
+    """All chunks under one folder. Safe to use from the event loop and from worker threads.
 
-    What is said to be here was verified by whoever put it, or by `open` when it was found on disk.
+    Every stored header and piece is verified: by the caller of `put_header` and `put_piece`, or by `open`.
     """
 
     def __init__(self, folder: Path, authority: bytes, disk: Disk) -> None:
@@ -64,16 +66,16 @@ class ChunkStore:
         self._disk = disk
         self._lock = threading.RLock()
         self._spilling = threading.Lock()
-        """Held while a chunk is written: never with `_lock`, since the disk may take long."""
+        """Held while a chunk is written. `_lock` is not held then, since the disk may take long."""
         self._chunks: dict[ChunkKey, StoredChunk] = {}
         self._packs: dict[tuple[VersionId, int], Pack] = {}
         self._dropped: OrderedDict[tuple[VersionId, int], None] = OrderedDict()
         self.memory_bytes = 0
 
-    # ------------------------------------------------------------ taking in
+    # ------------------------------------------------------------ writing
 
     def put_header(self, header: ChunkHeader, sealed: bytes) -> tuple[StoredChunk, bool]:
-        """Take in a header that `open_header` accepted: (its chunk, was it news)."""
+        """Store a header that `open_header` accepted: (its chunk, whether it is new)."""
         with self._lock:
             known = self._chunks.get(header.key)
             if known is not None:
@@ -84,7 +86,7 @@ class ChunkStore:
             return chunk, True
 
     def put_piece(self, key: ChunkKey, index: int, data: bytes) -> bool:
-        """Take in a piece that `verify_piece` accepted; whether it was news. It is in memory until `spill`."""
+        """Store a piece that `verify_piece` accepted; whether it is new. It stays in memory until `spill`."""
         with self._lock:
             chunk = self._chunks.get(key)
             if chunk is None or chunk.have >> index & 1:
@@ -95,9 +97,9 @@ class ChunkStore:
             return True
 
     def spill(self, *keys: ChunkKey, wanted: bool = False) -> None:
-        """Write what is in memory of these chunks to their packs, not yet durably. Raises `DiskFull`.
+        """Write the pieces of these chunks from memory to their packs, not yet durably. Raises `DiskFull`.
 
-        `wanted`: they are about to be read, so let the system keep them in its cache.
+        `wanted`: the chunks are about to be read, so write them through the system's page cache.
         """
         for key in keys:
             with self._spilling:
@@ -119,13 +121,13 @@ class ChunkStore:
             for first, run in _runs(pieces):
                 pack.write(run, offsets[first])
         with self._lock:
-            if self._chunks.get(key) is chunk:  # else it was dropped meanwhile, and is not counted any more
+            if self._chunks.get(key) is chunk:  # otherwise `drop` has already subtracted its bytes
                 for index, data in pieces.items():
                     if chunk.memory.pop(index, None) is not None:
                         self.memory_bytes -= len(data)
 
     def spill_all(self) -> None:
-        """Write everything that is in memory to the packs."""
+        """Write all pieces in memory to the packs. Raises `DiskFull`."""
         with self._lock:
             keys = [key for key, chunk in self._chunks.items() if chunk.memory]
         self.spill(*keys)
@@ -139,13 +141,13 @@ class ChunkStore:
             pack.sync()
             self._disk.sync_folder(self._folder)
 
-    # ------------------------------------------------------------ giving out
+    # ------------------------------------------------------------ reading
 
     def chunk(self, key: ChunkKey) -> StoredChunk | None:
         return self._chunks.get(key)
 
     def of(self, version: VersionId, attempt: int | None = None) -> list[StoredChunk]:
-        """The chunks of one version (or one attempt at it) in order of their sequence numbers."""
+        """The chunks of one version, or of one attempt at it, in order of their sequence numbers."""
         with self._lock:
             found = [
                 chunk
@@ -159,7 +161,7 @@ class ChunkStore:
             return sorted(self._chunks.values(), key=lambda chunk: chunk.key)
 
     def piece(self, key: ChunkKey, index: int) -> bytes | None:
-        """The bytes of a piece; None when it is not here."""
+        """The bytes of a piece; None if it is not stored."""
         with self._lock:
             chunk = self._chunks.get(key)
             if chunk is None or not chunk.have >> index & 1:
@@ -173,7 +175,7 @@ class ChunkStore:
         return pack.read(chunk.body + sum(chunk.sizes[:index]), chunk.sizes[index])
 
     def body(self, key: ChunkKey) -> bytes | None:
-        """All pieces of a whole chunk, joined; None when any is missing."""
+        """The body of a chunk; None if a piece is missing."""
         chunk = self._chunks.get(key)
         if chunk is None or not chunk.whole:
             return None
@@ -186,7 +188,7 @@ class ChunkStore:
         return None if None in pieces else b"".join(piece for piece in pieces if piece is not None)
 
     def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
-        """What a whole chunk says of one block; None when the chunk is not here, or says nothing of it."""
+        """The entry and payload of a block in a complete chunk; None if the chunk is not stored or lacks the block."""
         chunk = self._chunks.get(key)
         if chunk is None or not chunk.whole:
             return None
@@ -206,26 +208,26 @@ class ChunkStore:
         return None if data is None else (blocks[at], data)
 
     def was_dropped(self, key: ChunkKey) -> bool:
-        """Whether pieces of this attempt may still be under way to us from someone honest."""
+        """Whether this attempt was dropped lately, so that an honest peer may still be sending its pieces."""
         return _attempt(key) in self._dropped
 
-    # ------------------------------------------------------------ forgetting
+    # ------------------------------------------------------------ dropping
 
     def drop(self, version: VersionId, attempt: int | None = None) -> None:
-        """Forget the chunks of a version, or of one attempt at it, here and on disk."""
+        """Delete the chunks of a version, or of one attempt at it, from memory and disk."""
         with self._lock:
             attempts = {_attempt(key) for key in self._chunks} | set(self._packs)
-            gone = [each for each in attempts if each[0] == version and attempt in (None, each[1])]
+            gone = [found for found in attempts if found[0] == version and attempt in (None, found[1])]
             for key in [key for key in self._chunks if _attempt(key) in gone]:
                 self.memory_bytes -= sum(map(len, self._chunks.pop(key).memory.values()))
-            packs = [self._packs.pop(each) for each in gone if each in self._packs]
+            packs = [self._packs.pop(dropped) for dropped in gone if dropped in self._packs]
             if attempt is not None and (version, attempt) not in gone:
                 gone.append((version, attempt))
-            for each in gone:
-                self._dropped[each] = None
+            for dropped in gone:
+                self._dropped[dropped] = None
             while len(self._dropped) > _DROPPED_KEPT:
                 self._dropped.popitem(last=False)
-            for pack in packs:  # with the lock held: the same chunk, sent once more, must not get the file that goes
+            for pack in packs:  # with the lock held, so that a chunk that arrives again does not get the old file
                 pack.close()
                 self._disk.remove(pack.path)
 
@@ -237,7 +239,7 @@ class ChunkStore:
     # ------------------------------------------------------------ opening
 
     def open(self) -> None:
-        """Take in what the folder holds and verifies. Anything else counts as not there; foreign files are left."""
+        """Load the chunks in the folder. What does not verify is ignored; other files are left alone."""
         for path in sorted(self._folder.iterdir()):
             name = path.name.split(".")
             if len(name) != 3 or not all(part.isdecimal() for part in name):
@@ -245,9 +247,9 @@ class ChunkStore:
             epoch, version, attempt = map(int, name)
             pack = self._packs[VersionId(epoch, version), attempt] = Pack(path, self._disk)
             for extent in pack.scan():
-                self._take(pack, (VersionId(epoch, version), attempt), extent.header, extent.body, extent.size)
+                self._load_chunk(pack, (VersionId(epoch, version), attempt), extent.header, extent.body, extent.size)
 
-    def _take(self, pack: Pack, attempt: tuple[VersionId, int], sealed: bytes, body: int, size: int) -> None:
+    def _load_chunk(self, pack: Pack, attempt: tuple[VersionId, int], sealed: bytes, body: int, size: int) -> None:
         try:
             header = open_header(sealed, self._authority)
         except PeerError:
@@ -284,7 +286,7 @@ def _sizes(header: ChunkHeader) -> tuple[int, ...]:
 
 
 def _runs(pieces: dict[int, bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """Neighbouring pieces: (index of the first, their bytes)."""
+    """Runs of consecutive pieces: (index of the first, the bytes of each)."""
     run: list[bytes] = []
     first = previous = -2
     for index in sorted(pieces):

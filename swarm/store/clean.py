@@ -1,7 +1,8 @@
-"""What a process leaves when it has ended as it should: that the checkpoint on disk is the one it wrote and proved.
+"""The record of a clean exit, which lets the next start skip hashing the anchor.
 
-The record is the last thing written, and the first thing that the next process removes: one that was killed, or lost
-its power, finds none and hashes all. It names the anchor's root, and size, time and inode of each of its files.
+A process that exits cleanly writes the record last: it says that the anchor on disk has been proven. The next process
+removes it first. After a kill or a power failure there is no record, so the anchor is hashed. The record holds the
+anchor's root, and the size, modification time and inode of each file.
 """
 
 import json
@@ -15,18 +16,18 @@ __all__ = ["Clean", "Left"]
 
 
 class Clean:
-    """The record in a store's folder."""
+    """Writes and reads the record in a store's folder."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._path = folder / "clean.json"
         self._disk = disk
 
     def leave(self, anchor: Anchor) -> None:
-        """The bits of `anchor` are proven, and nobody writes here any more. Raises `DiskFull`."""
-        self._disk.write_whole(self._path, json.dumps(_print(anchor)).encode())
+        """Record that the bits of `anchor` are proven. Call it after all other writes. Raises `DiskFull`."""
+        self._disk.write_whole(self._path, json.dumps(_fingerprint(anchor)).encode())
 
     def take(self) -> "Left":
-        """What the last process left. It counts once: the record is gone when this returns."""
+        """Read the record of the last process and remove it, durably, so that it is used only once."""
         try:
             found = json.loads(self._path.read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -38,20 +39,20 @@ class Clean:
 
 
 class Left:
-    """A record that was taken."""
+    """The record of the last process, or nothing if it did not exit cleanly."""
 
     def __init__(self, found: object) -> None:
         self._found = found
 
     def vouches_for(self, anchor: Anchor) -> bool:
-        """Whether the files of `anchor` are the very ones, untouched."""
+        """Whether the files of `anchor` are those of the record and have not changed."""
         try:
-            return anchor.trusted and self._found == _print(anchor)
+            return anchor.trusted and self._found == _fingerprint(anchor)
         except OSError:
             return False
 
 
-def _print(anchor: Anchor) -> dict[str, object]:
+def _fingerprint(anchor: Anchor) -> dict[str, object]:
     files: dict[str, list[int]] = {}
     for path in sorted(anchor.folder.iterdir()):
         status = os.stat(path)

@@ -1,8 +1,8 @@
-"""The few ways in which the store touches a disk, each of them all or nothing.
+"""The disk operations of the store, each of them atomic.
 
-A file is written beside its place, synced, and renamed; only then does it exist. So a crash between any two steps
-leaves the old file, or the new one, and perhaps a `.tmp` that the next start removes. Tests kill the process between
-any two steps through `before`.
+A file is written under a temporary name, synced, and renamed. So a crash between any two steps leaves the old file or
+the new one, and perhaps a `.tmp` file, which the next start removes. Tests end the process before any step through
+`before`.
 """
 
 import errno
@@ -21,30 +21,32 @@ from swarm.store.private import FILE_MODE
 __all__ = ["PAGE_BYTES", "TEMPORARY", "Disk", "DiskFull"]
 
 TEMPORARY: Final = ".tmp"
-"""Ends the name of whatever is not finished; removed on opening."""
+"""Suffix of unfinished files and folders, which are removed on opening."""
 
 PAGE_BYTES: Final = 4096
-"""What `write_pages` writes in: every file system's blocks and every disk's sectors divide it, or are as large."""
+"""The unit of `write_pages`: unbuffered writes must be aligned to the block size, which divides it on usual disks."""
 
 _SCRATCH_BYTES: Final = 2 << 20
-"""A whole chunk of the largest usual size, with its header."""
+"""Bytes written at once by `write_pages`: a chunk of the largest usual size (1 MiB) with its header fits."""
 _PARTS_AT_ONCE: Final = 512
-"""Half of what one call takes on Linux (IOV_MAX)."""
+"""Parts in one `pwritev` call: half of IOV_MAX on Linux."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 class DiskFull(UsageError):
-    """The disk is full. Nothing half-written counts: free some space and start again."""
+    """The disk is full. No partial write counts: free some space and start again."""
 
 
 def _nothing(step: str, path: Path) -> None:
-    """Where tests put their failures."""
+    """The default of `before`; tests replace it to inject failures."""
 
 
 class Disk:
-    """Durable steps under one folder. `before(step, path)` is called ahead of each of them: `write`, `sync`, `rename`,
-    `sync_folder`, `remove`, `commit`."""
+    """Disk operations, with a hook for tests.
+
+    `before(step, path)` is called before each step: `write`, `sync`, `rename`, `sync_folder`, `remove` or `commit`.
+    """
 
     def __init__(self, before: Callable[[str, Path], None] = _nothing) -> None:
         self.before = before
@@ -52,7 +54,7 @@ class Disk:
         self._scratch_lock = threading.Lock()
 
     def write_whole(self, path: Path, data: bytes | memoryview) -> None:
-        """Make `path` hold exactly `data`, durably. Raises `DiskFull`."""
+        """Replace the file at `path` by `data`, atomically and durably. Raises `DiskFull`."""
         temporary = path.with_name(path.name + TEMPORARY)
         with self.errors(path):
             self.before("write", path)
@@ -64,7 +66,7 @@ class Disk:
             self.put_in_place(temporary, path)
 
     def put_in_place(self, temporary: Path, path: Path) -> None:
-        """Rename a synced file or folder to its name, and sync the folder that holds it."""
+        """Rename a synced file or folder to `path`, and sync the parent folder."""
         with self.errors(path):
             self.before("rename", path)
             os.replace(temporary, path)
@@ -115,23 +117,23 @@ class Disk:
             offset += size
 
     def open_unbuffered(self, path: Path) -> int | None:
-        """Open an existing file for `write_pages`; None where the system cannot write past its page cache."""
+        """Open an existing file to write around the page cache (O_DIRECT); None if the system cannot do that."""
         try:
             return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
         except (OSError, AttributeError):
             return None
 
     def write_pages(self, descriptor: int, parts: Sequence[bytes], offset: int, path: Path) -> int:
-        """Write `parts`, one behind the other, and zeros up to the next whole page: how many bytes in all. `offset` is
-        a whole page's. Not durable before `sync`.
+        """Write `parts` in order, then zeros up to the next page boundary; returns the bytes written.
 
-        Through a descriptor of `open_unbuffered` nothing is left in the page cache: for what is not soon read again, a
-        fresh page for each four kilobytes costs far more than writing them (in virtual machines ten times as much).
+        `offset` must be a multiple of `PAGE_BYTES`. Not durable before `sync`. With a descriptor of `open_unbuffered`
+        the data does not enter the page cache. For data that is not soon read again that is much cheaper: a new cache
+        page for each 4 KiB costs far more than the write (ten times as much in virtual machines).
         """
         with self.errors(path), self._scratch_lock:
             self.before("write", path)
             if self._scratch is None:
-                self._scratch = mmap.mmap(-1, _SCRATCH_BYTES)  # begins on a page, as such writes must
+                self._scratch = mmap.mmap(-1, _SCRATCH_BYTES)  # page-aligned, as O_DIRECT requires
             scratch = memoryview(self._scratch)
             written = filled = 0
             for part in parts:
@@ -150,7 +152,7 @@ class Disk:
             return written
 
     def remove(self, path: Path) -> None:
-        """Remove a file or a folder with all in it; nothing there is fine."""
+        """Remove a file, or a folder with its contents, if it exists."""
         self.before("remove", path)
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -158,14 +160,14 @@ class Disk:
             path.unlink(missing_ok=True)
 
     def remove_unfinished(self, folder: Path) -> None:
-        """Clear away what a crash left half-written."""
+        """Remove the unfinished files and folders that a crash left in `folder`."""
         for path in folder.iterdir():
             if path.name.endswith(TEMPORARY):
                 self.remove(path)
 
     @contextmanager
     def errors(self, path: Path) -> Iterator[None]:
-        """Say of a full or forbidden disk what the user can do about it."""
+        """Turn errors of a full or read-only disk into a `UsageError` that says what to do."""
         try:
             yield
         except OSError as error:
@@ -182,12 +184,12 @@ class Disk:
 
 
 def _private(path: str, flags: int) -> int:
-    """For `open`: what it makes is its owner's alone."""
+    """An opener for `open`: new files are readable only by their owner."""
     return os.open(path, flags, FILE_MODE)
 
 
 def _write_all(descriptor: int, view: memoryview, offset: int) -> int:
-    """All of `view` at `offset`: its length."""
+    """Write all of `view` at `offset`; returns its length."""
     written = 0
     while written < len(view):
         written += os.pwrite(descriptor, view[written:], offset + written)

@@ -1,19 +1,20 @@
-"""One swarm's folder: everything about it that must outlive the process.
+"""The folder of one swarm: all its state that must outlive the process.
 
-    lock                 held while a process uses the folder
+    lock                 locked while a process uses the folder
     swarm.sqlite         records of the core, seals of versions
     chunks/E.V.A         the chunks of attempt A at version E.V
-    hashes/ROOT          the block hashes that add up to ROOT, 32 bytes each
-    files/HASH           layouts, configs, tokenizers, by their BLAKE3
-    anchors/E.V/         loadable checkpoints
-    partial              blocks fetched by a catch-up that is not over
-    replica              the replica, where memory is short and it is not an anchor and the chunks since: while it
-                         catches up, and for an engine to load from
-    clean.json           the last process ended as it should
+    hashes/ROOT          the block hashes of which ROOT is the root, 32 bytes each
+    files/HASH           layouts, configs, tokenizers, named by their BLAKE3
+    anchors/E.V/         checkpoints of the replica
+    partial              blocks that an unfinished catch-up has fetched
+    partial.list         the numbers of these blocks
+    replica              the replica as a file, on hosts with little memory: during a catch-up, and for an engine to
+                         load from; at other times such a host uses an anchor and the chunks since (`codec.layered`)
+    clean.json           the record of a clean exit
 
-A version counts as ours from the moment its seal is in the database, and its chunks are synced before that. What is
-found on opening is verified or dropped, so a crash at any step leaves a folder that proves its newest version or
-repairs it.
+The process has a version once its seal is in the database; the version's chunks are synced before that. Opening
+verifies what it finds and ignores what does not verify. So a crash at any step leaves a folder that proves its newest
+version, or from which the node can repair it.
 """
 
 import fcntl
@@ -46,20 +47,22 @@ Hashes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The newest version that this folder can prove: load `anchor` (None: start from v = 0), then replay these."""
+    """How to reach the newest version that the folder can prove: load `anchor` (None: version 0), then replay these."""
 
     anchor: Anchor | None
     replay: tuple[Seal, ...]
 
 
 class Store:
-    """An open home folder. `chunks`, `records`, `anchors`, `partial` and `clean` may be used directly. Safe to
-    use from several threads."""
+    """An open home folder. Safe to use from several threads.
+
+    `chunks`, `records`, `anchors`, `partial` and `clean` may be used directly.
+    """
 
     def __init__(self, folder: Path, authority: bytes, disk: Disk | None = None) -> None:
-        """Open or make it; verifies the chunks found, so call it off the loop when there may be many.
+        """Open or create the folder. It verifies all chunks found, so call it in a worker thread.
 
-        Raises `UsageError` when another process holds the folder or the disk refuses.
+        Raises `UsageError` if another process uses the folder, or it cannot be written.
         """
         self.folder = folder
         self.disk = disk or Disk()
@@ -78,16 +81,15 @@ class Store:
             self.partial = Partial(folder, self.disk)
             self.clean = Clean(folder, self.disk)
             self._listing = threading.RLock()
-            """Held while a hash list becomes a sealed version's, and while those of none are removed."""
+            """Held from storing a hash list until its version is sealed, and while unused hash lists are removed."""
             self._stray = {path.name for path in (folder / "hashes").iterdir()}
-            """Hash lists that were here at the start: of those that no seal names by the next eviction, none ever will
-            be."""
+            """Hash lists found on opening. If no seal names one by the next eviction, none ever will."""
         except BaseException:
             os.close(self._lock)
             raise
 
     def close(self) -> None:
-        """Let the folder go. Nothing is lost by not calling it."""
+        """Close the files and release the lock. Nothing is lost if it is not called."""
         self.chunks.close()
         self.records.close()
         os.close(self._lock)
@@ -100,16 +102,16 @@ class Store:
 
     @property
     def replica_path(self) -> Path:
-        """Where a replica goes that is not to be in memory."""
+        """The path of a replica that is kept in a file."""
         return self.folder / "replica"
 
     # ------------------------------------------------------------ versions
 
     def seal(self, seal: Seal, hashes: Hashes | None = None) -> None:
-        """From here on this version is ours whatever happens: its chunks are synced, then its seal is.
+        """Make a version durable: store its hash list, sync its chunks, then record its seal.
 
-        `hashes`: its (n, 32) block hashes, which are kept first. Raises `TwoSeals` when another one with a different
-        root stands, `DiskFull`.
+        `hashes`: the version's block hashes, uint8 (n_blocks, 32). Raises `TwoSeals` if the version is already sealed
+        with another root, `DiskFull`.
         """
         with self._listing:
             if hashes is not None:
@@ -123,7 +125,7 @@ class Store:
         return self.records.seal(sealed[-1]) if sealed else None
 
     def recover(self) -> Recovery:
-        """Of all anchors, the one that leads furthest; and the sealed, whole versions that lead on from it."""
+        """The anchor from which replay leads to the newest version, and the sealed, complete versions to replay."""
         best: Recovery | None = None
         for anchor in self.anchors.list():
             chain = self.chain(anchor.root, anchor.version)
@@ -132,13 +134,13 @@ class Store:
         return best or Recovery(None, ())
 
     def chain(self, root: bytes, after: VersionId | None = None) -> tuple[Seal, ...]:
-        """The sealed versions whose chunks are all here that lead on from `root`; the newest branch where it forks.
+        """The sealed versions, with all chunks stored, that follow `root`; the newest branch at each fork.
 
-        `after`: the version that has this root. A way back gives an old root a new version, from which nothing older
-        leads on.
+        `after`: the version that has this root. A rollback gives an old root a new version, so the versions that
+        followed the root before must not count.
         """
         following: dict[bytes, Seal] = {}
-        for seal in self.records.seals():  # oldest first: the newest child of a root is the one that stays
+        for seal in self.records.seals():  # oldest first, so that the newest child of a root wins
             if self.whole(seal):
                 following[seal.parent_root] = seal
         chain: list[Seal] = []
@@ -148,14 +150,16 @@ class Store:
         return tuple(chain)
 
     def whole(self, seal: Seal) -> bool:
-        """Whether all the chunk bytes that this seal counts are here."""
+        """Whether all chunks of a sealed version are stored, by the byte count of the seal."""
         held = self.chunks.of(seal.id, seal.attempt)
         payload = sum(len(chunk.sealed_header) + chunk.body_bytes for chunk in held)
         return all(chunk.whole for chunk in held) and payload == seal.payload_bytes
 
     def evict(self, newest: VersionId, keep: int) -> list[VersionId]:
-        """Drop the chunks and hash lists of all but the last `keep` sealed versions, and what was never sealed up to
-        `newest`. What leads on from the newest anchor stays, and so does every seal. Which versions went.
+        """Drop the chunks and hash lists of old versions; returns the versions dropped.
+
+        Dropped are the chunks of versions up to `newest`, sealed or not. The last `keep` sealed versions, and those
+        after the newest anchor, are kept. Seals are never dropped.
         """
         seals = self.records.sealed()
         anchors = self.anchors.list()
@@ -170,7 +174,7 @@ class Store:
     # ------------------------------------------------------------ hash lists
 
     def _evict_hashes(self, needed: set[VersionId]) -> None:
-        """Drop the lists of sealed versions that are not needed. One whose seal is still to come is let be."""
+        """Drop the hash lists of sealed versions that are not needed, but not those of versions not sealed yet."""
         with self._listing:
             listed = {seal.root.hex() for id_ in needed if (seal := self.records.seal(id_)) is not None}
             for name in {path.name for path in (self.folder / "hashes").iterdir()} - listed:
@@ -179,43 +183,39 @@ class Store:
             self._stray.clear()
 
     def put_hashes(self, root: bytes, hashes: Hashes) -> None:
-        """Keep the (n, 32) block hashes that add up to `root`; the caller has checked that they do."""
+        """Store the block hashes, uint8 (n, 32), of `root`. The caller must have checked that `root` is theirs."""
         with self._listing:
             self.disk.write_whole(self._hashes(root), np.ascontiguousarray(hashes).tobytes())
 
     def hashes(self, root: bytes) -> Hashes | None:
-        """The (n, 32) block hashes of `root`, if they are here. Check them against the root before use."""
+        """The block hashes of `root`, uint8 (n, 32), if stored. Check them against the root before use."""
         try:
             data = self._hashes(root).read_bytes()
         except FileNotFoundError:
             return None
         return np.frombuffer(data, np.uint8).reshape(-1, 32) if len(data) % 32 == 0 else None
 
-    def hashes_path(self, root: bytes) -> Path | None:
-        path = self._hashes(root)
-        return path if path.exists() else None
-
     # ------------------------------------------------------------ files
 
     def put_file(self, data: bytes) -> bytes:
-        """Keep these bytes under their hash, which is returned. What lies there damaged is replaced."""
+        """Store bytes under their BLAKE3 hash, which is returned. A damaged file there is replaced."""
         name = blake3(data).digest()
         if self.file(name) is None:
             self.disk.write_whole(self.folder / "files" / name.hex(), data)
         return name
 
     def file(self, name: bytes) -> bytes | None:
-        """The bytes whose BLAKE3 is `name`; None when they are not here, or not what they were."""
+        """The bytes whose BLAKE3 is `name`; None if they are not stored, or damaged."""
         path = self.file_path(name)
         data = None if path is None else path.read_bytes()
         return data if data is not None and blake3(data).digest() == name else None
 
     def lacking(self, layout: Layout, folder: Path | None) -> tuple[bytes, ...]:
-        """The hashes of the layout's files that are not here, after taking what the user's `folder` has."""
+        """The hashes of the layout's files that are not stored, after copying those that `folder` has."""
         lacking = [spec for spec in layout.files if self.file(spec.hash) is None]
         for spec in lacking if folder is not None and folder.is_dir() else ():
             assert folder is not None
-            path = folder / spec.name  # a plain file name: the layout was checked
+            path = folder / spec.name  # safe: a layout has only plain file names
             if path.is_file() and path.stat().st_size == spec.size:
                 data = path.read_bytes()
                 if blake3(data).digest() == spec.hash:
@@ -227,7 +227,7 @@ class Store:
         return path if path.exists() else None
 
     def write_anchor(self, version: VersionId, root: bytes, layout: bytes, fill: Callable[[Path], None]) -> None:
-        """Write a checkpoint; see `Anchors.write`."""
+        """Write an anchor; see `Anchors.write`."""
         self.anchors.write(version, root, layout, fill)
 
     def _hashes(self, root: bytes) -> Path:
@@ -236,9 +236,9 @@ class Store:
 
 @contextmanager
 def records_of(folder: Path) -> Iterator[Records]:
-    """The records of a home that no process uses: its lock is held meanwhile, and chunks are not looked at.
+    """Open only the records of a home, for `with`; the home is locked meanwhile.
 
-    Raises `UsageError` when a process uses the folder, or it is not there.
+    Raises `UsageError` if a process uses the folder, or it does not exist.
     """
     disk = Disk()
     if not folder.is_dir():
@@ -256,13 +256,13 @@ def records_of(folder: Path) -> Iterator[Records]:
 
 
 def kept_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint in a home, whole on disk; None when there is none."""
+    """The folder of the newest anchor in a home whose files have not changed; None if there is none."""
     anchors = Anchors(folder / "anchors", Disk()).list() if (folder / "anchors").is_dir() else []
     return next((anchor.folder for anchor in anchors if anchor.trusted), None)
 
 
 def drop_bits(folder: Path) -> None:
-    """Remove from a home that no process uses all but its records: the model is kept elsewhere by now."""
+    """Remove all but the records from a home that no process uses, once the model is kept elsewhere."""
     disk = Disk()
     with records_of(folder):
         for name in (*_FOLDERS, "partial", "partial.list", "replica"):
@@ -271,6 +271,7 @@ def drop_bits(folder: Path) -> None:
 
 
 def _take_lock(path: Path) -> int:
+    """Lock the file; the lock ends with the descriptor. Raises `UsageError` if another process holds it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,7 +284,7 @@ def _take_lock(path: Path) -> int:
 
 
 def _reach(anchor: Anchor | None, chain: tuple[Seal, ...]) -> tuple[VersionId, bool, int]:
-    """How far a recovery leads; among equals a trusted anchor first, then the one with less to replay."""
+    """A sort key: the version that a recovery reaches, then whether its anchor is trusted, then less to replay."""
     if chain:
         return chain[-1].id, anchor is not None and anchor.trusted, -len(chain)
     return (anchor.version if anchor else VersionId(0, 0)), anchor is not None and anchor.trusted, 0

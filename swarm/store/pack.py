@@ -1,10 +1,9 @@
-"""One file for the chunks of one attempt at a version.
+"""A pack: one file with the chunks of one attempt at a version.
 
-Each chunk has an extent that begins on a page: a head, its signed header, then room for its body, filled piece by
-piece in any order, or with all of it at once and past the page cache, since who keeps a chunk seldom reads it. The
-file describes itself: after a crash it is scanned, headers are checked against the authority's key and pieces against
-their headers, and what does not verify counts as not there. So nothing here needs a sync before the version is sealed,
-and then one is enough for all its chunks.
+Each chunk has an extent that starts on a page boundary: a head, the signed header, then space for the body. Pieces are
+written in any order; or the whole body at once around the page cache, since a node rarely reads a chunk again. The file
+is self-describing: after a crash it is scanned, and headers are verified with the authority's key and pieces with their
+headers; what does not verify is ignored. So the file needs no sync before the version is sealed, and one then.
 """
 
 import errno
@@ -23,11 +22,11 @@ _HEAD: Final = Struct("<4sIQ")
 _MAGIC: Final = b"SWC2"
 _MAX_HEADER: Final = 1 << 20
 _MAX_BODY: Final = 64 << 20
-"""A raw block of 2^20 elements of 8 bytes, and then some."""
+"""Bytes; a raw block of 2^20 elements of 8 bytes (8 MiB) fits."""
 
 
 class Extent(NamedTuple):
-    """Where a chunk lies: `body` is the offset of its body in the file, `size` the body's bytes."""
+    """A chunk in the file. `header`: sealed. `body`: offset of the body in the file. `size`: bytes of the body."""
 
     header: bytes
     body: int
@@ -45,18 +44,18 @@ class Pack:
             disk.before("write", path)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._unbuffered = disk.open_unbuffered(path)
-        self._end = _page(os.fstat(self._file).st_size)
+        self._end = _page_up(os.fstat(self._file).st_size)
         self.closed = False
 
     def add(self, header: bytes, size: int) -> int:
-        """Make an extent for a chunk of `size` body bytes; the offset of its body."""
+        """Append an extent for a chunk with a body of `size` bytes; returns the offset of the body."""
         with self._lock:
             at, body = self._extend(header, size)
             self._disk.write_at(self._file, _HEAD.pack(_MAGIC, len(header), size) + header, at, self.path)
             return body
 
     def put(self, header: bytes, parts: Sequence[bytes]) -> int:
-        """Write a chunk whose whole body is `parts`, one behind the other; the offset of its body."""
+        """Append a chunk whose body is `parts`, in order; returns the offset of the body."""
         size = sum(map(len, parts))
         with self._lock:
             at, body = self._extend(header, size)
@@ -72,25 +71,25 @@ class Pack:
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-            os.close(self._unbuffered)  # a file system that opens such files, and does not write them
+            os.close(self._unbuffered)  # the file system opens files with O_DIRECT but cannot write them
             self._unbuffered = None
         self._disk.write_pages(self._file, parts, at, self.path)
 
     def _extend(self, header: bytes, size: int) -> tuple[int, int]:
-        """Where the next extent goes, and where its body."""
+        """Allocate an extent; returns its offset, and that of its body."""
         at = self._end
         body = at + _HEAD.size + len(header)
-        self._end = _page(body + size)
+        self._end = _page_up(body + size)
         return at, body
 
     def write(self, parts: Sequence[bytes], offset: int) -> None:
-        """Write `parts`, one behind the other."""
+        """Write `parts` in order, from `offset` in the file on."""
         with self._lock:
             if not self.closed:
                 self._disk.write_parts_at(self._file, parts, offset, self.path)
 
     def read(self, offset: int, size: int) -> bytes | None:
-        """`size` bytes; None when they are not there (the pack was dropped, the file cut short)."""
+        """`size` bytes at `offset`; None if the pack is closed or the file ends before."""
         with self._lock:
             if self.closed:
                 return None
@@ -98,7 +97,7 @@ class Pack:
         return data if len(data) == size else None
 
     def sync(self) -> None:
-        """Make everything written so far durable. Others may read and write meanwhile."""
+        """Make everything written so far durable. Other threads may read and write meanwhile."""
         with self._lock:
             duplicate = os.dup(self._file)
         try:
@@ -107,7 +106,7 @@ class Pack:
             os.close(duplicate)
 
     def scan(self) -> Iterator[Extent]:
-        """The extents in the file, up to the first that makes no sense; new ones go in its place."""
+        """The extents in the file up to the first invalid one, which the next new extent overwrites."""
         at = 0
         while (head := self.read(at, _HEAD.size)) is not None:
             magic, header_size, size = _HEAD.unpack(head)
@@ -117,7 +116,7 @@ class Pack:
             if header is None:
                 break
             body = at + _HEAD.size + header_size
-            at = _page(body + size)
+            at = _page_up(body + size)
             yield Extent(header, body, size)
         self._end = at
 
@@ -130,6 +129,6 @@ class Pack:
                     os.close(self._unbuffered)
 
 
-def _page(offset: int) -> int:
-    """The first page's beginning from `offset` on."""
+def _page_up(offset: int) -> int:
+    """`offset` rounded up to a page boundary."""
     return -(-offset // PAGE_BYTES) * PAGE_BYTES

@@ -1,8 +1,7 @@
-"""Blocks that a catch-up has fetched so far, on disk, so that a killed node does not fetch them twice.
+"""The blocks that an unfinished catch-up has fetched, on disk, so that a restarted node does not fetch them again.
 
-One file as large as the replica's buffer, written where each block belongs and otherwise a hole, and a list of the
-blocks written. Nothing here is believed: whoever loads it hashes each block, and asks again for those that are not
-right.
+There is a sparse file of the size of the replica's buffer with each block at its offset, and a list of the blocks
+written. Nothing in them is trusted: the caller of `load` hashes each block, and fetches those that are wrong again.
 """
 
 import os
@@ -16,7 +15,7 @@ __all__ = ["Partial"]
 
 
 class Partial:
-    """The blocks under one folder, of one layout at a time."""
+    """The fetched blocks under one folder, of one layout at a time."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._data = folder / "partial"
@@ -25,7 +24,7 @@ class Partial:
         self._layout: bytes | None = None
 
     def add(self, layout: Layout, block: int, data: bytes) -> None:
-        """Keep a block, not durably. Raises `DiskFull`."""
+        """Write a block, not durably. Blocks of another layout are removed. Raises `DiskFull`."""
         if self._layout != layout.hash:
             if self._read_list()[0] != layout.hash:
                 self.clear()
@@ -40,7 +39,7 @@ class Partial:
         self._append(self._list, block.to_bytes(8, "little"))
 
     def load(self, layout: Layout) -> Iterator[tuple[int, bytes]]:
-        """What an earlier process fetched of this layout: (block, bytes), not verified."""
+        """Yield the blocks of this layout that an earlier process fetched: (block, bytes), not verified."""
         listed, blocks = self._read_list()
         if listed != layout.hash or not self._data.exists():
             return
@@ -54,7 +53,7 @@ class Partial:
                         yield block, data
 
     def clear(self) -> None:
-        """The replica is whole and on disk elsewhere."""
+        """Remove all blocks. Call it when the replica is complete and on disk elsewhere."""
         self._layout = None
         for path in (self._list, self._data):
             self._disk.remove(path)
@@ -65,6 +64,7 @@ class Partial:
             file.write(data)
 
     def _read_list(self) -> tuple[bytes, set[int]]:
+        """(hash of the layout, blocks written)."""
         try:
             data = self._list.read_bytes()
         except FileNotFoundError:

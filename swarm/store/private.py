@@ -1,4 +1,4 @@
-"""Files that only their owner may read, whatever the folder and the umask allow."""
+"""Files that only their owner can read, regardless of the folder's mode and the umask."""
 
 import logging
 import os
@@ -13,10 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 def make_private(database: Path) -> None:
-    """Make an empty file for a database that is to be opened there; close one that others can read, and its log.
+    """Create an empty file for a SQLite database, or make an existing database and its log private.
 
-    SQLite gives its write-ahead log the mode of the database. Raises `OSError` when the file can be neither made nor
-    opened. A database in memory (":memory:") has no file.
+    Call it before the database is opened: SQLite gives its write-ahead log the mode of the database. Raises `OSError`
+    if the file cannot be created or opened. A database in memory (":memory:") has no file.
     """
     if database.name == ":memory:":
         return
@@ -26,9 +26,9 @@ def make_private(database: Path) -> None:
 
 
 def close_to_others(path: Path) -> bool:
-    """Take everybody else's rights to a file, with a line in the log; whether they had any.
+    """Remove the rights of other users to a file, and log a warning; whether they had any.
 
-    Nothing is changed where nothing is there, or where the file is somebody else's.
+    A file that does not exist, or belongs to another user, is not changed.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -37,5 +37,5 @@ def close_to_others(path: Path) -> bool:
         path.chmod(mode & 0o700)
     except OSError:
         return False
-    _log.warning("%s could be read by other users of this machine (mode %o): it is closed now", path, mode)
+    _log.warning("%s could be read by other users of this machine (mode %o): it is private now", path, mode)
     return True

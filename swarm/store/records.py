@@ -1,7 +1,7 @@
-"""Small durable records in SQLite: what the core asked to persist, and the seals of versions.
+"""Small durable records in SQLite: those that the core persists, and the seals of versions.
 
-One writer at a time, write-ahead log, synced at every commit: a record that `put` returned from survives a power cut. A
-seal, once written for an (epoch, version), is never replaced by another one.
+The database uses a write-ahead log that is synced at every commit, and one writer at a time. So after `put` returns,
+its records survive a power failure. The seal of an (epoch, version) is never replaced.
 """
 
 import sqlite3
@@ -29,12 +29,12 @@ create table if not exists seals (
 
 
 class TwoSeals(UsageError):
-    """The trainer's key has sealed one version twice, with different contents."""
+    """The trainer's key has sealed one version twice with different contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """A sealed version: `manifest` is the exact bytes that the authority signed; `payload_bytes` is F."""
+    """A sealed version. `manifest`: the signed bytes. `payload_bytes`: F, the bytes of its chunks."""
 
     id: VersionId
     attempt: int
@@ -45,7 +45,7 @@ class Seal:
 
     @classmethod
     def of(cls, manifest: Manifest, sealed: bytes) -> "Seal":
-        """The record of a manifest that has been verified."""
+        """The record of a verified manifest. `sealed`: its signed bytes."""
         id_ = VersionId(manifest.epoch, manifest.version)
         return cls(id_, manifest.attempt, manifest.root, manifest.parent_root, manifest.payload_bytes, sealed)
 
@@ -54,7 +54,7 @@ class Records:
     """One database file. Safe to use from several threads; each call is one transaction."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        """Raises `UsageError` when the file is no database of ours, or cannot be written."""
+        """Raises `UsageError` if the file is not such a database, or cannot be written."""
         self._path = path
         self._disk = disk
         self._lock = threading.Lock()
@@ -68,8 +68,8 @@ class Records:
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise UsageError(
-                f"{path} cannot be read ({error}). On a node, move it away: what is needed will be fetched again. On "
-                "the seed, put it back from a backup."
+                f"{path} cannot be read ({error}). On a node, move it away: the node fetches its contents again. "
+                "On the seed, restore it from a backup."
             ) from error
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Records:
                 raise
 
     def put(self, records: Iterable[tuple[str, bytes]]) -> None:
-        """Write all of these, or none; the newest of a name wins. Durable on return."""
+        """Write all of these records or none; a later record of the same name wins. Durable on return."""
         with self._writing() as db:
             db.executemany("insert or replace into records values (?, ?)", list(records))
 
@@ -110,12 +110,8 @@ class Records:
             rows = self._db.execute("select name, value from records order by name").fetchall()
         return {name: value for name, value in rows if name.startswith(prefix)}
 
-    def delete(self, names: Iterable[str]) -> None:
-        with self._writing() as db:
-            db.executemany("delete from records where name = ?", [(name,) for name in names])
-
     def add_seal(self, seal: Seal) -> None:
-        """Durable on return. Raises `TwoSeals` if this version has been sealed with another root."""
+        """Write a seal, durable on return. Raises `TwoSeals` if the version is sealed with another root."""
         with self._writing() as db:
             row = db.execute(
                 "select root, manifest from seals where epoch = ? and version = ?", tuple(seal.id)
@@ -134,17 +130,17 @@ class Records:
         return found[0] if found else None
 
     def sealed(self) -> list[VersionId]:
-        """The versions sealed, oldest first."""
+        """All sealed versions, oldest first."""
         with self._lock:
             rows = self._db.execute("select epoch, version from seals order by epoch, version").fetchall()
         return [VersionId(*row) for row in rows]
 
     def seals(self) -> list[Seal]:
-        """All of them, oldest first."""
+        """All seals, oldest first."""
         return self._seals("order by epoch, version", ())
 
     def is_root(self, root: bytes) -> bool:
-        """Whether some sealed version has this root."""
+        """Whether a sealed version has this root."""
         return bool(self._seals("where root = ? limit 1", (root,)))
 
     def _seals(self, clause: str, values: tuple) -> list[Seal]:

@@ -1,20 +1,24 @@
-"""How bytes reach a peer: one seam (`base`), two implementations (`libp2p`, `memory`).
+"""How bytes reach a peer: one interface (`base`) with two implementations (`libp2p`, `memory`).
 
-The rooms below hold the parts of the first: secured connections, the admission of inbound ones, ways through
-NATs, and yamux. No other ring imports py-libp2p; `tests/test_rings.py` checks it.
+The packages are parts of the libp2p implementation: secured connections, NAT traversal, and yamux. No other ring but
+`swarm.gossip.announcements` imports py-libp2p; `tests/test_rings.py` checks it.
 
 Modules:
 
-- `yamux/`
-- `base`: The one seam between the swarm and the network
-- `dialer`: Whom to dial, when and where
-- `host`: py-libp2p's host as we set it up
-- `identity`: A peer's key and the two spellings of it
+- `connection/`: From a TCP socket to a secured, multiplexed connection, with bounded cost
+- `nat/`: Reaching peers that cannot be dialed
+- `yamux/`: Several streams over one connection
+- `base`: The interface between the swarm and the network
+- `bulk_connections`: Makes further bulk connections to a peer
+- `dialer`: Dials a peer at its addresses, and backs off from a peer that does not answer
+- `host`: py-libp2p's host with our sockets, security, muxer and negotiation in it
+- `identity`: A peer's identity
 - `lanes`: The two lanes
 - `libp2p`: The network
-- `memory`: Peers that meet in one process
-- `parallel`: How many connections an edge is worth
-- `probe`: Who answers at an address? A handshake proves it, and then the connection is dropped
+- `memory`: Transports that meet in one process
+- `parallel`: How many parallel connections a path to a peer needs
+- `probe`: Finds out which peer answers at an address
 - `pubsub`: py-libp2p's GossipSub with bounds
-- `tuning`: Socket options for streams that carry megabytes in bursts over long paths
+- `rules`: What configures a libp2p transport besides its key and addresses
+- `tuning`: Socket options for connections that carry megabytes in bursts over long paths
 """

@@ -1,8 +1,8 @@
-"""The one seam between the swarm and the network.
+"""The interface between the swarm and the network.
 
-A transport knows peers by their Ed25519 public key (32 bytes), proves who is at the other end, and gives byte streams.
-Streams are trio's own `HalfCloseableStream` and a little more (`Stream`), so everything that trio ships to test streams
-applies. Deadlines are the caller's: wrap awaits on a peer in `trio.fail_after`.
+A transport identifies peers by their Ed25519 public key (32 bytes), proves the key of the other end, and opens byte
+streams. Streams are trio's `HalfCloseableStream` with two more methods (`Stream`), so trio's stream tests apply to
+them. Deadlines are the caller's: wrap awaits on a peer in `trio.fail_after`.
 """
 
 from abc import ABC, abstractmethod
@@ -22,62 +22,62 @@ PeerKey = bytes
 
 
 class Unreachable(SwarmError):
-    """No address of this peer answered, or the connection ended: the text says which and why."""
+    """No address of this peer answered, or the connection ended; the text says which and why."""
 
 
 class Lane(Enum):
-    """What a stream carries. Control never waits behind bulk: the two lanes use different connections."""
+    """What a stream carries. The lanes use different connections, so that control never waits behind bulk."""
 
     CONTROL = "control"
     BULK = "bulk"
 
 
 class PathKind(Enum):
-    """How a peer is reached."""
+    """How a peer is reached; the best kind first."""
 
     DIALED = "direct"
     """We dialed it."""
     ACCEPTED = "dialed us"
     PUNCHED = "punched"
-    """Both dialed at once, through what shields them."""
+    """Both ends dialed at once, through their firewalls or NATs."""
     CIRCUIT = "circuit"
-    """Through a relay, which sees ciphertext only."""
+    """Through a relay, which sees only ciphertext."""
 
 
 @dataclass
 class Traffic:
-    """Bytes that crossed this transport's sockets, counted below encryption and framing (TCP payload bytes)."""
+    """Bytes that crossed this transport's sockets, counted as TCP payload: after encryption and framing."""
 
     sent: int = 0
     received: int = 0
     departed: int = 0
-    """Of connections that are closed: bytes of IP packets (see `Transport.departed_bytes`), so not TCP payload only."""
+    """Bytes of IP packets that closed connections sent (see `Transport.departed_bytes`), so more than TCP payload."""
 
 
 class Stream(trio.abc.HalfCloseableStream):
-    """What a transport gives: trio's stream, and two things that spare turns of the loop, which cost more than bytes
-    do. A transport that can neither leaves them as they are."""
+    """A transport's stream: trio's, with two methods that save wake-ups of tasks, which cost more than bytes do. A
+    transport that can do neither keeps these defaults."""
 
     async def receive_at_least(self, least: int, max_bytes: int | None = None) -> bytes:
-        """As `receive_some`; where it can be waited for, not before `least` bytes are there, or as many as the stream
-        holds at a time, or its end."""
+        """As `receive_some`, but may sleep until `least` bytes have come, or as many as the stream buffers, or its end.
+        It may also return fewer bytes at once, as this default does."""
         return bytes(await self.receive_some(max_bytes))
 
     def send_now(self, data: bytes | bytearray | memoryview) -> bool:
-        """Send it if that needs no waiting: True, and it is queued. False: nothing was done."""
+        """Queue `data` if that needs no waiting, and return True. False: nothing was sent."""
         return False
 
 
 Accept = Callable[[PeerKey, Lane, Stream], Awaitable[None]]
 """Called in a task of its own for each stream that a peer opens; the stream is closed when it returns.
 
-A `PeerError` that leaves it drops the peer; a stream that breaks or is found closed ends quietly. Anything else is our
-own bug, found by this peer: it is dropped, too (`swarm.guard`).
+If it raises `PeerError`, the peer is disconnected. If the stream breaks or is closed, it ends quietly. Any other error
+is a bug of ours that this peer has triggered, and the peer is disconnected, too (`swarm.guard`).
 """
 
 
 class Transport(ABC):
-    """Dial, serve, streams, peer id. Implementations: `libp2p` (sockets) and `memory` (tests)."""
+    """Dials and serves peers and opens streams to them. Implementations: `libp2p` (sockets) and `memory` (tests)."""
 
     key: PeerKey
     """Our own identity."""
@@ -88,18 +88,18 @@ class Transport(ABC):
     async def serve(
         self, accept: Accept, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Run until cancelled. `started()` gives the addresses listened on (multiaddr text, without the peer id).
+        """Run until cancelled. `started()` gives the listening addresses (multiaddr text, without the peer id).
 
-        Cancelling closes every connection. Raises `UsageError` when a port is taken.
+        Cancelling closes every connection. Raises `UsageError` when a port is in use.
         """
 
     @abstractmethod
     async def connect(self, peer: PeerKey, addrs: Sequence[str]) -> None:
-        """Have a connection to `peer`: returns at once if there is one. Raises `Unreachable`."""
+        """Connect to `peer`; returns at once if there is a connection. Raises `Unreachable`."""
 
     @abstractmethod
     async def open_stream(self, peer: PeerKey, lane: Lane) -> Stream:
-        """A new stream to a connected peer on the given lane (the transport dials more connections if it needs them).
+        """Open a stream to a connected peer on the given lane. The transport makes more connections if it needs them.
 
         Raises `Unreachable`.
         """
@@ -110,13 +110,13 @@ class Transport(ABC):
 
     @abstractmethod
     def remote_address(self, peer: PeerKey) -> str | None:
-        """The address the peer is seen at (multiaddr text), or None when it is not connected."""
+        """The address at which we see the peer (multiaddr text), or None when it is not connected."""
 
     @abstractmethod
     async def probe(self, peer: PeerKey, address: str) -> bool:
-        """Whether `peer` itself answers at `address`, dialed anew whatever connections there are. Never raises.
+        """Whether `peer` itself answers at `address`. Dials anew, whatever connections there are. Never raises.
 
-        Where only a circuit leads to the peer so far, what was found may take its place.
+        A transport may replace a circuit to the peer by the connection that it made here.
         """
 
     @abstractmethod
@@ -125,24 +125,25 @@ class Transport(ABC):
 
     @abstractmethod
     def peers(self) -> list[PeerKey]:
-        """The peers with a live connection. One that falls silent leaves this list within the transport's own limit."""
+        """The peers with a live connection. A peer that falls silent leaves this list after the transport's own
+        limit."""
 
     def departed_bytes(self) -> int | None:
-        """What has left by all connections so far in bytes of IP packets: headers, acknowledgements and what was sent
-        again included. None where nobody counts them."""
+        """Bytes of IP packets that all connections have sent so far, with headers, acknowledgements and
+        retransmissions. None where the transport cannot count them."""
         return None
 
     def target_connections(self, peer: PeerKey) -> int:
-        """How many bulk streams at once fill the path to `peer`; each gets a connection of its own. 1 on short paths.
+        """How many bulk streams together fill the path to `peer`; each gets a connection of its own. 1 on short paths.
 
-        Depends on the measured round trip, so ask when there is something to send. More streams than this are allowed
-        and gain nothing; fewer may leave a long path half empty.
+        It depends on the measured round trip, so ask when there is something to send. More streams are allowed but gain
+        nothing; fewer may leave part of a long path's capacity unused.
         """
         return 1
 
 
 async def attend(transport: Transport, accept: Accept, peer: PeerKey, lane: Lane, stream: Stream) -> None:
-    """Run `accept` on one stream by the rules of `Accept`: this ring's one place that decides what an error means."""
+    """Run `accept` on one stream and handle its errors as `Accept` says."""
     with guarded(Source.STREAM, peer) as outcome:
         async with stream:
             await accept(peer, lane, stream)

@@ -1,4 +1,4 @@
-"""Whom to dial, when and where: every address of a peer a little apart, and less often while nobody answers."""
+"""Dials a peer at its addresses, each a little after the one before, and backs off from a peer that does not answer."""
 
 import os
 import random
@@ -15,27 +15,30 @@ from swarm.transport.identity import peer_id
 __all__ = ["DialRules", "Dialer"]
 
 _MAX_ADDRESSES: Final = 16
-"""Of one peer; the rest of a longer list is not looked at. Lists come from other peers."""
+"""Addresses of one peer that are dialed; the rest of a longer list is ignored. Lists come from other peers."""
 _MAX_BACKOFFS: Final = 1024
-"""Peers whose failures are remembered: the last ones. Others may name any number of them."""
+"""Peers whose failures are remembered, the latest ones. Other peers may name any number of peers that do not exist."""
+_FORGET_S: Final = 600.0
+"""A backoff that ended this long ago is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialRules:
-    """When and how long we try."""
+    """Time limits of dialing, and the back-off after failures."""
 
     handshake_s: float = 10.0
-    """For security and for the muxer each; also for inbound connections."""
+    """For security and for the muxer each; the limit also of inbound connections (`upgrade.ANSWER_S` is lower)."""
 
     address_s: float = 12.0
-    """For one address, all in all."""
+    """For one address in all."""
 
     stagger_s: float = 0.5
-    """The next address is tried after this, beside those that have not answered yet."""
+    """The next address is dialed after this time, beside the ones that have not answered yet."""
 
     backoff_first_s: float = 0.5
     backoff_most_s: float = 30.0
-    """After the n-th failure in a row a peer is not dialed for first x 2^(n-1), at most this long, less up to half."""
+    """After the n-th failure in a row a peer is not dialed for `backoff_first_s` x 2^(n-1), at most `backoff_most_s`,
+    less up to half at random."""
 
 
 @dataclass(slots=True)
@@ -46,15 +49,16 @@ class _Backoff:
 
 
 class Dialer:
-    """Dials with the rules; what a single attempt does is `attempt`'s business."""
+    """One for a transport."""
 
     def __init__(self, rules: DialRules, attempt: Callable[[PeerKey, str], Awaitable[MuxedConnection]]) -> None:
+        """`attempt`: dials one address of a peer; may raise anything."""
         self._rules = rules
         self._attempt = attempt
         self._backoff: dict[PeerKey, _Backoff] = {}
 
     def forgive(self, peer: PeerKey) -> None:
-        """It is there after all (it dialed us, say)."""
+        """Forget the peer's failures: it is connected (it may have dialed us)."""
         self._backoff.pop(peer, None)
 
     async def dial(self, peer: PeerKey, addrs: Sequence[str]) -> MuxedConnection:
@@ -73,7 +77,7 @@ class Dialer:
                 try:
                     with trio.fail_after(self._rules.address_s):
                         found.append(await self._attempt(peer, address))
-                except Exception as error:  # whatever the library raises, here it means: not at this address
+                except Exception as error:  # any error of the library means that this address does not lead to the peer
                     failures.append(f"{address} ({_innermost(error)})")
                     failed.set()
                 else:
@@ -99,12 +103,13 @@ class Dialer:
         self._backoff[peer] = backoff
         if len(self._backoff) > _MAX_BACKOFFS:
             del self._backoff[next(iter(self._backoff))]
-        for other in [other for other, each in self._backoff.items() if each.until_s < trio.current_time() - 600]:
-            del self._backoff[other]  # not tried for ten minutes: forgotten
+        forgotten_s = trio.current_time() - _FORGET_S
+        for other in [other for other, each in self._backoff.items() if each.until_s < forgotten_s]:
+            del self._backoff[other]
 
 
 def _innermost(error: BaseException) -> str:
-    """The text of the first cause: the library wraps it several times over, and trio groups what it tried."""
+    """The text of the first cause: the library wraps errors several times, and trio groups those of its attempts."""
     while True:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]

@@ -1,4 +1,4 @@
-"""py-libp2p's host as we set it up: our security, muxer, negotiation and sockets are in it; its own dialing is out."""
+"""py-libp2p's host with our sockets, security, muxer and negotiation in it, and without its own dialing."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import Final
 
 import trio
 from libp2p.abc import INetStream, ISecureTransport
-from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import StreamHandlerFn, TProtocol
@@ -25,7 +24,6 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
 from codec.errors import PeerError
-from codec.sign import Key
 from swarm.transport.connection import tls
 from swarm.transport.connection.multistream import Channel, propose
 from swarm.transport.connection.muxer import YAMUX_ID, MuxedConnection
@@ -36,41 +34,56 @@ __all__ = ["Host", "build_host", "security"]
 
 MAX_CONNECTIONS: Final = 4096
 MAX_CONNECTIONS_A_PEER: Final = 12
-"""Eight for bulk at most (`parallel.TARGET_CONNECTIONS`), one for control, and some to spare while old ones go. Each
+"""Eight for bulk at most (`parallel.CONNECTION_COUNTS`), one for control, and three to spare while old ones end. Each
 costs memory."""
 NEGOTIATION_S: Final = 10.0
-"""For the two ends of a stream to agree on what it carries."""
+"""For the two ends of a stream to agree on its protocol."""
 
 _log = logging.getLogger(__name__)
-# What peers do wrong is no news for the terminal; the library logs each such case as a warning or an error.
+# The library logs every mistake of a peer as a warning or an error, which would fill the user's terminal.
 logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
 class _NoDialing(AutoConnector):
-    """The library would dial whomever it has heard of until it has thousands of connections. Whom we dial is ours."""
+    """Dials nobody. The library's own would dial every peer it hears of until it has thousands of connections."""
 
     async def start(self) -> None:
         pass
 
     def record_disconnect(self, peer_id: ID) -> None:
-        """The library would remember everybody who ever left, for ever."""
+        """Keeps nothing. The library would remember every peer that ever left."""
 
 
 class Host(BasicHost):
-    """Opens the library's own streams (identify, GossipSub) on the connection that `pick` names: the control lane's."""
+    """Opens the library's own streams (identify, GossipSub) on the connection that the transport picks."""
 
-    pick: Callable[[ID], MuxedConnection | None]
-    tcp: TcpTransport
-    upgrader: Upgrader
+    def __init__(
+        self,
+        swarm: Swarm,
+        tcp: TcpTransport,
+        upgrader: Upgrader,
+        pick: Callable[[ID], MuxedConnection | None],
+        announce: Sequence[str],
+    ) -> None:
+        """`pick`: the peer's connection for the library's streams; None if it gets none. `announce`: our addresses as
+        identify tells them to peers."""
+        super().__init__(
+            swarm,
+            announce_addrs=[Multiaddr(address) for address in announce],
+            disable_identify_address_discovery=True,
+        )
+        self.tcp = tcp
+        self.upgrader = upgrader
+        self._pick = pick
 
     async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
-        wanted = self.pick(peer_id)
+        wanted = self._pick(peer_id)
         for conn in self.get_network().get_connections(peer_id):
             if isinstance(conn, SwarmConn) and conn.muxed_conn is wanted:
                 stream = await conn.new_stream()
                 try:
                     with trio.fail_after(NEGOTIATION_S):
-                        stream.set_protocol(TProtocol(await propose(NetChannel(stream), protocol_ids)))
+                        stream.set_protocol(TProtocol(await propose(_NetChannel(stream), protocol_ids)))
                 except (PeerError, trio.TooSlowError) as error:
                     await stream.reset()
                     raise StreamFailure(f"no stream to {peer_id}: {error}") from error
@@ -82,23 +95,23 @@ class Host(BasicHost):
         raise SwarmException(f"not connected to {peer_id}")
 
     def forget_dead(self) -> None:
-        """Take out of the library's list what died while it was being added: the library would count it for ever."""
+        """Remove connections from the library's list that ended while it added them; it would count them for ever."""
         connections = self.get_network().connections
-        for peer, its in list(connections.items()):
-            alive = [each for each in its if not each.muxed_conn.is_closed]
+        for peer, listed in list(connections.items()):
+            alive = [each for each in listed if not each.muxed_conn.is_closed]
             if not alive:
                 del connections[peer]
-            elif len(alive) < len(its):
+            elif len(alive) < len(listed):
                 connections[peer] = alive
 
     @property
     def handlers(self) -> Mapping[str, StreamHandlerFn]:
-        """Who takes which of the library's protocols."""
+        """The library's stream handlers by protocol id."""
         return {str(name): handler for name, handler in self.multiselect.handlers.items() if name and handler}
 
 
-class NetChannel(Channel):
-    """One of the library's streams, to negotiate on."""
+class _NetChannel(Channel):
+    """A stream of the library's, to negotiate on."""
 
     def __init__(self, stream: INetStream) -> None:
         self._stream = stream
@@ -111,10 +124,15 @@ class NetChannel(Channel):
 
 
 def build_host(
-    key: Key, tcp: TcpTransport, upgrader: Callable[[KeyPair], Upgrader], announce: Sequence[str], handshake_s: float
+    key_pair: KeyPair,
+    tcp: TcpTransport,
+    upgrader: Upgrader,
+    pick: Callable[[ID], MuxedConnection | None],
+    announce: Sequence[str],
+    handshake_s: float,
 ) -> Host:
-    """A host that only does as it is told. Its swarm listens on what `tcp` has bound."""
-    key_pair = create_new_key_pair(key.seed)
+    """A host that opens no connection by itself and listens on the sockets of `tcp`. `handshake_s`: the limit for each
+    step of a handshake; for the other parameters see `Host`."""
     own_id = ID.from_pubkey(key_pair.public_key)
     peerstore = PeerStore()
     peerstore.add_key_pair(own_id, key_pair)
@@ -127,35 +145,29 @@ def build_host(
         inbound_upgrade_timeout=2 * handshake_s,
         outbound_upgrade_timeout=handshake_s,
     )
-    secure = upgrader(key_pair)
     swarm = Swarm(
         own_id,
         peerstore,
-        secure,
+        upgrader,
         transports=[tcp],
         retry_config=RetryConfig(max_retries=0),
         connection_config=config,
     )
     swarm.auto_connector = _NoDialing(swarm)
-    host = Host(
-        swarm,
-        announce_addrs=[Multiaddr(address) for address in announce],
-        disable_identify_address_discovery=True,
-    )
-    # The library would ask every peer that connects what it speaks, and remember the answer: a stream, a task and
-    # entries in three tables for each stranger, which nothing of ours reads. Others may still ask us.
+    host = Host(swarm, tcp, upgrader, pick, announce)
+    # The library would ask every peer that connects for its protocols and remember the answer. That is a stream, a task
+    # and entries in three tables for each stranger, and we never read them. Peers may still ask us.
     swarm.notifees.clear()
     host.remove_stream_handler(ID_PUSH)
-    host.tcp, host.upgrader = tcp, secure
     return host
 
 
 def security(key_pair: KeyPair) -> dict[str, ISecureTransport]:
-    """What we offer, the preferred first."""
+    """The security protocols that we offer, by protocol id, in order of preference."""
     offered: dict[str, ISecureTransport] = {}
     try:
         offered[tls.PROTOCOL_ID] = tls.TlsTransport(key_pair, [YAMUX_ID])
     except tls.TlsUnavailable as error:
-        _log.warning("TLS is off, noise (slower) is used: %s", error)
+        _log.warning("TLS is not offered, connections use noise, which is slower: %s", error)
     offered[NOISE_ID] = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
     return offered

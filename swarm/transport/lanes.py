@@ -1,4 +1,4 @@
-"""The two lanes: their protocol ids, their streams, and which connections of a peer they use."""
+"""The two lanes: their protocol ids, their streams, and which connections to a peer they use."""
 
 import math
 from typing import Final
@@ -15,7 +15,8 @@ __all__ = ["LANE_OF", "PROTOCOL_OF", "TARGET_CONNECTIONS_ID", "Edge", "LaneStrea
 PROTOCOL_OF: Final = {Lane.CONTROL: "/swarm-node/control/1", Lane.BULK: "/swarm-node/bulk/1"}
 LANE_OF: Final = {protocol: lane for lane, protocol in PROTOCOL_OF.items()}
 TARGET_CONNECTIONS_ID: Final = "/swarm-node/ways/1"
-"""Asks the end that dialed to have so many bulk connections (one byte); it answers how many there are (one byte)."""
+"""The end that was dialed asks the other for a number of bulk connections (one byte); the other end dials, and answers
+how many there are (one byte). The id has an older name of them."""
 
 
 class StreamChannel:
@@ -32,17 +33,17 @@ class StreamChannel:
 
 
 class LaneStream(Stream):
-    """The opener's end of a stream. It does not wait for the other end to agree: there is one answer that it expects,
-    and that comes before the first bytes that are read. Anything else breaks the stream."""
+    """The opener's end of a stream. It sends without waiting for the other end to agree on the protocol. The first read
+    checks the answer; any other than the expected one breaks the stream."""
 
     def __init__(self, stream: YamuxStream, protocol: str) -> None:
         self._stream = stream
         self._protocol = protocol
-        self._expected = encode(HEADER, protocol)  # what is left of the answer
+        self._expected = encode(HEADER, protocol)  # the part of the answer that has not come yet
 
     @classmethod
     async def open(cls, connection: Connection, protocol: str) -> "LaneStream":
-        """Raises `Unreachable` or `trio.BrokenResourceError`."""
+        """Open a stream for `protocol`. Raises `Unreachable` or `trio.BrokenResourceError`."""
         stream = await connection.open()
         try:
             await stream.send_all(encode(HEADER, protocol))
@@ -80,30 +81,33 @@ class LaneStream(Stream):
 
 
 class Edge:
-    """Our connections to one peer, and what each is for.
+    """Our connections to one peer, and the lane that each is for.
 
-    The dialer knows why it dialed. At the other end the first connection is taken for the control lane and the rest for
-    bulk, until a stream says otherwise.
+    The dialer knows the lane that it dialed for. The other end takes the first connection for the control lane and the
+    rest for bulk, until a stream shows otherwise.
     """
 
     def __init__(self) -> None:
         self._lanes: dict[MuxedConnection, Lane] = {}
         self.dialing = 0
-        """Bulk connections that are being made."""
+        """Bulk connections that are being made; counted by the task that makes them."""
         self.ended = trio.Event()
-        """Set when the last connection has gone."""
+        """Set when the last connection has ended."""
 
-    def add(self, connection: MuxedConnection) -> None:
+    def add_connection(self, connection: MuxedConnection) -> None:
         lane = connection.dialed_for
         if lane is None:
             lane = Lane.BULK if self.live(Lane.CONTROL) else Lane.CONTROL
         self._lanes[connection] = lane
 
-    def remove(self, connection: MuxedConnection) -> None:
+    def remove_connection(self, connection: MuxedConnection) -> None:
+        """Sets `ended` if it was the last one."""
         self._lanes.pop(connection, None)
+        if not self.connections:
+            self.ended.set()
 
-    def used_for(self, connection: MuxedConnection, lane: Lane) -> None:
-        """The peer opened a stream of `lane` on it. Control wins: never put bulk on what the peer uses for control."""
+    def note_use(self, connection: MuxedConnection, lane: Lane) -> None:
+        """The peer opened a stream of `lane` on the connection. If that is the control lane, we open no bulk on it."""
         if lane is Lane.CONTROL and connection in self._lanes:
             self._lanes[connection] = lane
 
@@ -112,27 +116,33 @@ class Edge:
         return min(self.live(lane), key=lambda connection: connection.yamux.stream_count, default=None)
 
     def live(self, lane: Lane) -> list[MuxedConnection]:
+        """The live connections of a lane."""
         return [connection for connection in self.connections if self._lanes[connection] is lane]
 
     @property
     def connections(self) -> list[MuxedConnection]:
-        """Those that live."""
+        """The live connections."""
         return [connection for connection in self._lanes if not connection.is_closed]
 
     @property
     def path_kind(self) -> PathKind | None:
-        """The best of those that live: who would go through a relay as long as there is anything else?"""
-        target_connections = {connection.path_kind for connection in self.connections}
-        return next((path_kind for path_kind in PathKind if path_kind in target_connections), None)
+        """The best path of the live connections, in the order of `PathKind`: a circuit only if there is no other."""
+        path_kinds = {connection.path_kind for connection in self.connections}
+        return next((path_kind for path_kind in PathKind if path_kind in path_kinds), None)
+
+    @property
+    def congestion_control(self) -> str:
+        """The congestion control of a live connection ("bbr", "cubic"), or "" when it is not known."""
+        return next((connection.congestion_control for connection in self.connections), "")
 
     @property
     def round_trip_s(self) -> float:
-        """The shortest ever, of any connection that lives; 0 while it is not known."""
-        shortest_s = min((each.yamux.path_kind_s for each in self.connections), default=math.inf)
+        """The shortest round trip that a live connection has measured, in seconds; 0 while it is not known."""
+        shortest_s = min((each.yamux.shortest_round_trip_s for each in self.connections), default=math.inf)
         return 0.0 if math.isinf(shortest_s) else shortest_s
 
     def idle(self, now_s: float, idle_s: float) -> list[MuxedConnection]:
-        """Bulk connections that we dialed and nobody has used for `idle_s`, but for one that stays."""
+        """The bulk connections that we dialed and that were unused for `idle_s`; one bulk connection always stays."""
         unused = [
             each
             for each in self.live(Lane.BULK)

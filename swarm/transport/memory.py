@@ -1,9 +1,9 @@
-"""Peers that meet in one process: for tests, on trio's mock clock if they like.
+"""Transports that meet in one process: for tests, also on trio's mock clock.
 
-A `MemoryNetwork` joins `MemoryTransport`s. Its links have a delay and a rate, can be cut, and a peer can be killed, or
-shielded: then nobody can dial it, and it is reached through a relay or by what it dials itself. No threads, no sockets,
-no randomness: the same program gives the same run. Buffers are bounded, so a reader that stops is felt by its writer,
-as on a real network.
+A `MemoryNetwork` connects `MemoryTransport`s. Its links have a delay and a rate and can be cut. A peer can be killed,
+or shielded: then it cannot be dialed, and is reached through a relay or by a connection that it dials itself. There are
+no threads, no sockets and no randomness, so the same program gives the same run. Buffers are bounded, so a writer waits
+for a reader that stops, as on a real network.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from swarm.transport.base import Accept, Lane, PathKind, PeerKey, Stream, Traffi
 __all__ = ["Link", "MemoryNetwork", "MemoryStream", "MemoryTransport"]
 
 _SEGMENT_BYTES: Final = 65_536
-"""A long write travels in segments of this size, so that streams which share a slow link take turns."""
+"""A long write is sent in segments of this size, so that streams on a slow link alternate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,16 @@ class Link:
     delay_s: float = 0.0
     rate_bytes_s: float = math.inf
     buffer_bytes: int = 262_144
-    """What one stream may have under way or unread before its writer waits; below rate x delay it caps the rate."""
+    """Bytes of one stream that may be under way or unread before its writer waits; below rate x delay it limits the
+    rate."""
 
 
-_PLACE_EVERY_S: Final = 0.5
-"""So often a peer looks whether it still has its places at relays."""
+_RESERVATION_EVERY_S: Final = 0.5
+"""How often a peer checks its connections to the relays at which it keeps a reservation."""
 
 
 class MemoryNetwork:
-    """The wires. All methods take effect at once and never block."""
+    """The network between memory transports. All methods take effect at once and never block."""
 
     def __init__(self, default: Link | None = None) -> None:
         self._default = default or Link()
@@ -53,17 +54,17 @@ class MemoryNetwork:
         self._streams: dict[frozenset[PeerKey], dict[MemoryStream, None]] = {}
         self._shielded: set[PeerKey] = set()
         self._circuits: set[frozenset[PeerKey]] = set()
-        self._dialed: set[tuple[PeerKey, PeerKey]] = set()  # (who dialed, whom)
+        self._dialed: set[tuple[PeerKey, PeerKey]] = set()  # (dialer, dialed)
         self._next_address = 1
         self.topics: dict[str, dict[PeerKey, Callable[[PeerKey, bytes], None]]] = {}
-        """Who gossips on what: called with the neighbour that sends and its bytes."""
+        """The gossiping peers by topic; each is called with the neighbour that sends and its bytes."""
 
     def link(self, a: PeerKey, b: PeerKey, link: Link) -> None:
-        """Set the path between `a` and `b`, both ways, for streams opened from now on."""
+        """Set the link between `a` and `b`, in both directions, for streams opened from now on."""
         self._links[a, b] = self._links[b, a] = link
 
     def cut(self, a: PeerKey, b: PeerKey) -> None:
-        """Break everything between `a` and `b`, and let neither reach the other until `heal`."""
+        """Break every stream between `a` and `b`. Until `heal` neither can reach the other."""
         pair = frozenset((a, b))
         self._cut.add(pair)
         self._break(pair)
@@ -72,14 +73,14 @@ class MemoryNetwork:
         self._cut.discard(frozenset((a, b)))
 
     def shield(self, peer: PeerKey) -> None:
-        """From now on a firewall lets no new connection in to `peer`; those that it makes itself go out."""
+        """Put `peer` behind a firewall: others cannot dial it any more, but it can dial them."""
         self._shielded.add(peer)
 
     def unshield(self, peer: PeerKey) -> None:
         self._shielded.discard(peer)
 
     def kill(self, peer: PeerKey) -> None:
-        """`peer` is gone: its streams break at both ends and its addresses answer no more. Its tasks stay."""
+        """Break the streams of `peer` at both ends and stop answering at its addresses. Its tasks go on."""
         self._listening = {at: other for at, other in self._listening.items() if other.key != peer}
         for pair in [pair for pair in self._streams if peer in pair]:
             self._break(pair)
@@ -88,7 +89,7 @@ class MemoryNetwork:
         return self._links.get((source, target), self._default)
 
     def arrival_s(self, source: PeerKey, target: PeerKey, length_bytes: int) -> float:
-        """When bytes that are sent now get there; books the link for as long as they occupy it."""
+        """When bytes that are sent now arrive. Occupies the link for the time that they take."""
         link = self.path(source, target)
         start_s = max(trio.current_time(), self._free_at_s.get((source, target), 0.0))
         free_at_s = self._free_at_s[source, target] = start_s + length_bytes / link.rate_bytes_s
@@ -100,7 +101,7 @@ class MemoryNetwork:
         for stream in self._streams.pop(pair, {}):
             stream.break_()
 
-    # What transports call.
+    # Called by transports.
 
     def new_address(self) -> str:
         address = f"/memory/{self._next_address}"
@@ -114,33 +115,36 @@ class MemoryNetwork:
         self._listening = {at: other for at, other in self._listening.items() if other is not transport}
 
     def listening(self, address: str) -> "MemoryTransport | None":
-        """Whoever listens there and can be dialed."""
+        """The transport that listens at `address` and can be dialed there."""
         other = self._listening.get(address)
         return None if other is None or other.key in self._shielded else other
 
     def find(self, caller: PeerKey, peer: PeerKey, address: str) -> "MemoryTransport | None":
-        """The transport at `address`, if it is `peer` and can be reached."""
+        """The transport of `peer`, if `caller` can reach it at `address`."""
         if is_circuit(address):
             relay = self._listening.get(relay_of(address)[0])
-            there = relay and relay.key not in self._shielded and self.joined(relay.key, peer)
-            keeps_place = (other := self.serving(peer)) and address in other.circuits()
-            return other if there and keeps_place else None
+            is_connected = relay and relay.key not in self._shielded and self.joined(relay.key, peer)
+            has_reservation = (other := self.serving(peer)) and address in other.circuits()
+            return other if is_connected and has_reservation else None
         other = self._listening.get(address)
         if other is None or other.key != peer or peer in self._shielded or frozenset((caller, peer)) in self._cut:
             return None
         return other
 
     def serving(self, peer: PeerKey) -> "MemoryTransport | None":
+        """The transport of `peer`, if it serves."""
         return next((other for other in self._listening.values() if other.key == peer), None)
 
     def joined(self, a: PeerKey, b: PeerKey) -> bool:
+        """Whether `a` and `b` are connected."""
         return frozenset((a, b)) in self._streams
 
     def neighbours(self, peer: PeerKey) -> list[PeerKey]:
+        """The peers that `peer` is connected to."""
         return [other for pair in self._streams if peer in pair for other in pair if other != peer]
 
     def join(self, a: PeerKey, b: PeerKey, *, through_relay: bool = False) -> None:
-        """`a` has dialed `b`."""
+        """Connect `a` to `b`, which it dialed."""
         pair = frozenset((a, b))
         self._streams.setdefault(pair, {})
         self._dialed.add((a, b))
@@ -155,38 +159,39 @@ class MemoryNetwork:
             return PathKind.CIRCUIT
         return PathKind.DIALED if (a, b) in self._dialed else PathKind.ACCEPTED
 
-    def part(self, a: PeerKey, b: PeerKey) -> None:
+    def disconnect(self, a: PeerKey, b: PeerKey) -> None:
+        """End the connection between `a` and `b`."""
         self._break(frozenset((a, b)))
 
     def stream_pair(self, near: "MemoryTransport", far: "MemoryTransport") -> tuple["MemoryStream", "MemoryStream"]:
-        """A new stream between two joined transports: the near end and the far end."""
+        """Open a stream between two connected transports: the near end and the far end."""
         out, back = _Pipe(self, near, far), _Pipe(self, far, near)
         ends = MemoryStream(out, back), MemoryStream(back, out)
         live = self._streams[frozenset((near.key, far.key))]
-        for stale in [stream for stream in live if stream.over]:
+        for stale in [stream for stream in live if stream.is_done]:
             del live[stale]
         live.update(dict.fromkeys(ends))
         return ends
 
 
 class _Pipe:
-    """One direction of a stream: segments with the time at which they arrive."""
+    """One direction of a stream: segments with their arrival times."""
 
     def __init__(self, network: MemoryNetwork, source: "MemoryTransport", target: "MemoryTransport") -> None:
         self._network = network
         self._source = source
         self._target = target
         self._segments: deque[tuple[float, bytes]] = deque()  # (arrival time, bytes); b"" is the end of the stream
-        self._held_bytes = 0
+        self._held_bytes = 0  # under way or unread
         self._limit_bytes = network.path(source.key, target.key).buffer_bytes
-        self.moved = trio.lowlevel.ParkingLot()
-        self.ended = False  # the writer has sent its end
+        self.changed = trio.lowlevel.ParkingLot()
+        self.ended = False  # the end of the stream was sent
         self.writer_closed = False
         self.reader_closed = False
         self.broken = False
 
     def wake(self) -> None:
-        self.moved.unpark_all()
+        self.changed.unpark_all()
 
     def check_writable(self) -> None:
         if self.writer_closed or self.ended:
@@ -195,13 +200,14 @@ class _Pipe:
             raise trio.BrokenResourceError("the other end is gone")
 
     async def wait_room(self) -> int:
+        """Wait until the buffer has room. Returns how many bytes it takes."""
         while True:
             self.check_writable()
             if self._held_bytes < self._limit_bytes:
                 return self._limit_bytes - self._held_bytes
-            await self.moved.park()
+            await self.changed.park()
 
-    async def put(self, data: bytes | bytearray | memoryview) -> None:
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
         while view:
             room = await self.wait_room()
@@ -211,7 +217,7 @@ class _Pipe:
             self._source.count_sent(len(segment))
             self._append(segment)
 
-    def end(self) -> None:
+    def send_end(self) -> None:
         if not self.ended and not self.broken:
             self.ended = True
             self._append(b"")
@@ -221,23 +227,23 @@ class _Pipe:
         self._segments.append((at_s, segment))
         self.wake()
 
-    async def get(self, max_bytes: int | None) -> bytes:
+    async def receive(self, max_bytes: int | None) -> bytes:
         while True:
             if self.reader_closed:
                 raise trio.ClosedResourceError("this end is closed")
             if self.broken:
                 raise trio.BrokenResourceError("the other end is gone")
             if not self._segments:
-                await self.moved.park()
+                await self.changed.park()
                 continue
             at_s, segment = self._segments[0]
             wait_s = at_s - trio.current_time()
             if wait_s > 0:
-                with trio.move_on_after(wait_s):  # parked, not asleep: a broken pipe must wake its reader
-                    await self.moved.park()
+                with trio.move_on_after(wait_s):  # parks instead of sleeping, since a broken pipe must wake its reader
+                    await self.changed.park()
                 continue
             if not segment:
-                return b""  # and leave it there: every later read is the end, too
+                return b""  # leave the end in the queue, so that every later read returns it, too
             self._segments.popleft()
             if max_bytes is not None and len(segment) > max_bytes:
                 self._segments.appendleft((at_s, segment[max_bytes:]))
@@ -258,8 +264,8 @@ class MemoryStream(Stream):
         self._receiving = False
 
     @property
-    def over(self) -> bool:
-        """Nothing can move on it any more."""
+    def is_done(self) -> bool:
+        """Whether it can carry nothing any more."""
         return self._out.broken or (self._out.writer_closed and self._back.writer_closed)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -267,7 +273,7 @@ class MemoryStream(Stream):
         try:
             await trio.lowlevel.checkpoint()
             self._out.check_writable()
-            await self._out.put(data)
+            await self._out.send(data)
         finally:
             self._sending = False
 
@@ -285,7 +291,7 @@ class MemoryStream(Stream):
             await trio.lowlevel.checkpoint()
             if self._out.writer_closed:
                 raise trio.ClosedResourceError("this end is closed")
-            self._out.end()
+            self._out.send_end()
         finally:
             self._sending = False
 
@@ -302,12 +308,12 @@ class MemoryStream(Stream):
         self._receiving = True
         try:
             await trio.lowlevel.checkpoint()
-            return await self._back.get(max_bytes)
+            return await self._back.receive(max_bytes)
         finally:
             self._receiving = False
 
     async def aclose(self) -> None:
-        self._out.end()
+        self._out.send_end()
         self._out.writer_closed = True
         self._back.reader_closed = True
         self._out.wake()
@@ -315,17 +321,17 @@ class MemoryStream(Stream):
         await trio.lowlevel.checkpoint()
 
     def break_(self) -> None:
-        """Both directions fail from now on, and whatever was under way is lost."""
+        """Make both directions fail from now on; bytes under way are lost."""
         for pipe in (self._out, self._back):
             pipe.broken = True
             pipe.wake()
 
 
 class MemoryTransport(Transport):
-    """A peer on a `MemoryNetwork`. Connecting takes one round trip; opening a stream none."""
+    """A peer on a `MemoryNetwork`. Connecting takes one round trip; opening a stream takes none."""
 
     def __init__(self, network: MemoryNetwork, key: Key, via: Sequence[str] = ()) -> None:
-        """`via`: addresses of relays at which it keeps a place, so that it can be dialed through them."""
+        """`via`: addresses of relays at which it keeps a reservation, so that it can be dialed through them."""
         self.via = tuple(via)
         self.key = key.public
         self.traffic = Traffic()
@@ -342,26 +348,27 @@ class MemoryTransport(Transport):
             self.network.listen(self.address, self)
             try:
                 task_status.started([self.address, *self.circuits()])
-                nursery.start_soon(self._keep_places)
+                nursery.start_soon(self._keep_reservations)
                 await trio.sleep_forever()
             finally:
                 self._accept = self._nursery = None
                 self.network.unlisten(self)
                 for peer in self.peers():
-                    self.network.part(self.key, peer)
+                    self.network.disconnect(self.key, peer)
 
     def circuits(self) -> list[str]:
+        """Its addresses through relays."""
         return [circuit(address) for address in self.via]
 
-    async def _keep_places(self) -> None:
-        """Stay connected to the relays, which is what a place there hangs on."""
+    async def _keep_reservations(self) -> None:
+        """Stay connected to the relays: a reservation lasts as long as the connection."""
         while True:
             for address in self.via:
                 relay = self.network.listening(address)
                 if relay is not None and not self.network.joined(self.key, relay.key):
                     with contextlib.suppress(Unreachable):
                         await self.connect(relay.key, [address])
-            await trio.sleep(_PLACE_EVERY_S)
+            await trio.sleep(_RESERVATION_EVERY_S)
 
     async def connect(self, peer: PeerKey, addrs: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
@@ -395,17 +402,17 @@ class MemoryTransport(Transport):
         if far is None:
             raise Unreachable(f"{peer.hex()[:8]} does not answer")
         near_end, far_end = self.network.stream_pair(self, far)
-        far.take(self.key, lane, far_end)
+        far.serve_stream(self.key, lane, far_end)
         return near_end
 
-    def take(self, peer: PeerKey, lane: Lane, stream: MemoryStream) -> None:
-        """A stream that `peer` opened arrives."""
+    def serve_stream(self, peer: PeerKey, lane: Lane, stream: MemoryStream) -> None:
+        """Accept a stream that `peer` opened."""
         assert self._nursery is not None
         assert self._accept is not None
         self._nursery.start_soon(partial(attend, self, self._accept, peer, lane, stream))
 
     async def disconnect(self, peer: PeerKey) -> None:
-        self.network.part(self.key, peer)
+        self.network.disconnect(self.key, peer)
         await trio.lowlevel.checkpoint()
 
     def remote_address(self, peer: PeerKey) -> str | None:

@@ -1,4 +1,4 @@
-"""Who answers at an address? A handshake proves it, and then the connection is dropped."""
+"""Finds out which peer answers at an address: dials it, completes a handshake, and closes the connection."""
 
 from typing import Final
 
@@ -17,12 +17,11 @@ from swarm.transport.host import Host
 __all__ = ["answers_as", "who_answers"]
 
 _PROBE_S: Final = 10.0
-"""For TCP and security together; an address that takes longer is none to plan with."""
+"""For TCP and security together; a slower address is of no use to the planner."""
 
 
 async def answers_as(host: Host, peer: ID, address: str) -> bool:
-    """Whether `peer` itself answers at `address`, by a connection of its own. Raises nothing: whatever answers is a
-    stranger, which shows what it likes."""
+    """Whether `peer` itself answers at `address`, on a new connection. Raises nothing that a stranger can cause."""
     with guarded(Source.PROBE, address), trio.move_on_after(_PROBE_S):
         raw = await _dial(host, address)
         try:
@@ -37,15 +36,16 @@ async def answers_as(host: Host, peer: ID, address: str) -> bool:
 
 
 async def who_answers(host: Host | None, address: str) -> PeerKey:
-    """The key of the peer that answers at `address`. Raises `Unreachable`."""
+    """The key of the peer that answers at `address`. `host` None: the transport does not serve. Raises
+    `Unreachable`."""
     if host is None:
         raise Unreachable("not serving")
     with guarded(Source.PROBE, address) as outcome, trio.move_on_after(_PROBE_S):
         raw = await _dial(host, address)
         try:
-            return await host.upgrader.who_is(raw)
+            return await host.upgrader.identify(raw)
         except (UpgradeFailure, IOException) as error:
-            raise Unreachable(f"what answers at {address} is no peer of ours: {error}") from error
+            raise Unreachable(f"no peer answers at {address}: {error}") from error
         finally:
             with trio.CancelScope(shield=True):
                 await raw.close()

@@ -1,4 +1,4 @@
-"""Socket options for streams that carry megabytes in bursts over long paths. Each is set where the system allows it."""
+"""Socket options for connections that carry megabytes in bursts over long paths, set where the system allows them."""
 
 import socket
 import struct
@@ -7,29 +7,31 @@ from typing import Any, Final
 __all__ = ["BBR", "PAUSE_S", "awaken", "tune"]
 
 BBR: Final = b"bbr"
-"""Congestion control by measured bandwidth: a random loss does not halve it, and an idle minute does not send it back
-to slow start, as it does with cubic unless root has switched that off for the machine."""
+"""Congestion control by measured bandwidth. A random loss does not halve its rate, and an idle minute does not return
+it to slow start. With cubic it does, unless root has turned that off (net.ipv4.tcp_slow_start_after_idle)."""
 
 PAUSE_S: Final = 1.0
-"""Who writes after so long has paused: `awaken`."""
+"""A write after a pause this long calls `awaken` first."""
 _CHOSEN: Final = BBR
+"""What `tune` asks for; the benchmark over emulated paths replaces it."""
 _CC_INFO: Final = 26
-"""TCP_CC_INFO of linux/tcp.h, which the library does not name. Of BBR (linux/inet_diag.h): bandwidth as two words, the
-shortest round trip, the gain of the pacing and that of the window, in 256ths."""
+"""TCP_CC_INFO of linux/tcp.h, which Python's `socket` does not name. For BBR (linux/inet_diag.h): bandwidth in two
+words, shortest round trip, pacing gain and window gain, both in 256ths."""
 _STARTING_GAIN: Final = 512
-"""Nothing but BBR's first phase paces at more than twice the bandwidth (at 2.89 times)."""
+"""A pacing gain above 2 (in 256ths) occurs only in BBR's startup phase, where it is 2.89."""
 _UNSENT_BYTES: Final = 262_144
-"""The kernel asks for more when less than this is unsent. trio's 16 KiB suits small messages; for bulk it means sixteen
-wake-ups where one would do. What waits here delays a later message on the same connection by 2 ms at a gigabit."""
+"""TCP_NOTSENT_LOWAT: the socket becomes writable when less than this is unsent. trio's 16 KiB suits small messages; for
+bulk it causes sixteen times as many wake-ups. 256 KiB delay a later message on the same connection by 2 ms at a
+gigabit a second."""
 
 _DEAD_MS: Final = 30_000
-"""Data that the other host has not acknowledged for this long ends the connection, as does silence (yamux.Limits)."""
+"""TCP_USER_TIMEOUT: data that is not acknowledged for this long ends the connection (`yamux.Limits` bounds silence)."""
 
 
 def tune(sock: Any) -> str:
-    """Set what can be set on a TCP socket, trio's or the standard library's.
+    """Set the options on a TCP socket (trio's or the standard library's) that the system allows.
 
-    Returns the congestion control in use ("" where the system does not say).
+    Returns the name of the congestion control in use, "" where the system does not say.
     """
     for level, option, value in (
         (socket.IPPROTO_TCP, getattr(socket, "TCP_NODELAY", None), 1),
@@ -41,7 +43,7 @@ def tune(sock: Any) -> str:
             if option is not None:
                 sock.setsockopt(level, option, value)
         except OSError:
-            pass  # an option that this kernel lacks, or an algorithm that it does not let users choose
+            pass  # this kernel lacks the option, or does not let users choose the algorithm
     try:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).partition(b"\0")[0].decode()
     except (OSError, AttributeError):
@@ -49,11 +51,12 @@ def tune(sock: Any) -> str:
 
 
 def awaken(sock: Any) -> None:
-    """What comes now ends a pause. A connection that never had more to send than a burst has BBR in its first phase
-    still, and it has learnt two things wrong: that the path is as slow as a burst divided by a round trip, by which it
-    paces the next one; and since when it knows the shortest round trip, which it measures anew after ten seconds, with
-    no more than four packets under way for 0.2 s, and be it amid a burst. Choosing it once more makes it forget both;
-    the window stays.
+    """Restart BBR before the first write after a pause, if it is still in its startup phase; the window stays.
+
+    A connection that only ever sent short bursts never leaves that phase, and its measurements hurt the next burst: the
+    bandwidth is too low (a burst divided by a round trip), and the shortest round trip may be ten seconds old, so that
+    BBR measures it again, with at most four packets under way for 0.2 s, in the middle of the burst. Setting the
+    algorithm again discards both measurements.
     """
     try:
         _, _, _, gain, _ = struct.unpack("5I", sock.getsockopt(socket.IPPROTO_TCP, _CC_INFO, 20))
@@ -61,4 +64,4 @@ def awaken(sock: Any) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, BBR)
     except (OSError, AttributeError, struct.error):
-        pass  # another algorithm, which says less or nothing, or another system
+        pass  # another algorithm, which gives less information or none, or another system

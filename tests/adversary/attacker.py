@@ -112,7 +112,7 @@ async def act(order: dict[str, Any], member: Member, told: Told) -> None:
         stream = await member.transport.open_stream(member.seed, Lane.BULK)
         await send(stream, BULK[what](member), told)
     elif what == GOSSIP:
-        stream = await member.transport.open_library_stream(member.seed, "/meshsub/1.1.0")
+        stream = await member.transport.open_protocol_stream(member.seed, "/meshsub/1.1.0")
         await send(stream, gossip(member), told)
     elif what == REPLAY:
         await replay(order, member, told)

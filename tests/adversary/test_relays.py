@@ -55,7 +55,7 @@ async def hold_circuits(villain: Villain, relay: bytes, port: int, target: bytes
         while True:
             try:
                 await villain.transport.connect(relay, [f"/ip4/127.0.0.1/tcp/{port}"])
-                stream = await villain.transport.open_library_stream(relay, HOP_ID)
+                stream = await villain.transport.open_protocol_stream(relay, HOP_ID)
                 async with stream:
                     await write_message(stream, HopMessage(type=HopMessage.CONNECT, peer=peer_in(target, None)))
                     answer = await read_message(stream, HopMessage)

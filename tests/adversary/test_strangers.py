@@ -25,6 +25,7 @@ from stranger_kit import (
 from codec.sign import Key
 from swarm.transport.base import Lane
 from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.rules import PeerPolicy
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 
@@ -174,7 +175,7 @@ async def test_bulk_streams_of_strangers(arena: Arena) -> None:
 
 async def test_18_traffic_tables_forget_strangers() -> None:
     """One transport, and 300 keys that come and go: nothing of them is kept for good."""
-    victim = Libp2pTransport(Key(b"\x41" * 32), ["/ip4/127.0.0.1/tcp/0"], admits=lambda peer: False)
+    victim = Libp2pTransport(Key(b"\x41" * 32), ["/ip4/127.0.0.1/tcp/0"], policy=PeerPolicy(admits=lambda peer: False))
 
     async def accept(peer: bytes, lane: Lane, stream: trio.abc.Stream) -> None:
         await trio.sleep_forever()

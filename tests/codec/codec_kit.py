@@ -1,4 +1,4 @@
-"""Small models, and steps of them, for this folder's tests."""
+"""Small models and training steps for the tests in this folder."""
 
 from typing import Any
 
@@ -27,16 +27,16 @@ LAYOUT = Layout(
         TensorSpec("model.embed_tokens.weight", "BF16", (70, 64), ("lm_head.weight",)),
     )
 )
-"""Every awkward shape at once: two blocks, an empty tensor, a scalar, tied weights."""
+"""All unusual shapes in one layout: two blocks, an empty tensor, a scalar, tied weights."""
 
 
 def at_least(examples: int) -> int:
-    """For `max_examples`: so many every day, and as many as the profile says when it says more (`make fuzz`)."""
+    """For `max_examples`: this number, or that of the hypothesis profile if it is larger (`make fuzz`)."""
     return max(examples, settings.default.max_examples)
 
 
 def bits_of(*fields: tuple[int, int]) -> bytes:
-    """(value, width) fields, least significant bit first, behind a class top of 127."""
+    """A payload with a class top of 127, followed by (value, width) fields, least significant bit first."""
     word = at = 0
     for value, width in fields:
         word |= value << at
@@ -45,7 +45,7 @@ def bits_of(*fields: tuple[int, int]) -> bytes:
 
 
 def random_bits(rng: np.random.Generator, n: int, dtype: DType) -> Bits:
-    """Every pattern: NaNs, infinities, both zeros, denormals."""
+    """Random bit patterns, which include NaNs, infinities, both zeros and denormals."""
     return rng.integers(0, 256, n * dtype.itemsize, dtype=np.uint8).view(dtype.bits)
 
 
@@ -78,7 +78,7 @@ def weights(layout: Layout = LAYOUT, seed: int = 0) -> dict[str, Bits]:
 
 
 def stepped(before: dict[str, Bits], density: float = 0.01, seed: int = 1) -> dict[str, Bits]:
-    """One unit in the last place here and there; every tensor that has elements changes somewhere."""
+    """Change a share of the elements by one unit in the last place; every tensor that is not empty changes."""
     rng = np.random.default_rng(seed)
     after = {}
     for name, bits in before.items():
@@ -110,7 +110,7 @@ def block_of(bits: dict[str, Bits], layout: Layout, block: int) -> Bits:
 def publish(
     replica: Replica, after: dict[str, Bits], coder: int = 0, target_bytes: int = 4096, version: int = 1
 ) -> list[Chunk]:
-    """What a trainer does: diff, pack, seal. The replica stays as it is."""
+    """Diff, pack and seal as a trainer does. The replica does not change."""
     chunks: list[Chunk] = []
     packer = Packer(target_bytes)
     full = []
@@ -124,7 +124,7 @@ def publish(
 
 
 def opened(chunk: Chunk) -> ChunkHeader:
-    """What a node does before it decodes."""
+    """Verify a chunk as a node does before it decodes it."""
     header = open_header(chunk.header, KEY.public)
     for index in range(header.n_pieces):
         span = header.piece_range(index)

@@ -145,7 +145,7 @@ def read_layout(data: bytes) -> list[Tensor]:
 
 @dataclass
 class Model:
-    """Blocks as lists of integers, in order; `dtypes` beside them."""
+    """The model's blocks as lists of integers, in order, and the dtype of each in `dtypes`."""
 
     tensors: list[Tensor]
     layout_hash: bytes
@@ -256,7 +256,7 @@ class Model:
         bits.ends()
 
     def change(self, values: list[int], dtype: str, positions: list[int], bits: BitString) -> None:
-        """Signs and magnitudes of one class."""
+        """Read the signs and magnitudes of one class, and apply them."""
         size, _, _, is_float = DTYPES[dtype]
         signs = [bits.number(1) for _ in positions]
         magnitudes = [more + 1 for more in bits.numbers(len(positions), self.modes)]
@@ -271,6 +271,6 @@ def class_of(value: int, dtype: str, top: int) -> int:
 
 
 def ordinal(value: int, size: int, is_float: bool) -> int:
-    """The place on the number line, modulo 2^width; its own inverse."""
+    """The rank on the number line, modulo 2^width; its own inverse."""
     half = 1 << (8 * size - 1)
     return value ^ (half - 1) if is_float and value >= half else value

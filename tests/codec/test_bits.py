@@ -1,4 +1,4 @@
-"""Dtypes, and the ordinal order of floats: a bijection on every pattern, and the order that numpy has."""
+"""Dtypes, and the ordinals of floats: a bijection on all patterns, in the order in which numpy sorts floats."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from codec.bits import DTYPES, from_ordinal, ordinal
 
 
 @pytest.mark.parametrize("name", ["BF16", "F16", "I16", "U16", "F8_E4M3", "F8_E5M2", "I8", "BOOL"])
-def test_every_pattern_comes_back(name: str) -> None:
+def test_from_ordinal_inverts_ordinal_for_every_pattern(name: str) -> None:
     dtype = DTYPES[name]
     patterns = np.arange(1 << dtype.width).astype(dtype.bits)
     ordinals = ordinal(patterns, dtype)
@@ -41,4 +41,4 @@ def test_table(name: str) -> None:
     assert dtype.bits.itemsize == dtype.itemsize == dtype.width // 8
     if dtype.exponent_mask:
         assert dtype.exponent_shift is not None
-        assert dtype.exponent_mask << dtype.exponent_shift < 1 << (dtype.width - 1)  # the sign stands above
+        assert dtype.exponent_mask << dtype.exponent_shift < 1 << (dtype.width - 1)  # the sign bit is above it

@@ -1,4 +1,4 @@
-"""Checkpoint folders: any sharding gives one layout; damaged headers give a sentence, never a traceback."""
+"""Checkpoint folders: every sharding gives the same layout; a damaged header raises `UsageError`."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def embedding(path: Path, head: bytes | None, config: dict[str, object]) -> Chec
 
 
 @pytest.mark.parametrize("config", [{"tie_word_embeddings": True}, {"text_config": {"tie_word_embeddings": True}}])
-def test_tied_weights_are_stored_once_however_they_lie_on_disk(tmp_path: Path, config: dict[str, object]) -> None:
+def test_tied_weights_are_stored_once_wherever_they_are_on_disk(tmp_path: Path, config: dict[str, object]) -> None:
     without, with_ = embedding(tmp_path / "a", None, config), embedding(tmp_path / "b", b"abcd", config)
     assert without.layout == with_.layout
     assert without.layout.tensors[0].aliases == ("lm_head.weight",)
@@ -91,7 +91,7 @@ def test_tied_weights_are_stored_once_however_they_lie_on_disk(tmp_path: Path, c
     ("head", "config"),
     [(b"abcd", {"tie_word_embeddings": False}), (b"abcd", {}), (b"abcx", {"tie_word_embeddings": True})],
 )
-def test_untied_weights_stay_two(tmp_path: Path, head: bytes, config: dict[str, object]) -> None:
+def test_untied_weights_stay_two_tensors(tmp_path: Path, head: bytes, config: dict[str, object]) -> None:
     assert len(embedding(tmp_path / "a", head, config).layout.tensors) == 2
 
 
@@ -103,12 +103,12 @@ DAMAGED: dict[str, tuple[object, bytes, int | None]] = {
     "nested without end": (b"[" * 100_000, b"", None),
     "header longer than the file": (OK, b"abcdef", 10**6),
     "header longer than allowed": (OK, b"abcdef", 2**63),
-    "entry no table": ({"w": 3}, b"", None),
+    "entry not an object": ({"w": 3}, b"", None),
     "no dtype": ({"w": {"shape": [], "data_offsets": [0, 2]}}, b"ab", None),
     "unknown dtype": ({"w": entry("F3", [1], 0, 2)}, b"ab", None),
-    "dtype no string": ({"w": {**entry("F32", [1], 0, 4), "dtype": ["F32"]}}, b"abcd", None),
+    "dtype not a string": ({"w": {**entry("F32", [1], 0, 4), "dtype": ["F32"]}}, b"abcd", None),
     "negative size": ({"w": entry("BF16", [-1], 0, 2)}, b"ab", None),
-    "size no integer": ({"w": entry("BF16", [True], 0, 2)}, b"ab", None),
+    "size not an integer": ({"w": entry("BF16", [True], 0, 2)}, b"ab", None),
     "size a float": ({"w": {**OK["w"], "shape": [3.0]}}, b"abcdef", None),
     "huge sizes": ({"w": entry("BF16", [2**40, 2**40], 0, 2)}, b"ab", None),
     "backwards": ({"w": entry("BF16", [3], 6, 0)}, b"abcdef", None),
@@ -122,7 +122,7 @@ DAMAGED: dict[str, tuple[object, bytes, int | None]] = {
 @pytest.mark.parametrize(("table", "data", "length"), DAMAGED.values(), ids=DAMAGED)
 def test_damaged_headers(tmp_path: Path, table: object, data: bytes, length: int | None) -> None:
     path = safetensors(tmp_path / "x.safetensors", table, data, length)
-    with pytest.raises(UsageError, match="is damaged, or no checkpoint"):
+    with pytest.raises(UsageError, match="is damaged, or is not a checkpoint"):
         Checkpoint.open(path)
 
 
@@ -157,7 +157,7 @@ def test_no_such_folder_and_an_empty_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", ".hidden", "", "missing.safetensors"])
-def test_an_index_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
+def test_an_index_cannot_name_files_outside_its_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
     with pytest.raises(UsageError):
         Checkpoint.open(tmp_path)
@@ -171,7 +171,7 @@ def test_damaged_index(tmp_path: Path, index: str) -> None:
 
 
 def test_a_single_file_beside_an_index_of_others_is_refused(tmp_path: Path) -> None:
-    """transformers loads the single file, vLLM the index's: what is left of an earlier save is in one of them."""
+    """transformers loads the single file, vLLM those of the index. One of the two is left over from an earlier save."""
     safetensors(tmp_path / "model-00001-of-00001.safetensors", OK, b"abcdef")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": "model-00001-of-00001.safetensors"}}))

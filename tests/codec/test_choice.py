@@ -1,4 +1,4 @@
-"""Slow links and many cores: rice. Fast links and few cores: pco."""
+"""The choice of a coder: rice for slow links and many cores, pco for fast links and few cores."""
 
 import pytest
 
@@ -25,14 +25,14 @@ def test_choice(link_mbit: float, cores: int, coder: int) -> None:
     assert choose_coder(FULL, CHANGED, link_mbit, cores) == coder
 
 
-def test_a_version_arrives_as_fast_as_all_uplinks_together_and_the_seeds_own_let_it() -> None:
+def test_the_arrival_rate_is_bounded_by_all_uplinks_together_and_by_the_seeds() -> None:
     assert arrival_mbit(100, []) == 100
     assert arrival_mbit(100, [100, 100]) == 100
     assert arrival_mbit(100, [0, 0, 0, 0]) == 25
     assert arrival_mbit(1000, [100] * 9) == pytest.approx(1900 / 9)
 
 
-def test_the_slowest_downlink_must_take_all_of_it() -> None:
+def test_the_slowest_downlink_bounds_the_arrival_rate() -> None:
     assert arrival_mbit(1000, [1000, 1000], [1000, 30, 500]) == 30
     assert arrival_mbit(100, [1000, 1000], [1000, 300]) == 100
 

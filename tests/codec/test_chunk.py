@@ -1,4 +1,4 @@
-"""Chunks: what is signed is what arrives, piece by piece; everything else is refused before it is decoded."""
+"""Chunks: only signed headers and pieces are accepted; everything else is refused before it is decoded."""
 
 import itertools
 from dataclasses import replace
@@ -36,7 +36,7 @@ def chunk_of(*sizes: int, first: int = 3, piece_bytes: int = 16384) -> Chunk:
 
 
 @given(st.lists(st.integers(1, 40_000), min_size=1, max_size=20), st.sampled_from([14, 15, 16, 17]))
-def test_headers_come_back(sizes: list[int], log_piece: int) -> None:
+def test_headers_round_trip(sizes: list[int], log_piece: int) -> None:
     chunk = chunk_of(*sizes, piece_bytes=1 << log_piece)
     header = opened(chunk)
     assert header.swarm == KEY.public
@@ -62,7 +62,7 @@ def test_order_of_deltas_does_not_matter() -> None:
 
 
 def test_headers_are_small() -> None:
-    """34 bytes a block, 32 a piece, and less than 250 once."""
+    """A header takes 34 bytes per block, 32 bytes per piece, and less than 250 bytes besides."""
     chunk = chunk_of(*[9000] * 7)
     assert len(chunk.header) < 250 + 7 * 36 + 4 * 32
 
@@ -77,7 +77,7 @@ def test_another_authority_or_domain() -> None:
 
 
 def test_a_header_signed_for_another_swarm() -> None:
-    """A key that signs what names another key: as if one trainer's chunks were resigned."""
+    """A header that names one key is signed by another, as if a trainer signed another trainer's chunk again."""
     other = Key.generate()
     body = chunk_of(10).header[SIGNATURE_BYTES:]
     with pytest.raises(PeerError, match="swarm"):
@@ -93,8 +93,8 @@ def test_every_altered_header_is_refused(at: int, flip: int) -> None:
 
 
 @given(st.integers(0), st.binary(max_size=4))
-def test_signed_nonsense_is_still_bounded(at: int, by: bytes) -> None:
-    """The authority's own bugs must not crash a node: whatever is signed decodes, or is a `PeerError`."""
+def test_signed_garbage_is_still_bounded(at: int, by: bytes) -> None:
+    """A bug of the authority must not crash a node: every signed header decodes or raises `PeerError`."""
     body = bytearray(chunk_of(100, 200).header[SIGNATURE_BYTES:])
     at %= len(body)
     body[at : at + len(by)] = by
@@ -121,7 +121,7 @@ def test_sizes_of_headers(size: int) -> None:
     ],
     ids=["none", "empty payload", "two, too large", "one, too large"],
 )
-def test_what_others_must_refuse_is_never_signed(deltas: list[BlockDelta]) -> None:
+def test_a_header_that_receivers_refuse_is_never_signed(deltas: list[BlockDelta]) -> None:
     with pytest.raises(PeerError, match="chunk"):
         seal_chunk(ChunkKey(0, 0, 0, 0), ROOT, LAYOUT_HASH, deltas, KEY)
 
@@ -140,7 +140,7 @@ def test_the_same_block_twice() -> None:
     out.raw(ROOT + LAYOUT_HASH)
     for number in (14, 2):
         out.uint(number)
-    for gap in ((5, b"\x00"), (5, b"\xff" * 8 + b"\x7f")):  # no encoding says "one less"
+    for gap in ((5, b"\x00"), (5, b"\xff" * 8 + b"\x7f")):  # no encoding expresses a gap of -1
         out.raw(gap[1])
         out.uint(30)
         out.raw(bytes(32))

@@ -1,4 +1,4 @@
-"""A block that is rewritten altogether goes raw without being coded first; one that is only half so is still coded."""
+"""A block whose elements all change is sent raw without coding it first; one of which half changes is still coded."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_rewritten_blocks_are_never_coded_whole(monkeypatch: pytest.MonkeyPatch,
     assert sum(coded) <= SIZE // 8
 
 
-def test_a_block_of_which_a_half_is_rewritten_is_still_coded() -> None:
+def test_a_half_rewritten_block_is_still_coded() -> None:
     dtype, random = DTYPES["BF16"], np.random.default_rng(0)
     old = random.integers(0, 1 << 16, SIZE).astype(np.uint16)
     new = old.copy()
@@ -37,7 +37,7 @@ def test_a_block_of_which_a_half_is_rewritten_is_still_coded() -> None:
     assert len(delta.payload) < new.nbytes
 
 
-def test_a_block_that_did_not_change_is_none_by_every_coder() -> None:
+def test_every_coder_returns_none_for_an_unchanged_block() -> None:
     old = np.arange(SIZE, dtype=np.uint16)
     assert all(
         encode(0, old, old.copy(), DTYPES["BF16"], coder) is None for coder in (CODER_RICE, CODER_PCO, CODER_RAW)

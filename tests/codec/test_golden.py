@@ -1,4 +1,4 @@
-"""Frozen bytes: what was written once must decode for ever, here and by a decoder that shares no code with ours."""
+"""Golden vectors: frozen bytes must always decode, with this codec and with a decoder that shares no code with it."""
 
 import struct
 from pathlib import Path
@@ -38,7 +38,7 @@ def chunks(name: str) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("name", ["rice", "pco"])
-def test_the_plain_decoder_arrives_at_the_new_bits(name: str) -> None:
+def test_the_plain_decoder_yields_the_new_bits(name: str) -> None:
     model = Model(read_layout((GOLDEN / "layout").read_bytes()), LAYOUT.hash)
     model.load((GOLDEN / "old").read_bytes())
     before = model.root()
@@ -53,7 +53,7 @@ def test_the_plain_decoder_arrives_at_the_new_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rice", "pco"])
-def test_ours_arrives_there_too(name: str) -> None:
+def test_the_codec_yields_the_new_bits(name: str) -> None:
     old, new = state("old"), state("new")
     replica = replica_of(old, LAYOUT)
     manifest = open_manifest((GOLDEN / f"{name}.manifest").read_bytes(), KEY.public)
@@ -68,7 +68,7 @@ def test_ours_arrives_there_too(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "coder"), [("rice", CODER_RICE), ("pco", CODER_PCO)])
 def test_the_encoder_still_writes_these_bytes(name: str, coder: int) -> None:
-    """Any encoder may choose otherwise; ours changes only on purpose."""
+    """The format allows encoders to choose other codes; this encoder must not change them by accident."""
     old, new = state("old"), state("new")
     replica = replica_of(old, LAYOUT)
     for sealed, body in chunks(name):

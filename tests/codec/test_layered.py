@@ -1,4 +1,4 @@
-"""A replica that is a checkpoint and the chunks since: at every version the bits of one that is written in place."""
+"""The layered replica has, at every version, the same bits as a replica that is written in place."""
 
 import os
 import threading
@@ -51,7 +51,7 @@ def swarm() -> Swarm:
 
 
 def layered_of(swarm: Swarm, folder: Path) -> Layered:
-    """Resting on a checkpoint of the truth as it is."""
+    """A layered replica on a checkpoint of the trainer's current bits."""
     write_checkpoint(folder, LAYOUT, swarm.truth.bits, {})
     return Layered(LAYOUT, Checkpoint.open(folder), swarm.truth.hashes.copy(), swarm.payload)
 
@@ -69,23 +69,23 @@ def assert_same(layered: Layered, truth: Replica) -> None:
         assert np.array_equal(layered.bits(tensor.name), truth.bits(tensor.name))
 
 
-def test_at_every_version_by_every_coder(swarm: Swarm, tmp_path: Path) -> None:
+def test_the_bits_are_right_at_every_version_with_every_coder(swarm: Swarm, tmp_path: Path) -> None:
     layered = layered_of(swarm, tmp_path / "v0")
     for coder in (CODER_RICE, CODER_PCO, CODER_RAW, CODER_RICE):
         chunks = swarm.step(coder)
         apply(layered, chunks)
-        apply(layered, chunks)  # again: nothing
+        apply(layered, chunks)  # again: no change
         assert_same(layered, swarm.truth)
 
 
-def test_chunks_can_be_followed_without_a_look_at_any_bits(swarm: Swarm, tmp_path: Path) -> None:
+def test_chunks_can_be_followed_without_decoding(swarm: Swarm, tmp_path: Path) -> None:
     layered = layered_of(swarm, tmp_path / "v0")
     for _ in range(3):
         layered.follow([opened(chunk) for chunk in swarm.step()])
     assert_same(layered, swarm.truth)
 
 
-def test_a_checkpoint_of_a_version_takes_the_place_of_what_led_there(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_new_checkpoint_replaces_the_chunks_up_to_it(swarm: Swarm, tmp_path: Path) -> None:
     layered = layered_of(swarm, tmp_path / "v0")
     apply(layered, swarm.step())
     frozen, root = layered.frozen(), swarm.truth.root
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_a_version_takes_the_place_of_what_led_there(swarm: Swar
     assert_same(layered, swarm.truth)
 
 
-def test_a_replica_in_memory_becomes_what_it_is(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_replica_in_memory_copies_it(swarm: Swarm, tmp_path: Path) -> None:
     layered = layered_of(swarm, tmp_path / "v0")
     for believed in (False, True):
         apply(layered, swarm.step())
@@ -123,7 +123,7 @@ def damaged(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["another bit", "cut off"])
-def test_what_a_disk_does_is_torn(swarm: Swarm, tmp_path: Path, how: str) -> None:
+def test_a_damaged_checkpoint_raises_torn(swarm: Swarm, tmp_path: Path, how: str) -> None:
     layered = layered_of(swarm, tmp_path / "v0")
     apply(layered, swarm.step())
     damaged(tmp_path / "v0" / "model.safetensors", how)
@@ -144,7 +144,7 @@ def test_what_a_disk_does_is_torn(swarm: Swarm, tmp_path: Path, how: str) -> Non
         layered.stage(last, swarm.kept[last.key].body)
 
 
-def test_a_chunk_that_is_gone_is_torn(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_missing_chunk_raises_torn(swarm: Swarm, tmp_path: Path) -> None:
     layered = layered_of(swarm, tmp_path / "v0")
     apply(layered, swarm.step())
     swarm.kept.clear()
@@ -152,7 +152,7 @@ def test_a_chunk_that_is_gone_is_torn(swarm: Swarm, tmp_path: Path) -> None:
         layered.read(0)
 
 
-def test_a_checkpoint_of_something_else(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(swarm: Swarm, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m", LAYOUT, OLD.__getitem__, {})
     checkpoint, hashes = Checkpoint.open(tmp_path / "m"), np.zeros((1, 32), np.uint8)
     with pytest.raises(PeerError, match=r"a\.bias"):
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_something_else(swarm: Swarm, tmp_path: Path) -> None:
 
 
 def test_a_reader_never_gets_a_mix(swarm: Swarm, tmp_path: Path) -> None:
-    """While versions come and checkpoints change places, every block read is of one version, whole."""
+    """While versions and checkpoints are added, every block that is read is of one version."""
     layered = layered_of(swarm, tmp_path / "v0")
     block = LAYOUT.blocks_of("b.weight")[0]
     allowed, over, failed = {layered.read(block)}, threading.Event(), list[object]()

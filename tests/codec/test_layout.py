@@ -1,4 +1,4 @@
-"""The table of tensors: blocks by arithmetic, one encoding, and no table that could do harm."""
+"""Layouts: blocks are computed, the encoding is unique, and invalid tables are refused."""
 
 import time
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_no_such_block(block: int) -> None:
         LAYOUT.block(block)
 
 
-def test_a_model_of_10_to_the_11_elements_is_arithmetic() -> None:
+def test_a_model_of_10_to_the_11_elements_costs_no_time_per_element() -> None:
     start = time.perf_counter()
     layout = Layout((TensorSpec("a", "BF16", (3,)), TensorSpec("huge", "F32", (10**6, 10**5 + 7))))
     last = layout.block(layout.n_blocks - 1)
@@ -67,7 +67,7 @@ tensors = st.dictionaries(
 
 
 @given(tensors)
-def test_layouts_come_back_with_the_same_hash(specs: tuple[TensorSpec, ...]) -> None:
+def test_layouts_round_trip_with_the_same_hash(specs: tuple[TensorSpec, ...]) -> None:
     layout = Layout(specs, FILES)
     again = Layout.from_bytes(layout.to_bytes())
     assert again == layout
@@ -75,7 +75,7 @@ def test_layouts_come_back_with_the_same_hash(specs: tuple[TensorSpec, ...]) -> 
 
 
 @given(st.integers(0), st.binary(max_size=3))
-def test_altered_bytes_are_another_layout_or_none(at: int, by: bytes) -> None:
+def test_altered_bytes_are_another_layout_or_refused(at: int, by: bytes) -> None:
     data = replace(LAYOUT, files=FILES).to_bytes()
     at %= len(data) + 1
     altered = data[:at] + by + data[at + len(by) :]
@@ -83,7 +83,7 @@ def test_altered_bytes_are_another_layout_or_none(at: int, by: bytes) -> None:
         layout = Layout.from_bytes(altered)
     except SwarmError:
         return
-    assert layout.to_bytes() == altered  # one encoding a layout
+    assert layout.to_bytes() == altered  # a layout has one encoding
 
 
 T = TensorSpec

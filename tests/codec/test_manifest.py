@@ -1,4 +1,4 @@
-"""The seal of a version, and the root that it seals."""
+"""Manifests and state roots."""
 
 from dataclasses import fields, replace
 
@@ -16,13 +16,13 @@ IDS = tuple(bytes([i]) * 32 for i in range(5))
 MANIFEST = Manifest(KEY.public, 1, 2, 3, b"p" * 32, b"r" * 32, b"l" * 32, IDS, 10**12, 10**11)
 
 
-def test_it_comes_back() -> None:
+def test_a_manifest_round_trips() -> None:
     assert open_manifest(MANIFEST.seal(KEY), KEY.public) == MANIFEST
     empty = replace(MANIFEST, chunk_ids=())
     assert open_manifest(empty.seal(KEY), KEY.public) == empty
 
 
-def test_at_most_a_kilobyte_beside_the_list() -> None:
+def test_all_but_the_chunk_ids_takes_at_most_a_kilobyte() -> None:
     huge = replace(MANIFEST, epoch=2**62, version=2**62, attempt=2**62, payload_bytes=2**62, changed=2**62)
     assert len(huge.seal(KEY)) - 32 * len(IDS) < 300
 
@@ -36,7 +36,7 @@ def test_altered(at: int, flip: int) -> None:
 
 
 @given(st.integers(0), st.binary(max_size=4))
-def test_signed_nonsense(at: int, by: bytes) -> None:
+def test_signed_garbage_is_bounded(at: int, by: bytes) -> None:
     body = bytearray(MANIFEST.seal(KEY)[SIGNATURE_BYTES:])
     at %= len(body)
     body[at : at + len(by)] = by
@@ -44,7 +44,7 @@ def test_signed_nonsense(at: int, by: bytes) -> None:
         found = open_manifest(KEY.seal(b"swarm-node manifest 1", bytes(body)), KEY.public)
     except PeerError:
         return
-    assert found.seal(KEY)[SIGNATURE_BYTES:] == body  # one encoding a manifest
+    assert found.seal(KEY)[SIGNATURE_BYTES:] == body  # a manifest has one encoding
 
 
 @pytest.mark.parametrize("cut", [1, 31, 32, 100, 250])

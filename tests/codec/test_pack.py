@@ -14,7 +14,7 @@ from codec.pack import MIN_CHUNK_BYTES, Packer, chunk_target, piece_target
         (0, 64 << 10, 16 << 10),
         (250_000, 64 << 10, 16 << 10),
         (30_000_000, 117_187, 16 << 10),
-        ((100 << 20) - 1, 409_599, 64 << 10),  # rounded, not cut: a byte less must not halve it
+        ((100 << 20) - 1, 409_599, 64 << 10),  # rounded to the nearest: one byte less must not halve the size
         (110_000_000, 429_687, 64 << 10),
         (10**10, 1 << 20, 256 << 10),
     ],
@@ -34,7 +34,7 @@ def test_few_nodes_get_larger_pieces() -> None:
     ("mbit", "piece"),
     [(1000, 256 << 10), (200, 256 << 10), (100, 128 << 10), (25, 32 << 10), (1, 16 << 10), (0, 16 << 10)],
 )
-def test_no_piece_takes_long(mbit: float, piece: int) -> None:
+def test_no_piece_takes_long_to_send(mbit: float, piece: int) -> None:
     assert piece_target(100 << 20, 8, mbit) == piece
 
 
@@ -49,7 +49,7 @@ def test_every_delta_goes_into_one_chunk(sizes: list[int], target: int) -> None:
         assert len(chunk) == 1 or sum(len(delta.payload) for delta in chunk) <= target
 
 
-def test_a_chunk_is_out_as_soon_as_it_is_full() -> None:
+def test_a_full_chunk_is_returned_at_once() -> None:
     packer = Packer(100)
     small, large = BlockDelta(0, 0, bytes(32), bytes(60)), BlockDelta(1, 2, bytes(32), bytes(500))
     assert packer.add(small) == []

@@ -1,4 +1,4 @@
-"""The way to an engine: indices and new bits in a sealed memfd; read back, bounded."""
+"""Weight patches for engines: written to a sealed memfd, and read back with every bound checked."""
 
 import os
 
@@ -35,11 +35,11 @@ def patched(fd: int) -> dict[str, Bits]:
 
 
 @pytest.mark.parametrize("group", [1 << 22, 100])
-def test_an_engine_ends_with_the_new_bits(monkeypatch: pytest.MonkeyPatch, group: int) -> None:
+def test_a_patched_engine_has_the_new_bits(monkeypatch: pytest.MonkeyPatch, group: int) -> None:
     monkeypatch.setattr(patch, "_GROUP", group)
     fd, nbytes = write_patch(reversed(staged()), LAYOUT)
     assert os.fstat(fd).st_size == nbytes
-    for _ in range(2):  # it can be read twice, by whoever has the descriptor
+    for _ in range(2):  # a descriptor can be read twice
         found = patched(fd)
         assert all(np.array_equal(found[name], NEW[name]) for name in NEW)
     names = [name for name, _, _ in read_patch(fd)]
@@ -48,7 +48,7 @@ def test_an_engine_ends_with_the_new_bits(monkeypatch: pytest.MonkeyPatch, group
     os.close(fd)
 
 
-def test_nothing_can_be_changed_in_it() -> None:
+def test_a_patch_is_immutable() -> None:
     fd, _ = write_patch(staged(), LAYOUT)
     with pytest.raises(PermissionError):
         os.write(fd, b"x")
@@ -103,14 +103,14 @@ def test_cut_short(length: int) -> None:
     os.close(fd)
 
 
-def test_bytes_too_many() -> None:
+def test_trailing_bytes_are_refused() -> None:
     fd = memfd(GOOD + b"\0")
-    with pytest.raises(PeerError, match="too many"):
+    with pytest.raises(PeerError, match="bytes follow the last entry"):
         list(read_patch(fd))
     os.close(fd)
 
 
-def test_it_says_what_each_block_will_hash_to() -> None:
+def test_a_patch_lists_the_hashes_of_each_block() -> None:
     fd, _ = write_patch(staged(), LAYOUT)
     replica = replica_of(OLD)
     predicted = replica.hashes.copy()

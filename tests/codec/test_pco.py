@@ -1,4 +1,4 @@
-"""The position-coded coder: exact, and closed to bad bytes."""
+"""The position coder: lossless, and malformed bytes are refused."""
 
 import numpy as np
 import pytest
@@ -35,8 +35,8 @@ def test_size_at_one_percent() -> None:
 
 
 @pytest.mark.parametrize("where", ["one row", "everything", "first", "last", "every second"])
-def test_changes_in_clusters(where: str) -> None:
-    """Golomb codes are for gaps that are spread; for others there is another way, and any is exact."""
+def test_clustered_changes(where: str) -> None:
+    """Golomb codes suit evenly spread gaps; clustered changes use another mode. Both are lossless."""
     dtype = DTYPES["BF16"]
     old = random_bits(np.random.default_rng(0), 100_000, dtype)
     picked = {
@@ -55,8 +55,8 @@ def test_changes_in_clusters(where: str) -> None:
 
 @settings(max_examples=at_least(60))
 @given(st.integers(0, 2**20), st.floats(0.001, 1), st.integers(0, 2**32 - 1))
-def test_any_gaps_survive(n: int, density: float, seed: int) -> None:
-    """Up to a whole block, at every m that such gaps lead to."""
+def test_any_gaps_round_trip(n: int, density: float, seed: int) -> None:
+    """Up to a whole block, with every m that such gaps lead to."""
     rng, dtype = np.random.default_rng(seed), DTYPES["U8"]
     old = np.zeros(n, np.uint8)
     new = (rng.random(n) < density**4).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The replica: verify early, write late, serve no mix, and know which version every block holds."""
+"""The replica: staged changes are verified before any write, and a reader never gets a mix of two versions."""
 
 import mmap
 import os
@@ -46,7 +46,7 @@ def test_chunks_in_any_order_and_again() -> None:
     replica.scatter(staged)
     replica.scatter(staged)
     assert differing(replica, NEW) == []
-    for chunk in chunks:  # replayed after the seal: every block is there already
+    for chunk in chunks:  # replayed after the seal: every block has its new hash already
         assert replica.stage(opened(chunk), chunk.body).blocks == ()
 
 
@@ -103,8 +103,8 @@ def test_blocks_that_changed_after_staging_are_not_scattered_into() -> None:
     assert differing(replica, OLD) == ["a.bias"]
 
 
-def test_a_crash_in_the_middle_of_scattering_is_found_and_mended() -> None:
-    """Some blocks new, one half-written without a hash, the others old: replay the chunks, fetch the torn one."""
+def test_a_crash_during_scatter_is_detected_and_repaired() -> None:
+    """After a crash some blocks are new, one is torn, the others old: replay the chunks, fetch the torn block."""
     replica = replica_of(OLD)
     chunks = publish(replica, NEW, target_bytes=200)
     staged = [replica.stage(opened(chunk), chunk.body) for chunk in chunks]
@@ -152,8 +152,8 @@ def test_a_block_beyond_the_model() -> None:
 
 
 @pytest.mark.parametrize("coder", [CODER_RICE, CODER_PCO, CODER_RAW])
-def test_a_payload_that_leads_elsewhere_is_torn(coder: int) -> None:
-    """Signed, but wrong: a bug of the trainer's, or other bits than the parent's. Either way not written."""
+def test_a_payload_with_a_wrong_result_raises_torn(coder: int) -> None:
+    """A signed chunk that is wrong (a bug of the trainer, or another parent) is not written."""
     replica = replica_of(OLD)
     good = replica.encode_block(0, block_of(NEW, LAYOUT, 0), coder)
     assert good is not None
@@ -165,7 +165,7 @@ def test_a_payload_that_leads_elsewhere_is_torn(coder: int) -> None:
     assert differing(replica, OLD) == []
 
 
-def test_dense_blocks_travel_raw() -> None:
+def test_dense_blocks_are_sent_raw() -> None:
     replica = replica_of(OLD)
     rng = np.random.default_rng(5)
     block = LAYOUT.blocks_of("b.weight")[1]
@@ -183,8 +183,8 @@ def test_dense_blocks_travel_raw() -> None:
 
 @pytest.mark.parametrize("coder", [CODER_RICE, CODER_PCO])
 @pytest.mark.parametrize("dtype", ["BF16", "F32", "F8_E4M3", "I64"])
-def test_a_wholly_rewritten_tensor_costs_its_bytes_and_a_percent_at_most(dtype: str, coder: int) -> None:
-    """Everything on the wire counted, the seal too."""
+def test_a_wholly_rewritten_tensor_costs_at_most_a_percent_more_than_its_bytes(dtype: str, coder: int) -> None:
+    """Counts all bytes on the wire, the seal included."""
     layout = Layout((TensorSpec("w", dtype, (1_500_000,)),))
     replica, after = replica_of(weights(layout, 1), layout), {}
     after["w"] = np.random.default_rng(2).integers(0, 256, layout.nbytes, np.uint8).view(layout.tensor("w").type.bits)
@@ -207,7 +207,7 @@ def test_nothing_changed() -> None:
     assert differing(replica, OLD) == []
 
 
-def test_write_block_takes_only_what_was_asked_for() -> None:
+def test_write_block_checks_length_and_hash() -> None:
     replica = replica_of(OLD)
     data = block_of(NEW, LAYOUT, 0).tobytes()
     with pytest.raises(PeerError, match=r"block\.hash"):
@@ -244,8 +244,8 @@ def test_from_a_checkpoint(tmp_path: Path) -> None:
     assert replica.rehash() == []
 
 
-def test_from_a_checkpoint_that_is_only_like_the_model(tmp_path: Path) -> None:
-    """What fits is taken; the rest stays without version, to be fetched from peers."""
+def test_from_a_checkpoint_that_matches_in_part(tmp_path: Path) -> None:
+    """Tensors that match are copied; the others have no version and are fetched from peers."""
     layout = Layout((*LAYOUT.tensors[:2], TensorSpec("e.fp8", "F8_E5M2", (129,)), LAYOUT.tensors[-1]))
     write_checkpoint(tmp_path / "m", layout, OLD.__getitem__, {})
     replica = Replica.from_checkpoint(Checkpoint.open(tmp_path / "m"), LAYOUT)
@@ -261,7 +261,7 @@ def test_from_a_checkpoint_of_another_model(tmp_path: Path) -> None:
         Replica.from_checkpoint(Checkpoint.open(tmp_path / "m"), LAYOUT)
 
 
-def test_whoever_attaches_reads_and_cannot_write() -> None:
+def test_an_attached_replica_is_read_only() -> None:
     replica = replica_of(OLD)
     fd = replica.seal_for_readers()
     assert replica.seal_for_readers() == fd
@@ -273,7 +273,7 @@ def test_whoever_attaches_reads_and_cannot_write() -> None:
     with pytest.raises((ValueError, TypeError)):
         attached.write_block(0, block_of(NEW, LAYOUT, 0).tobytes(), hash_of(block_of(NEW, LAYOUT, 0)))
     replica.scatter([replica.stage(opened(chunk), chunk.body) for chunk in publish(replica, NEW)])
-    assert differing(attached, NEW) == []  # the owner's map still writes, and the reader sees it
+    assert differing(attached, NEW) == []  # the owner can still write, and the reader sees the new bits
 
 
 def test_a_replica_in_a_file(tmp_path: Path) -> None:
@@ -289,12 +289,12 @@ def test_a_replica_in_a_file(tmp_path: Path) -> None:
         mmap.mmap(fd, 0)
     replica.scatter([replica.stage(opened(chunk), chunk.body) for chunk in publish(replica, NEW)])
     assert differing(replica, NEW) == []
-    assert differing(Replica.create(LAYOUT, path), OLD) != []  # made anew, all zeros
+    assert differing(Replica.create(LAYOUT, path), OLD) != []  # created again: all zeros
     with pytest.raises(UsageError, match="Cannot keep"):
         Replica.create(LAYOUT, tmp_path / "no" / "folder")
 
 
-def test_attach_to_something_else(tmp_path: Path) -> None:
+def test_attach_to_another_model_is_refused(tmp_path: Path) -> None:
     fd = os.memfd_create("x")
     os.ftruncate(fd, 100)
     with pytest.raises(PeerError, match=r"replica\.size"):
@@ -303,7 +303,7 @@ def test_attach_to_something_else(tmp_path: Path) -> None:
 
 
 def test_a_reader_never_gets_a_mix() -> None:
-    """One thread scatters back and forth, another reads: every read is wholly one version or the other."""
+    """One thread writes two versions in turn, another reads: every read returns one of the two, never a mix."""
     layout = Layout((TensorSpec("w", "BF16", (1 << 20,)),))
     a = {"w": np.zeros(1 << 20, np.uint16)}
     b = {"w": np.full(1 << 20, 0x3F80, np.uint16)}
@@ -317,7 +317,7 @@ def test_a_reader_never_gets_a_mix() -> None:
         replica.scatter([there])
         back = replica.stage(opened(publish(replica, a)[0]), publish(replica, a)[0].body)
         replica.scatter([back])
-        while not stop.wait(1e-4):  # versions are written now and then: a reader is not starved for ever
+        while not stop.wait(1e-4):  # pause between versions, so that the reader is not starved
             replica.scatter([there])
             stop.wait(1e-4)
             replica.scatter([back])
@@ -330,7 +330,7 @@ def test_a_reader_never_gets_a_mix() -> None:
             data, digest = (replica, attached)[i % 2].read(0)
             found = hash_of(np.frombuffer(data, np.uint8))
             assert found in known
-            assert digest in known or i % 2  # the other process's hashes are its own business
+            assert digest in known or i % 2  # the attached replica has a copy of the hashes, which does not follow
             if i % 2 == 0:
                 assert digest == found
             seen.add(found)
@@ -340,14 +340,14 @@ def test_a_reader_never_gets_a_mix() -> None:
 
 
 def test_a_block_that_is_never_finished_is_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codec.replica._PATIENCE", 3)
+    monkeypatch.setattr("codec.replica._MAX_READ_TRIES", 3)
     replica = replica_of(OLD)
     with replica._writing(0, bytes(32)), pytest.raises(Torn):
         replica.read_block(0)
 
 
-def test_a_write_after_one_that_was_cut_short_is_guarded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codec.replica._PATIENCE", 3)
+def test_a_write_after_an_interrupted_one_is_guarded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codec.replica._MAX_READ_TRIES", 3)
     replica = replica_of(OLD)
     with pytest.raises(KeyError), replica._writing(0, bytes(32)):
         raise KeyError

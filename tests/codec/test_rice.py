@@ -1,4 +1,4 @@
-"""The class-sorted Rice coder: exact for every pattern, and deaf to bytes that no encoder wrote."""
+"""The Rice coder: lossless for every bit pattern, and malformed bytes are refused."""
 
 from types import ModuleType
 
@@ -17,7 +17,7 @@ BF16 = DTYPES["BF16"]
 
 
 def check(old: Bits, new: Bits, dtype: DType) -> bytes | None:
-    """Code, decode in both ways, compare."""
+    """Encode, decode in both ways, and compare."""
     coded = rice.encode_changes(old, new, dtype)
     expected = np.flatnonzero(old != new)
     if coded is None:
@@ -53,7 +53,7 @@ PATTERNS = [name for name, dtype in DTYPES.items() if dtype.itemsize == 1]
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("coder", [rice, pco])
 def test_every_pattern_becomes_every_other(name: str, coder: ModuleType) -> None:
-    """All 65536 pairs of bytes: old and new."""
+    """All 65536 pairs of an old and a new byte."""
     dtype = DTYPES[name]
     old, new = (side.ravel().astype(np.uint8) for side in np.meshgrid(np.arange(256), np.arange(256)))
     payload = coder.encode_block(old, new, dtype)
@@ -66,7 +66,7 @@ def test_every_pattern_becomes_every_other(name: str, coder: ModuleType) -> None
 @pytest.mark.parametrize("coder", [rice, pco])
 @pytest.mark.parametrize("step", [1, 0x7FFF, 0x8000, 0xFFFF])
 def test_every_half_word_before_and_after(name: str, coder: ModuleType, step: int) -> None:
-    """Every pattern of 16 bits, as the upper and as the lower half of 32: one step up, one down, and far."""
+    """Every 16-bit pattern, as the upper and the lower half of 32 bits, with steps of +1, -1 and a large one."""
     dtype = DTYPES[name]
     old = np.arange(1 << 16).astype(dtype.bits)
     if dtype.itemsize == 4:
@@ -130,7 +130,7 @@ def test_any_dtype_density_and_difference(name: str, n: int, density: float, see
 
 @given(st.data())
 def test_adversarial_exponents(data: st.DataObject) -> None:
-    """Runs of a few exponents, changes wherever hypothesis likes."""
+    """Runs of a few exponents, with changes at positions that hypothesis chooses."""
     runs = data.draw(st.lists(st.tuples(st.integers(0, 255), st.integers(1, 130)), min_size=1, max_size=12))
     exponents = np.concatenate([np.full(n, e, np.uint16) for e, n in runs])
     old = exponents << np.uint16(7) | np.uint16(1)
@@ -151,7 +151,7 @@ def test_read_only_and_unaligned_arrays() -> None:
 
 
 def test_size_at_one_percent() -> None:
-    """The reason for it all; the headroom over 7.14 is for other seeds."""
+    """The coder's main claim. The measured 7.14 bits leave room for other random seeds."""
     old, new = rl_step(BLOCK_ELEMENTS)
     changed = int((old != new).sum())
     payload = rice.encode_block(old, new, BF16)
@@ -182,7 +182,7 @@ def test_cut_short(coded: tuple[bytes, Bits], length: int) -> None:
         rice.decode_block(payload[:length], old, BF16)
 
 
-def test_bytes_too_many(coded: tuple[bytes, Bits]) -> None:
+def test_trailing_bytes_are_refused(coded: tuple[bytes, Bits]) -> None:
     payload, old = coded
     with pytest.raises(PeerError, match=r"rice\.end"):
         rice.decode_block(payload + b"\0", old, BF16)
@@ -217,8 +217,8 @@ def test_hostile_fields(payload: bytes) -> None:
         rice.decode_block(payload, old, BF16)
 
 
-def test_after_garbage_the_coder_is_still_right(coded: tuple[bytes, Bits]) -> None:
-    """Scratch is reused: nothing of a refused payload may stay in it."""
+def test_the_coder_is_right_after_garbage(coded: tuple[bytes, Bits]) -> None:
+    """Scratch memory is reused, so a refused payload must leave nothing in it."""
     _, old = coded
     rng = np.random.default_rng(4)
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""A publish after T optimizer steps is one exact delta, for every T: small, and the same bits as T deltas in a row."""
+"""One delta over T optimizer steps gives the same bits as T deltas in sequence, and is smaller."""
 
 import numpy as np
 import pytest
@@ -40,4 +40,4 @@ def test_one_delta_over_any_number_of_steps(walk: list[np.ndarray], coder: int) 
         words[decoded[0]] = decoded[1]
         assert np.array_equal(words, walk[steps])
         assert len(delta.payload) <= single
-    assert len(delta.payload) < 0.5 * single  # what changes twice is sent once
+    assert len(delta.payload) < 0.5 * single  # an element that changes twice is sent once

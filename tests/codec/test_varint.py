@@ -1,4 +1,4 @@
-"""Numbers in bytes: one encoding a value, and a reader that takes nothing else."""
+"""LEB128 integers and text: each value has one encoding, and the reader refuses all others."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from codec.varint import MAX_INT, Reader, Writer
 
 
 @given(st.integers(0, MAX_INT))
-def test_numbers_come_back(value: int) -> None:
+def test_numbers_round_trip(value: int) -> None:
     out = Writer()
     out.uint(value)
     reader = Reader(bytes(out.data), "x")
@@ -57,6 +57,6 @@ def test_text_is_bounded_and_utf8() -> None:
         Reader(b"\x05abc", "x").text("t", 6)
 
 
-def test_nothing_may_follow() -> None:
+def test_trailing_bytes_are_refused() -> None:
     with pytest.raises(PeerError, match=r"x\.end: 1 bytes too many"):
         Reader(b"\x00", "x").end()

@@ -17,6 +17,7 @@ from swarm.gossip.announcements import Gossip
 from swarm.transport.base import Lane, PeerKey
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.rules import PeerPolicy
 
 pytestmark = pytest.mark.foreign
 
@@ -92,7 +93,9 @@ async def echo(peer: PeerKey, lane: Lane, stream: trio.abc.HalfCloseableStream) 
 @pytest.mark.parametrize("security", ["tls", "noise"])
 async def test_js_dials_us(installed: Path, security: str) -> None:
     granted: set[PeerKey] = set()
-    ours = Libp2pTransport(Key(bytes([5]) * 32), ["/ip4/127.0.0.1/tcp/0"], admits=granted.__contains__)
+    ours = Libp2pTransport(
+        Key(bytes([5]) * 32), ["/ip4/127.0.0.1/tcp/0"], policy=PeerPolicy(admits=granted.__contains__)
+    )
     gossip = Gossip(ours, "interop", lambda data: data != b"bad")
     got: list[bytes] = []
     with trio.fail_after(60):

@@ -142,7 +142,7 @@ class Swarm:
         except subprocess.TimeoutExpired:
             kill(process)
             out, err = process.communicate()
-            pytest.fail(f"{words} did not end in {within_s:.0f} s: {out.decode()} {err.decode()}")
+            pytest.fail(f"{words} did not end in {within_s:.0f} s: {out.decode()} {err.decode()} {self.logs()}")
         return Ended(process.returncode, out.decode(), err.decode(), time.monotonic() - began)
 
     def together(self, *commands: tuple[str, ...], within_s: float = PATIENCE_S) -> list[Ended]:
@@ -153,7 +153,7 @@ class Swarm:
     def json(self, name: str, *words: str) -> Any:
         """What a command that must succeed reports."""
         ended = self.command(name, *words, "--json")
-        assert ended.code == 0, ended
+        assert ended.code == 0, f"{ended} {self.logs()}"
         return json.loads(ended.out)
 
     def signal(self, name: str, number: int = signal.SIGTERM, within_s: float = 15.0) -> int:
@@ -212,6 +212,10 @@ class Swarm:
     def log(self, name: str, last: int = 4000) -> str:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace")[-last:] if path.exists() else ""
+
+    def logs(self) -> str:
+        """The last lines of all that run, and the exit codes of those that should."""
+        return "\n".join(f"--- {name} ({process.poll()}): {self.log(name)}" for name, process in self.running.items())
 
     def forget(self, *names: str) -> None:
         """End these processes, if they run, and remove their logs."""

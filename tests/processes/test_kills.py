@@ -107,7 +107,6 @@ def test_signals_at_random_moments_end_every_command(swarm: Swarm) -> None:
         "publish": ("publish", str(swarm.folder / "step_1")),
         "status": ("status", "--watch"),
     }
-    processes = []
     for turn in range(12):
         what = list(commands)[turn % len(commands)]
         home = "seed" if what in ("publish", "status") else f"{what}-{turn}"
@@ -116,12 +115,13 @@ def test_signals_at_random_moments_end_every_command(swarm: Swarm) -> None:
         time.sleep(rng.uniform(0.0, 3.0))
         process.send_signal(number)
         _, err = process.communicate(timeout=20)
+        assert not group_alive(process.pid), what
+        if b"Failed to import the site module" in err:
+            continue  # Ctrl-C while Python itself starts: no line of ours has run
         # In its first moments Python has no say yet: the signal itself ends the process.
         assert process.returncode in (128 + number, -number, 0 if what == "publish" else 128 + number), (what, err)
         assert b"Traceback" not in err or process.returncode < 0, (what, err.decode())
         assert not re.search(rb"bug|Error", err) or process.returncode < 0, (what, err.decode())
-        processes.append(process)
-        assert not group_alive(process.pid), what
     assert swarm.state("seed")["role"] == "seed"
     swarm.publish(swarm.folder / "step_2")
     assert swarm.state("seed")["root"] == root_of(STEPS[2])

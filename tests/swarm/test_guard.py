@@ -1,9 +1,12 @@
-"""The guard: what a peer can cause stops there, what is the user's or nobody's goes on."""
+"""Guards stop the errors that a peer can cause; `UsageError` and cancellation propagate."""
 
+import gc
 import logging
+import weakref
 
 import pytest
 import trio
+import trio.testing
 
 from codec.errors import PeerError, UsageError
 from swarm import guard
@@ -19,7 +22,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     guard.dropped.clear()
 
 
-def test_a_broken_rule_stops_there_and_is_counted() -> None:
+def test_a_broken_rule_is_stopped_and_counted() -> None:
     with guarded(Source.CONTROL, b"\1" * 32) as outcome:
         raise PeerError("message: no")
     assert (outcome.why, outcome.is_rule_broken) == ("message: no", True)
@@ -29,7 +32,7 @@ def test_a_broken_rule_stops_there_and_is_counted() -> None:
 @pytest.mark.parametrize(
     "error", [trio.TooSlowError(), trio.BrokenResourceError("gone"), OSError(107, "not connected")]
 )
-def test_what_networks_do_is_no_crime(error: Exception) -> None:
+def test_network_errors_are_not_broken_rules(error: Exception) -> None:
     with guarded(Source.PROBE) as outcome:
         raise error
     assert outcome.error is error
@@ -38,7 +41,7 @@ def test_what_networks_do_is_no_crime(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("?"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "?"), RecursionError()])
-def test_a_bug_is_survived_and_told(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_is_stopped_and_logged(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with guarded(Source.WORK, "box-7") as outcome:
         raise error
     assert outcome.is_rule_broken
@@ -55,12 +58,12 @@ def test_strict_raises_bugs_and_nothing_else(monkeypatch: pytest.MonkeyPatch) ->
         raise KeyError("ours")
 
 
-def test_what_the_user_can_mend_goes_on_up() -> None:
+def test_usage_errors_propagate() -> None:
     with pytest.raises(UsageError), guarded(Source.BULK):
         raise ExceptionGroup("both", [PeerError("no"), UsageError("The disk is full.")])
 
 
-async def test_cancellation_passes_and_takes_nothing_along() -> None:
+async def test_cancellation_passes_through() -> None:
     with trio.CancelScope() as scope:
         with guarded(Source.STREAM) as outcome:
             async with trio.open_nursery() as nursery:
@@ -86,7 +89,7 @@ def test_of_several_errors_a_bug_counts_before_a_broken_connection() -> None:
     assert isinstance(outcome.error, KeyError)
 
 
-def test_lines_are_left_out_and_counted() -> None:
+def test_repeated_lines_are_left_out_and_counted() -> None:
     now = 0.0
     seldom = Seldom(first=2, every_s=60, clock=lambda: now)
     assert [seldom.due("a") for _ in range(5)] == [0, 0, None, None, None]
@@ -102,3 +105,39 @@ def test_a_bucket_gives_its_rate_and_its_burst() -> None:
     assert bucket.spend(11, 102.0) == pytest.approx(1.1, abs=0.11)
     assert not bucket.take(1, 102.5)
     assert bucket.spend(0, 99.0) > 0, "a clock that goes back pays nothing"
+
+
+class Buffer:
+    """Something large that a session holds."""
+
+
+@pytest.mark.parametrize("in_nursery", [False, True])
+async def test_what_an_ended_session_held_goes_with_it_and_waits_for_no_garbage_collection(in_nursery: bool) -> None:
+    held: list[weakref.ref[Buffer]] = []
+
+    async def read() -> None:
+        buffer = Buffer()
+        held.append(weakref.ref(buffer))
+        try:
+            raise KeyError(id(buffer))
+        except KeyError as error:
+            raise PeerError("not a message") from error
+
+    async def session() -> str:
+        with guarded(Source.CONTROL, b"\x01" * 32) as outcome:
+            if in_nursery:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(trio.sleep_forever)
+                    await read()
+            else:
+                await read()
+        return outcome.why
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert await session() == "not a message"
+        await trio.testing.wait_all_tasks_blocked()
+        assert held[0]() is None
+    finally:
+        gc.enable()

@@ -24,6 +24,7 @@ from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Attach, Hello, Join, Reports, Welcome
 from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.roster import AUTHORITY as SEED
+from swarm.protocol.startup import Boot, Saved, Site
 
 __all__ = ["AuthorityTarget"]
 
@@ -56,8 +57,9 @@ class _World(CoreWorld):
         self.cases = 0
         self._tickets = count(1)
         self.core = Authority(
-            AUTHORITY, ("/ip4/198.51.100.9/tcp/4001",), Tuning.loopback(), random.Random(rng.random()),
-            boot=1, clock=lambda now: AuthorityTime(1000.0 + now), head=manifest_of(0).seal(AUTHORITY),
+            AUTHORITY, Tuning.loopback(), random.Random(rng.random()),
+            Boot(1, clock=lambda now: AuthorityTime(1000.0 + now)), Saved(manifest_of(0).seal(AUTHORITY)),
+            Site(("/ip4/198.51.100.9/tcp/4001",)),
         )  # fmt: skip
         self._answer(self.core.start(0.0))
         self.actors = {key.public: self._actor(key) for key in map(key_of, self._names())}

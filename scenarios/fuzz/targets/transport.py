@@ -17,8 +17,9 @@ from scenarios.fuzz.fields import Kind, fields_of, plain
 from scenarios.fuzz.scene import key_of
 from scenarios.fuzz.target import FOREVER, Target, World
 from swarm.transport.connection import multistream
+from swarm.transport.connection.addresses import host_and_port_of
 from swarm.transport.connection.certificate import verified_key
-from swarm.transport.connection.tcp import TOKEN_BYTES, host_and_port_of
+from swarm.transport.connection.tcp import TOKEN_BYTES
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.nat import circuit, punch
 

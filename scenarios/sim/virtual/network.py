@@ -53,6 +53,7 @@ from swarm.protocol.core.events import (  # fmt: skip
     UnknownLabel,
     VersionId,
 )
+from swarm.protocol.core.notices import Notice
 from swarm.protocol.core.wire import Blob, Lacks, WantBlob, WantBlock, Work, decode, encode
 from swarm.protocol.member import Peer
 
@@ -85,7 +86,7 @@ class VirtualNetwork(Clock):
         self.paths = paths
         self.uplinks = Uplinks(self, paths, self._fate, self._frame_came)
         self.uplinks.told = self._apply
-        self.told: Callable[[Node, Notify], object] = lambda node, effect: node.told.append(effect)
+        self.told: Callable[[Node, Notice], object] = lambda node, notice: node.told.append(notice)
         """What a node's core has to say to whoever runs it: kept with the node, unless somebody listens."""
         self.committed: Callable[[Node, VersionId], object] = lambda node, version: None
         """A node's replica became this version."""
@@ -428,7 +429,7 @@ class VirtualNetwork(Clock):
                 self._carry(node, other, node.sessions[peer], _GOSSIP_AFTER_S, self._apply, other, seen)
 
     def _do_notify(self, node: Node, effect: Notify) -> None:
-        self.told(node, effect)
+        self.told(node, effect.notice)
 
 
 _NAMES: dict[type, bytes] = {kind: kind.__name__.encode() for kind in (Heard, HeaderStored, PieceStored, SendDone)}

@@ -12,7 +12,8 @@ from codec.sign import Key
 from scenarios.sim.virtual.cpu import Cpu
 from scenarios.sim.virtual.links import PACKET_OVERHEAD, Flow, Frame, Link
 from swarm.protocol.authority import Authority
-from swarm.protocol.core.events import HeaderStored, Notify, VersionId
+from swarm.protocol.core.events import HeaderStored, VersionId
+from swarm.protocol.core.notices import Notice
 from swarm.protocol.member import Peer
 
 __all__ = ["LAYOUT", "Faults", "Node", "Published", "facts", "root_of"]
@@ -99,7 +100,7 @@ class Node:
     timers: dict[str, float] = field(default_factory=dict)
     asked: dict[int, tuple[bytes, int, Any]] = field(default_factory=dict)
     held_at: dict[VersionId, float] = field(default_factory=dict)
-    told: list[Notify] = field(default_factory=list)
+    told: list[Notice] = field(default_factory=list)
     dropped: set[tuple[VersionId, int]] = field(default_factory=set)
     """Attempts that it was told to forget."""
     later: list[tuple[Callable[..., object], tuple[Any, ...]]] = field(default_factory=list)

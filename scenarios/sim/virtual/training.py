@@ -34,7 +34,8 @@ from scenarios.sim.virtual.engine import STOP, ModelledEngine, nothing
 from scenarios.sim.virtual.links import Link, Paths
 from scenarios.sim.virtual.node import Node, root_of
 from scenarios.sim.virtual.trio_time import VirtualTime, one_order, pass_time
-from swarm.protocol.core.events import Notify, VersionId
+from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.notices import LeaseExpired, MemberJoined, MemberLeft, Notice, WorkHeard
 from swarm.protocol.core.tuning import Tuning
 
 __all__ = ["CARRIERS", "Outcome", "Wan", "train"]
@@ -217,19 +218,21 @@ class _Training:
 
     # ------------------------------------------------------------ from the simulated swarm
 
-    def _told(self, node: Node, effect: Notify) -> None:
-        what, info = effect.what, effect.info
+    def _told(self, node: Node, notice: Notice) -> None:
         if node is not self.world.authority:
-            if what == "work":
-                self.sim_nodes[node.key.public].worker.hear(info["body"])
-        elif what == "work":
-            self.service.hear(info["peer"], info["body"])
-        elif what == "member_joined":
-            self.service.member_up(info["peer"])
-        elif what in ("member_left", "lease_expired"):
-            self.service.member_lost(info["peer"])
-        else:
+            if isinstance(notice, WorkHeard):
+                self.sim_nodes[node.key.public].worker.hear(notice.body)
+            self.world.halt()
             return
+        match notice:
+            case WorkHeard(peer, body):
+                self.service.hear(peer, body)
+            case MemberJoined(peer):
+                self.service.member_up(peer)
+            case MemberLeft(peer) | LeaseExpired(_, peer):
+                self.service.member_lost(peer)
+            case _:
+                return
         self.world.halt()
 
     def _arrived(self, node: Node, version: VersionId) -> None:

@@ -8,9 +8,13 @@ Modules:
 - `boots`: Boot numbers of an authority
 - `bucket`: A token bucket
 - `documents`: The documents that membership hangs on, as they are signed and travel
-- `events`: The core's vocabulary
+- `events`: The core's vocabulary: events and effects
+- `notices`: What the core tells the application
+- `outbox`: The effects of the event that is being applied
 - `reach`: Who can dial whom, and who does
+- `standing`: Where a lease stands
 - `tuning`: The numbers that the protocol runs by and a preset may change, each with its reason
 - `uplink`: Our uplink, as far as the core knows it
+- `version`: A policy version's number
 - `wire`: Messages <-> bytes
 """

@@ -1,4 +1,4 @@
-"""A token bucket: what a peer may cost us, in the long run and at once. Pure; the clock is an argument."""
+"""A token bucket: bounds what a peer may cost us, as a rate and as a burst. Pure; the clock is an argument."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ __all__ = ["Bucket"]
 
 @dataclass(slots=True)
 class Bucket:
-    """Holds at most `burst` tokens and gains `rate` a second. It begins full.
+    """Holds at most `burst` tokens and gains `rate` a second. It starts full.
 
-    `take` is for what can be refused. `spend` is for what has been done already: the bucket then goes into debt, and
-    says how long its owner has to wait until the debt is paid.
+    `take` is for work that can be refused. `spend` is for work that is done already: the bucket then goes into debt,
+    and returns how long its owner has to wait until the debt is paid.
     """
 
     rate: float
@@ -18,10 +18,10 @@ class Bucket:
     burst: float
     level: float = float("inf")
     at_s: float = 0.0
-    """Local time as of which `level` stands."""
+    """Local time, in seconds, at which `level` was last brought up to date."""
 
     def take(self, tokens: float, now: float) -> bool:
-        """Take so many, if they are there: whether they were."""
+        """Remove `tokens` and return True, or return False if there are fewer."""
         self._fill(now)
         if self.level < tokens:
             return False
@@ -29,7 +29,8 @@ class Bucket:
         return True
 
     def spend(self, tokens: float, now: float) -> float:
-        """Take so many whether they are there or not; seconds until the bucket is out of debt (0: it has none)."""
+        """Remove `tokens` even if there are fewer. Returns the seconds until the bucket is out of debt; 0: it is not in
+        debt."""
         self._fill(now)
         self.level -= tokens
         return max(0.0, -self.level / self.rate)

@@ -1,11 +1,10 @@
-"""The documents that membership hangs on, as they are signed and travel.
+"""The signed documents of membership, as they travel.
 
-- `Capability` (in a ticket): the right to join, until it expires, for so many nodes.
+- `Capability` (in a ticket): the right to join, until it expires, for a number of nodes.
 - `Grant`: the lease of one peer on one slot, with a fencing serial: of two grants for a slot the higher serial counts.
-- `Heartbeat`: the authority's clock and its word on which slots live; small, frequent, down all trees.
-- `Report`: a member's renewal. It re-signs nothing of the authority's: it is signed by the member over the hash of the
-  last heartbeat it saw, so nobody can forge one, replay an old one or keep the dead alive. It also says what the member
-  holds.
+- `Heartbeat`: the authority's clock, and which slots' leases live; small, frequent, sent down all trees.
+- `Report`: a member's renewal, and what it holds. The member signs it over the hash of the last heartbeat that it saw,
+  so no other peer can forge one, replay an old one, or keep a dead member's lease alive.
 """
 
 import zlib
@@ -19,7 +18,7 @@ from blake3 import blake3
 from codec.errors import PeerError
 from codec.sign import SIGNATURE_BYTES, Key, open_sealed
 from codec.unpack import unpack
-from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.version import VersionId
 
 __all__ = [
     "MAX_LINKS",
@@ -51,14 +50,14 @@ U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-"""Of the authority's clock. The bounds keep NaN and infinity out of arithmetic, too."""
+"""Authority time, in seconds. The bounds also keep NaN and infinity out of arithmetic."""
 Slots = Annotated[bytes, msgspec.Meta(max_length=2080)]
 MAX_SLOTS = 2048 * 8
 Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 MAX_LINKS = 32
-"""Neighbours in one report: twice as many as there are stripes on either side, and then some."""
+"""Neighbours in one report: four times as many as there are stripes (8)."""
 MAX_UPLOADS = 16
-"""Peers in one report to which blocks were given; with more, the others' turn is next time."""
+"""Peers in one report to which blocks were sent; further ones stand in the next report."""
 
 
 class Capability(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -69,11 +68,11 @@ class Capability(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     expires: Time
     """Authority time."""
     nodes: U32
-    """How many peers may have a lease by it at a time."""
+    """How many peers may hold a lease by it at a time."""
     quota_bytes: U63
-    """How much they may fetch in all while catching up; 0: no limit."""
+    """Bytes that these peers may fetch in all while catching up; 0: no limit."""
     nodes_ever: U32 = 0
-    """How many different peers may use it ever; 0: no limit. Not in tickets of the first releases."""
+    """How many different peers may ever use it; 0: no limit. Tickets of the first releases lack this field."""
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -83,17 +82,18 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     peer: Key32
     slot: Slot
     serial: U63
-    """Fencing: rises with every grant that this authority ever gave, over restarts too."""
+    """Fencing: higher in each further grant of this authority, across restarts too."""
     issued: Time
     capability: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The authority's word. Ordered by (boot, serial)."""
+    """The authority's time, newest version and live leases. Ordered by (boot, serial)."""
 
     swarm: Key32
     boot: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    """How often the authority has started: the older of two with one key stops."""
+    """Number of the authority's boot, see `boots`: of two authorities with one key the one with the lower number
+    stops."""
     serial: U32
     time: Time
     """Authority time."""
@@ -103,9 +103,9 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     version: U63
     """The newest sealed version."""
     live: Slots
-    """Bit set by slot: not past hard expiry. Content may be given to these."""
+    """Bit set by slot: leases not past hard expiry, whose holders may get content."""
     fresh: Slots
-    """Bit set by slot: not past soft expiry either. Work and interior places go to these."""
+    """Bit set by slot: leases not past soft expiry, whose holders may stand inside a tree."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -113,7 +113,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     @property
     def stamp(self) -> int:
-        """`order` as one number: what a `Hello` names."""
+        """`order` as one number, as a `Hello` names it."""
         return self.boot << 32 | self.serial
 
     @property
@@ -122,24 +122,24 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 UNTIMED = 1
-"""kbit/s of a neighbour that gave something, but too little to say how fast."""
+"""`Link.kbit_s` of a neighbour that sent too little for its rate to be measured."""
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One neighbour, in a report."""
+    """What a member measured of one neighbour."""
 
     slot: Slot
     kbit_s: Annotated[int, msgspec.Meta(ge=0, le=10_000_000_000)]
-    """At which verified bytes came from it while it was sending; 0: none came, `UNTIMED`: too few to say."""
+    """Rate of its verified bytes while it was sending; 0: none came; `UNTIMED`: too few came to tell."""
     short_percent: Annotated[int, msgspec.Meta(ge=0, le=100)]
-    """How much less than its part came from it (in one stripe of eight: an eighth), or how much slower than from our
-    parents mostly."""
+    """By how many percent it brought less than its part (an eighth for one stripe of eight), or was slower than the
+    median of the member's parents, whichever is more."""
     rtt_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)]
-    """Shortest; 0: not known."""
+    """The shortest round trip; 0: not known."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A member's renewal and account of itself. What it says of itself is a claim; only `held` moves anything."""
+    """A member's renewal and account of itself. What a member says of itself is a claim."""
 
     swarm: Key32
     peer: Key32
@@ -147,9 +147,9 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     grant: U63
     """Serial of the grant renewed."""
     counter: U63
-    """Rises with every report of this grant; older ones are dropped."""
+    """Higher in each further report under this grant; the authority drops older ones."""
     heartbeat: Key32
-    """`heartbeat_hash` of the last one seen."""
+    """`heartbeat_hash` of the last heartbeat that the member saw."""
     epoch: U32
     version: U63
     """The version that its replica holds."""
@@ -162,17 +162,17 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     tokens_s: Rate
     leaving: bool
     catching_up: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    """How much of the model it has, while it catches up; 1: all."""
+    """The share of the model that it has, while it catches up; 1: all."""
     lost: Annotated[tuple[int, ...], msgspec.Meta(max_length=16)] = ()
-    """Slots of parents that it lost: hearsay, which at most moves an edge."""
+    """Slots of parents that it lost. Hearsay, which at most moves an edge."""
     links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=MAX_LINKS)] = ()
-    """What it measured of its neighbours; once a version."""
+    """What it measured of its neighbours; given once a version."""
     fetched_bytes: U63 = 0
-    """Of blocks and what goes with them, since this grant: a claim, see `quota`."""
+    """Bytes of blocks, lists and files that it fetched under this grant. A claim; see `quota`."""
     gave: Annotated[tuple[tuple[Slot, U63], ...], msgspec.Meta(max_length=MAX_UPLOADS)] = ()
-    """To whom it gave how much of that, since this grant; only what is new lately."""
+    """Slots that it sent such bytes to, and how many under this grant; only those whose number changed lately."""
     saving: bool = False
-    """What it may send today is as good as used up: it is to stand inside no tree."""
+    """What it may send today is nearly used up, so it should be a leaf in every tree."""
 
     @property
     def held(self) -> VersionId:
@@ -192,7 +192,7 @@ _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in _DOMAINS}
 def seal(document: Capability | Grant | Heartbeat | Report, key: Key) -> bytes:
     """The document signed, as it travels."""
     if isinstance(document, Heartbeat):
-        # Nearly all that live are fresh, and nearly all slots live: what travels is packed, and a tenth as large.
+        # Nearly all live leases are fresh, and nearly all slots live: the packed bits are a tenth as large.
         soft = _xor(document.live, document.fresh)
         document = msgspec.structs.replace(document, live=_packed(document.live), fresh=_packed(soft))
     return key.seal(_DOMAINS[type(document)], _encoder.encode(document))
@@ -219,7 +219,7 @@ def _packed(bits: bytes) -> bytes:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """At most a bit for each slot, however much `data` would unpack to."""
+    """The bits; no more than one for each slot is unpacked, whatever `data` claims. `PeerError` when there are more."""
     opened = zlib.decompressobj(wbits=-15)
     try:
         bits = opened.decompress(data, MAX_SLOTS // 8)
@@ -235,28 +235,34 @@ def _xor(a: bytes, b: bytes) -> bytes:
     return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
 
 
+# A document arrives by several trees and is verified once: hence the caches. A failed check raises, which is not
+# cached.
+
+
 @lru_cache(maxsize=1024)
 def open_grant(sealed: bytes, swarm: bytes) -> Grant:
+    """Verify, then decode. `PeerError` when it is not this swarm's."""
     return _of_swarm(_open(Grant, sealed, swarm), swarm)
 
 
 @lru_cache(maxsize=64)
 def open_heartbeat(sealed: bytes, swarm: bytes) -> Heartbeat:
+    """Verify, then decode and unpack the bit sets. `PeerError` when it is not this swarm's."""
     heartbeat = _of_swarm(_open(Heartbeat, sealed, swarm), swarm)
     live = _unpacked(heartbeat.live)
     return msgspec.structs.replace(heartbeat, live=live, fresh=_xor(live, _unpacked(heartbeat.fresh)))
 
 
 _REPORT_PEER = slice(SIGNATURE_BYTES + 39, SIGNATURE_BYTES + 71)
-"""Where a report names its author: behind the array's head (3 bytes, since there are 16 fields or more), the swarm (a
-head of 2 bytes, and 32) and the head of the next 32 bytes."""
+"""Where a report names its author: after the signature, the array's head (3 bytes, since there are 16 fields or more),
+the swarm's key (a head of 2 bytes, then 32 bytes) and the 2-byte head of the author's key."""
 
 
 def claimed_reporter(sealed: bytes) -> bytes:
-    """The member that a report says it is of, read at its fixed place: nothing is decoded, and nothing is proven yet.
+    """The member that a report names as its author, read at its fixed place. Nothing is decoded or verified.
 
-    So whoever gets reports of others can see at once whether it knows that member, before it checks a signature.
-    Raises `PeerError` for what is no report.
+    So a receiver can check that it knows the author before it pays for a signature check. Raises `PeerError` when the
+    bytes are not a report.
     """
     body = sealed[SIGNATURE_BYTES:]
     if body[:1] != b"\xdc" or body[3:5] != b"\xc4\x20" or body[37:39] != b"\xc4\x20" or len(body) < 71:
@@ -266,7 +272,7 @@ def claimed_reporter(sealed: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def open_report(sealed: bytes, swarm: bytes) -> Report:
-    """A report is signed by the member it names: verify, then decode."""
+    """Verify by the key of the member that the report names, then decode. `PeerError` when it is forged."""
     claimed = claimed_reporter(sealed)
     report = _of_swarm(_open(Report, sealed, claimed), swarm)
     if report.peer != claimed:
@@ -274,11 +280,8 @@ def open_report(sealed: bytes, swarm: bytes) -> Report:
     return report
 
 
-# Documents reach us by several trees: one signature check each is enough. A failed check is not remembered.
-
-
 def heartbeat_hash(sealed: bytes) -> bytes:
-    """What a report names to prove that its sender was alive after that heartbeat."""
+    """The hash by which a report names a heartbeat: it proves that its member was alive after that heartbeat."""
     return blake3(sealed).digest()
 
 

@@ -1,15 +1,20 @@
 """The core's vocabulary: what can happen to a peer (events) and what it may ask for (effects).
 
-`Peer.apply(event, now)` and `Authority.apply(event, now)` take one event and return a list of effects. They never do
-IO, never read a clock, never hold payload bytes: a piece is named by (chunk key, index) and stays in the store. Two
-shells carry the effects out: `swarm.runtime` on trio, and the simulator in one process under a virtual clock. What a
-job, a fetch or a write brings comes back as another event.
+`Peer.apply(event, now)` and `Authority.apply(event, now)` take one event and return the list of its effects. They never
+do IO, never read a clock, never hold payload bytes: a piece is named by (chunk key, index) and stays in the store. Two
+runtimes carry the effects out: `swarm.runtime` on trio, and the simulator in one process under a virtual clock. The
+result of a job, a fetch or a write comes back as another event.
+
+Inside a core effects have one way out: each machine is given the core's `Outbox` when it is built, and puts its effects
+there. Machines return facts about their own state, never effects.
 """
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from codec import ChunkKey, Manifest
+from swarm.protocol.core.notices import Notice
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Message
 
 __all__ = [
@@ -60,16 +65,6 @@ __all__ = [
 ]
 
 
-class VersionId(NamedTuple):
-    """A policy version: ordered by (epoch, version)."""
-
-    epoch: int
-    version: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}.{self.version}"
-
-
 # ---------------------------------------------------------------- events
 
 
@@ -80,17 +75,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp(Event):
-    """A control session with `peer` (its key proven by the transport) is open; `dialed`: by us."""
+    """A control session with `peer` is open; the transport has proven its key. `dialed`: we opened the connection."""
 
     peer: bytes
     dialed: bool
     address: str | None = None
-    """Where the transport sees it: an address of this shape is what the world can dial."""
+    """The peer's address as the transport sees it, as multiaddr text; None: the transport does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerDown(Event):
-    """The session with `peer` ended, or a dial failed (`dial_failed`, with a reason for people)."""
+    """The session with `peer` ended, or a dial to it failed (`dial_failed`). `why`: the reason, for people."""
 
     peer: bytes
     dial_failed: bool = False
@@ -99,7 +94,7 @@ class PeerDown(Event):
 
 @dataclass(frozen=True, slots=True)
 class Probed(Event):
-    """A `Probe` has ended: `peer` itself answered at `addrs` of those that were asked for."""
+    """A `Probe` has ended. `addrs`: the probed addresses at which `peer` itself answered."""
 
     peer: bytes
     addrs: tuple[str, ...]
@@ -115,9 +110,9 @@ class Heard(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeaderStored(Event):
-    """A chunk header that the authority signed is in the store. `peer` None: it was there before (restart).
+    """A chunk header that the authority signed is in the store. `peer` None: the store had it before a restart.
 
-    Given for a duplicate too: its bytes used up credit, which the core returns.
+    Occurs for a duplicate too: its bytes used up credit, which the core returns.
     """
 
     peer: bytes | None
@@ -132,20 +127,21 @@ class HeaderStored(Event):
 
 @dataclass(frozen=True, slots=True)
 class PieceStored(Event):
-    """A piece whose hash its chunk's header names is in the store. Given for a duplicate too, as above."""
+    """A piece whose hash the header of its chunk names is in the store. Occurs for a duplicate too, as
+    `HeaderStored`."""
 
     peer: bytes | None
     stripe: int | None
     key: ChunkKey
     index: int
     size_bytes: int = 0
-    """As it came: what is counted against credit, of chunks too that the core wants to know nothing of (any more)."""
+    """Bytes received, which count against credit even when the core ignores the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stray(Event):
-    """`size` bytes of a stripe that came for nothing: of a dropped attempt, or of a version that is settled. Nobody is
-    to blame, and the credit that they used up goes back."""
+    """`size` bytes of a stripe arrived and were thrown away, because their attempt was dropped or their version is
+    settled. `peer` is not to blame, and the core returns the credit that they used up."""
 
     peer: bytes
     stripe: int | None
@@ -154,7 +150,8 @@ class Stray(Event):
 
 @dataclass(frozen=True, slots=True)
 class PieceBad(Event):
-    """`peer` sent a header, piece or part that does not verify: local evidence, so it is dropped."""
+    """`peer` sent a header, piece or part that does not verify (`what`). The core closes the session and bans the
+    peer."""
 
     peer: bytes
     what: str
@@ -162,10 +159,10 @@ class PieceBad(Event):
 
 @dataclass(frozen=True, slots=True)
 class PartsDone(Event):
-    """A blob or block asked for as `request` is complete, verified and stored. `label`: the version it belongs to.
+    """A blob or block that was requested as `request` is complete, verified and stored. `label`: its version.
 
-    For HASHES, `differs` lists the blocks of our replica that do not match. For a LAYOUT, `needs` lists the hashes of
-    the files that it names and we lack.
+    For `Blob.HASHES`, `differs` lists the blocks of our replica that do not match. For `Blob.LAYOUT`, `needs` lists the
+    hashes of the files that it names and we lack.
     """
 
     peer: bytes
@@ -174,12 +171,13 @@ class PartsDone(Event):
     differs: tuple[int, ...] = ()
     needs: tuple[bytes, ...] = ()
     size_bytes: int = 0
-    """As it came."""
+    """Bytes received."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownLabel(Event):
-    """A block asked for as `request` came labelled with a version whose hash list we lack: it was thrown away."""
+    """A block that was requested as `request` is labelled with a version whose hash list we lack: it was thrown
+    away."""
 
     peer: bytes
     request: int
@@ -188,19 +186,19 @@ class UnknownLabel(Event):
 
 @dataclass(frozen=True, slots=True)
 class SendDone(Event):
-    """A header or piece has left for `peer` (`what`: as in the effect); frees its place in the queue."""
+    """A `SendHeader` or `SendPiece` with these fields is done: the socket to `peer` took the bytes."""
 
     peer: bytes
     stripe: int | None
     key: ChunkKey
     index: int
-    """-1: the header."""
+    """Of the piece; -1: the header."""
     pull: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Gave(Event):
-    """So much of a blob or block has left for `peer`, which had asked for it."""
+    """`size_bytes` of a blob or block that `peer` requested have left."""
 
     peer: bytes
     size_bytes: int
@@ -208,14 +206,14 @@ class Gave(Event):
 
 @dataclass(frozen=True, slots=True)
 class ManifestSeen(Event):
-    """A manifest (sealed bytes, signature not yet checked) arrived off the tree: by gossip, or from our own disk."""
+    """A sealed manifest, its signature not yet checked, arrived by gossip or from our own disk, and not by a tree."""
 
     manifest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged(Event):
-    """So many blocks of the replica turned out not to be what the version that we hold says: a disk lost them."""
+    """So many blocks of the replica do not match the version that we hold: the disk lost them."""
 
     blocks: int
 
@@ -231,7 +229,7 @@ class JobDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class Persisted(Event):
-    """What `Persist` named is durable."""
+    """The record of the `Persist` effect with this token is durable."""
 
     token: str
 
@@ -245,14 +243,14 @@ class Timer(Event):
 
 @dataclass(frozen=True, slots=True)
 class LocalChunk(Event):
-    """Authority: a chunk of the open attempt is sealed and in the store, ready to be dealt."""
+    """Authority: a chunk of the open attempt is signed and in the store, ready to be assigned to a stripe."""
 
     header: HeaderStored
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSeal(Event):
-    """Authority: this manifest (sealed bytes) is durable; all its chunks have been given."""
+    """Authority: this sealed manifest is durable. All of its chunks were given as `LocalChunk` before."""
 
     manifest: bytes
 
@@ -267,8 +265,8 @@ class LocalAbandon(Event):
 
 @dataclass(frozen=True, slots=True)
 class LocalBudget(Event):
-    """How much this machine may still send today. `saving`: little, so that it should stand inside no tree; `spent`:
-    nothing, so that it gives nobody anything."""
+    """How much this machine may still send today. `saving`: little, so the plan should make it a leaf in every tree;
+    `spent`: nothing, so it sends no content."""
 
     saving: bool
     spent: bool
@@ -276,7 +274,7 @@ class LocalBudget(Event):
 
 @dataclass(frozen=True, slots=True)
 class LocalLeave(Event):
-    """The person, or SIGTERM, says go: release the lease, tell the neighbours."""
+    """The user or SIGTERM ends this process: release the lease and tell the neighbours."""
 
 
 # ---------------------------------------------------------------- effects
@@ -289,7 +287,8 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Send(Effect):
-    """Put `message` on the control stream to `peer`. A peer that does not drain its control queue is closed."""
+    """Send `message` on the control stream to `peer`. The runtime closes a peer that does not drain its control
+    queue."""
 
     peer: bytes
     message: Message
@@ -303,7 +302,7 @@ class SendHeader(Effect):
     stripe: int | None
     key: ChunkKey
     pull: bool = False
-    """Asked for by `WantChunk`: below pushes in rank."""
+    """The peer asked for it by `WantChunk`; pushes go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,20 +315,20 @@ class SendPiece(Effect):
     index: int
     pull: bool = False
     late_joiner: bool = False
-    """To a child that waits for the others: below pushes in rank, too."""
+    """The child waits for the others; their pushes go first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Effect):
-    """Have a bulk stream to `peer` open, without anything to send yet: it hangs on us, and the next version's first
-    piece should not wait for handshakes."""
+    """Open a bulk stream to `peer`, which has become our child, before there is anything to send: the first piece of
+    the next version should not wait for handshakes."""
 
     peer: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SendBlob(Effect):
-    """Answer a `WantBlob` (the shell looks it up, and sends `Lacks` if it is not there). Below pushes in rank."""
+    """Answer a `WantBlob`. The runtime looks the blob up, and sends `Lacks` if it is not there. Pushes go first."""
 
     peer: bytes
     request: int
@@ -340,7 +339,7 @@ class SendBlob(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SendBlock(Effect):
-    """Answer a `WantBlock` with the block as it is now, labelled. Below pushes in rank."""
+    """Answer a `WantBlock` with the block as it is now, labelled with its version. Pushes go first."""
 
     peer: bytes
     request: int
@@ -349,7 +348,7 @@ class SendBlock(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Dial(Effect):
-    """Connect to `peer` and open its control session: `PeerUp`, or `PeerDown(dial_failed=True)`."""
+    """Connect to `peer` and open a control session. Answered by `PeerUp`, or by `PeerDown` with `dial_failed`."""
 
     peer: bytes
     addrs: tuple[str, ...]
@@ -357,7 +356,8 @@ class Dial(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Probe(Effect):
-    """Dial each of these addresses anew, whatever connections there are, and see whether `peer` answers: `Probed`."""
+    """Dial each of these addresses, whatever connections are open, to see whether `peer` answers. Answered by
+    `Probed`."""
 
     peer: bytes
     addrs: tuple[str, ...]
@@ -365,7 +365,7 @@ class Probe(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Close(Effect):
-    """End the session with `peer`. `ban_s`: refuse it for so long."""
+    """End the session with `peer`, and refuse new ones for `ban_s` seconds."""
 
     peer: bytes
     why: str
@@ -373,15 +373,15 @@ class Close(Effect):
 
 
 class JobKind:
-    """What `Run` may ask for; each is answered by exactly one `JobDone` bearing the same job.
+    """What `Run` may ask for. Each is answered by exactly one `JobDone` with the same job.
 
-    STAGE: decode the chunk at `key` against the replica into scratch. ok; or not ok with result = tuple of torn blocks.
-    COMMIT: all chunks of `version` are staged: compare the root with the manifest's, make the seal durable, scatter.
-        ok; or not ok with result = what did not match (text).
-    OPEN: make the replica of the layout named by `name` (from the node's own model folder where there is one, else
-        empty). result = an `Opened`.
-    REPLAY: while catching up: apply the stored chunks of `version` to those blocks whose label is older, then check the
-        root. ok; or not ok with result = tuple of blocks that do not match.
+    STAGE: decode the chunk at `key` against the replica into scratch. Fails with the tuple of torn blocks.
+    COMMIT: all chunks of `version` are staged: compare the root with the manifest's, make the seal durable, write the
+        replica. Fails with a text that says what did not match.
+    OPEN: make the replica of the layout named by `name`, from the node's own model folder where there is one, else
+        empty. The result is an `Opened`, or a text that says why it failed.
+    REPLAY: during a catch-up, apply the stored chunks of `version` to the blocks whose label is older, then check the
+        root. Fails with the tuple of blocks that do not match.
     """
 
     STAGE = "stage"
@@ -391,7 +391,7 @@ class JobKind:
 
 
 class Opened(NamedTuple):
-    """What an OPEN found: the root of the bits, and whether they are nobody's yet (no folder, nothing fetched)."""
+    """What an OPEN job found: the root of the bits, and whether the replica is empty (no folder, nothing fetched)."""
 
     root: bytes
     empty: bool
@@ -399,7 +399,8 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One piece of work for a worker thread. `generation` rises when what it works on is dropped: stale results are."""
+    """One job for a worker thread. `generation` rises when its version is dropped, so that stale results are
+    ignored."""
 
     kind: str
     version: VersionId
@@ -410,14 +411,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Run(Effect):
-    """Do this job off the loop."""
+    """Do this job in a worker thread. Answered by `JobDone`."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class Persist(Effect):
-    """Make `record` durable under `name` (the newest one wins); answered by `Persisted(token)`."""
+    """Make `record` durable under `name`; a newer record of that name replaces it. Answered by `Persisted(token)`."""
 
     token: str
     name: str
@@ -426,7 +427,7 @@ class Persist(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Drop(Effect):
-    """Forget every chunk of this version, or only of one attempt of it."""
+    """Delete the chunks of this version, or of one attempt at it only."""
 
     version: VersionId
     attempt: int | None = None
@@ -434,7 +435,7 @@ class Drop(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Effect):
-    """The replica now is `version` with this root: engines may take it, the face is told."""
+    """The replica is `version` now: the runtime tells the application, and engines may switch to it."""
 
     version: VersionId
     manifest: Manifest
@@ -449,7 +450,7 @@ class Announce(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SetTimer(Effect):
-    """Give `Timer(name)` at local monotonic time `at`; replaces an earlier one of this name."""
+    """Apply `Timer(name)` at local monotonic time `at`, in seconds; replaces an earlier timer of this name."""
 
     name: str
     at: float
@@ -457,7 +458,6 @@ class SetTimer(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Notify(Effect):
-    """Something the face wants to know: `what` is a short event name, `info` plain values."""
+    """Tell the application something; see `notices`."""
 
-    what: str
-    info: dict[str, Any]
+    notice: Notice

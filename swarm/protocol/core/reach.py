@@ -1,10 +1,10 @@
-"""Who can dial whom, and who does: what an address tells, and what two peers can make of their addresses. Pure.
+"""Which peer can dial which, and which end of an edge dials. Pure.
 
-An address is multiaddr text. A *direct* one (/ip4/203.0.113.7/tcp/4001) stands in the roster once another peer has
-dialed it and found its owner there: it is confirmed. A *circuit* (/ip4/198.51.100.9/tcp/4001/p2p-circuit, perhaps with
-the relay's /p2p/ID before the last part) leads to whoever keeps a place at that relay: the last way.
+An address is multiaddr text. A *direct* one (/ip4/203.0.113.7/tcp/4001) stands in the roster once the authority has
+dialed it and its owner has answered there. A *circuit* (/ip4/198.51.100.9/tcp/4001/p2p-circuit, perhaps with the
+relay's /p2p/ID before the last part) leads to a peer that has a reservation at that relay; it is the last resort.
 
-Who dials is not who sends. An edge needs one end that the other can dial; where there is none it needs a circuit.
+The end that dials need not be the end that sends. An edge needs one end that the other can dial, or else a circuit.
 """
 
 import ipaddress
@@ -32,7 +32,7 @@ CIRCUIT: Final = "/p2p-circuit"
 class Scope(IntEnum):
     """From how far away an address can be dialed; of a peer: where the authority sees it.
 
-    Whoever the authority sees at a private address shares a private network with it, and with whoever else it sees so.
+    Peers that the authority sees at private addresses share a private network with it and with one another.
     """
 
     HERE = 0
@@ -43,7 +43,7 @@ class Scope(IntEnum):
 
 
 class Located(Protocol):
-    """A peer of which it is known where it stands: a roster's member, or a `Place`."""
+    """A peer whose addresses and scope are known: a roster's member, or a `Place`."""
 
     @property
     def addrs(self) -> tuple[str, ...]: ...
@@ -53,7 +53,7 @@ class Located(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a peer stands. The authority's own scope is `HERE`."""
+    """The addresses and scope of a peer. The authority's own scope is `HERE`."""
 
     addrs: tuple[str, ...]
     scope: int = Scope.WORLD
@@ -64,25 +64,26 @@ def is_circuit(address: str) -> bool:
 
 
 def is_name(address: str) -> bool:
-    """Whether somebody's name server decides where it leads (/dns4/..., or of a circuit: its relay's)."""
+    """Whether a name server decides where it leads: /dns4/..., or a circuit whose relay is named so."""
     return address.startswith("/dns")
 
 
 def circuit(relay: str, relay_id: str = "") -> str:
-    """The address of whoever keeps a place at the relay that listens at `relay`."""
+    """The circuit address of a peer that has a reservation at the relay that listens at `relay`."""
     return f"{relay}/p2p/{relay_id}{CIRCUIT}" if relay_id else relay + CIRCUIT
 
 
 def relay_of(address: str) -> tuple[str, str]:
-    """Of a circuit: the relay's own address and PeerId (empty: whoever answers there)."""
+    """Of a circuit: the relay's own address and its PeerId (empty: any relay that answers there)."""
     relay, _, id_ = address.removesuffix(CIRCUIT).partition("/p2p/")
     return relay, id_
 
 
 def scope(address: str | None) -> Scope:
-    """From where `address` can be dialed; of a circuit: its relay's. Names and what is not known are the world's.
+    """From where `address` can be dialed; of a circuit: from where its relay can be. Names and unknown addresses are
+    `WORLD`.
 
-    Private is every address that the internet does not route, among them those of carriers' NAT (RFC 6598).
+    `NEAR` is every address that the internet does not route, which includes carrier-grade NAT (RFC 6598).
     """
     _, kind, host, *_ = ((address or "") + "///").split("/")
     if kind not in ("ip4", "ip6"):
@@ -101,7 +102,7 @@ _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 
 
 def _embedded(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Of an IPv6 address that stands for an IPv4 one (mapped, 6to4, Teredo, NAT64) that one: it is where it leads."""
+    """The IPv4 address that an IPv6 one leads to (mapped, 6to4, Teredo, NAT64), or `ip` itself."""
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo is not None else None)
@@ -116,13 +117,13 @@ def direct(source: Located, target: Located) -> tuple[str, ...]:
 
 
 def joins(a: Located, b: Located) -> bool:
-    """Whether the two can have an edge without a relay between them: one can dial the other."""
+    """Whether the two can have an edge without a relay: one can dial the other."""
     return bool(direct(a, b) or direct(b, a))
 
 
 def to_dial(me: Located, other: Located) -> tuple[str, ...]:
-    """The addresses at which it is for me to dial `other`, the best first; none: it is for `other` to dial me, or
-    nobody can. A circuit only where neither end can be dialed."""
+    """The addresses at which `me` should dial `other`, best first. Empty: `other` should dial, or neither can. A
+    circuit only where neither end can be dialed directly."""
     mine = direct(me, other)
     if mine or direct(other, me):
         return mine

@@ -1,7 +1,7 @@
-"""The numbers that the protocol runs by and a preset may change, each with its reason: `wan`, `lan`, `loopback`.
+"""The numbers of the protocol that a preset may change, each with its reason. Presets: `wan`, `lan`, `loopback`.
 
-LAN is WAN except for what is said; loopback is for demos and tests on one machine, where a dead peer should be
-noticed in the time that a person waits.
+`lan` is `wan` with shorter deadlines. `loopback` is for demos and tests on one machine, where a dead peer should be
+noticed while a person waits.
 """
 
 from dataclasses import dataclass, replace
@@ -11,78 +11,85 @@ __all__ = ["Tuning"]
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Times in seconds, sizes in bytes. Raise or lower with the comment in mind."""
+    """Times in seconds, sizes in bytes."""
 
     heartbeat_s: float = 5.0
-    """The authority speaks this often. Lower: deaths are seen sooner, more control bytes (1 KB a beat and edge)."""
+    """The authority's heartbeat period. Lower: deaths are seen sooner, more control bytes (1 KB a heartbeat and
+    edge)."""
     soft_ttl_s: float = 30.0
-    """Silence after which a peer gets no new work and no interior place: 6 heartbeats, so that one lost batch of
-    reports and one re-plan pass unnoticed."""
+    """Silence after which a member gets no interior place: 6 heartbeats, so that one lost batch of reports and one new
+    plan do not matter."""
     hard_ttl_s: float = 90.0
-    """Silence after which a peer gets no content and its slot may be given away: 3 x soft."""
+    """Silence after which a member gets no content and its slot may be given to another: 3 x soft."""
     authority_silence_s: float = 3600.0
-    """Leases stand still while the authority is silent, but by local clocks no longer than this."""
+    """Leases do not age while the authority is silent, but for no longer than this by local clocks."""
     tick_s: float = 0.25
-    """How often deadlines are looked at. Bounds the lateness of every decision below."""
+    """How often deadlines are checked. Bounds how late every decision below may be."""
     report_batch_s: float = 0.1
-    """Reports of children are gathered this long before they climb on: fewer, larger messages."""
+    """Reports of children are gathered this long before they are passed on to parents: fewer, larger messages."""
     pull_after_s: float = 2.0
-    """A stripe that made no progress for this long while something is missing is pulled from elsewhere."""
+    """Missing chunks of a stripe that made no progress for this long are pulled from other peers."""
     pull_deadline_s: float = 5.0
-    """A pull that brought nothing for this long goes to the next source."""
+    """A source that brought nothing of a pulled chunk for this long is replaced by the next one."""
     pulls_in_flight: int = 8
-    """Chunks pulled at a time; with chunks of about 1 MiB this bounds what a slow source holds up."""
+    """Chunks pulled at a time. With chunks of about 1 MiB this bounds what a slow source holds up."""
     lag_after_s: float = 2.0
-    """A child that takes nothing for so long, at most, no longer holds back its siblings' credit."""
+    """A child that takes nothing for this long, or sooner if it was quick, is no longer counted as behind."""
     window_bytes: int = 4 << 20
-    """The largest credit that a receiver grants an edge and stripe."""
+    """The largest credit that a child grants its parent in a stripe."""
     window_least_bytes: int = 128 << 10
-    """And the least; or two pieces where that is more, one on the way and one being taken."""
+    """The smallest; or two pieces where that is more: one in flight and one being stored."""
     stripe_bytes_s: float = 4.4e6
-    """What a stripe should be able to bring: a window is the least, and this for a round trip. 200 Mbit/s over 8
-    stripes are 3.1 MB/s; above it there is room to catch up. Far more, and whoever has the shortest way to a busy
+    """The rate that one stripe should reach: a window is the smallest one plus a round trip of this. 200 Mbit/s over 8
+    stripes are 3.1 MB/s, so there is room to catch up. With far more, the child with the shortest round trip to a busy
     parent takes what its siblings wait for."""
     rtt_guess_s: float = 0.1
-    """A round trip that is not measured yet."""
+    """Assumed while no round trip is measured."""
     load_shedding_after_s: float = 0.25
-    """A chunk of which nothing has come so long after its header is late, unless it is about to come. Less, and a burst
-    is taken for a parent that cannot keep up."""
+    """A chunk of which no piece has come this long after its header is late, unless its parent owes little besides (see
+    `owed_s`). With less, a burst looks like a parent that cannot keep up."""
     owed_s: float = 0.04
-    """A parent in time may owe two pieces, and what a stripe brings in this. Headers and pieces come the same way, so
-    its length is of no account. A late chunk besides which more is owed is not about to come."""
+    """A healthy parent may owe two pieces and what `stripe_bytes_s` brings in this time. The round-trip time cancels
+    out, since headers and pieces take the same path. A late chunk is asked of neighbours when more than that is owed
+    beside it."""
     load_shedding_deadline_s: float = 1.0
-    """A neighbour that brought nothing of what it offered for so long is not believed: it is the parent's again."""
+    """A neighbour that brought nothing of an offered chunk for this long has failed: the parent is asked for it
+    again."""
     load_shedding_pause_s: float = 0.3
-    """How often a member looks at what comes late, and tells its neighbours. Twice as often, two fifths of
-    all messages among eight nodes were wishes, and nobody was sooner."""
+    """How often a member looks for late chunks and tells its neighbours. With half of this, two fifths of all messages
+    among eight nodes were late-chunk wants, and no version arrived sooner."""
     load_shedding_end_s: float = 0.05
-    """And how often once all of a version has been dealt: little of it is left, and uplinks have nothing else to do."""
+    """How often it does so once all chunks of a version are assigned: little is left, and uplinks are idle."""
     idle_s: float = 0.015
-    """Whoever has less waiting for its children than its uplink carries in this offers what others' parents owe."""
+    """A member with less queued for its children than its uplink carries in this time offers late chunks to
+    neighbours."""
     stripes: int = 8
-    """Trees. A hop's delay is stripes x piece / uplink, but fewer stripes leave uplinks idle; 8 is near the optimum."""
+    """Number of trees. One hop takes stripes x piece / uplink, but fewer stripes leave uplinks idle; 8 is near the
+    optimum."""
     dial_retry_s: float = 2.0
-    """First pause after a failed dial; doubles, with a quarter of jitter, up to 16 times this."""
+    """Pause after a failed dial; doubles with each further failure, with 25 % jitter, up to 16 times this."""
     sessions_kept: int = 48
-    """The trainer lets sessions go beyond so many, the longest silent first, but never those of its own children: who
-    has something to say comes back."""
+    """The authority closes sessions beyond this number, the longest silent first, but never those of its children. A
+    member that has something to say dials again."""
     rest_beats: int = 12
-    """A node that works and was let go comes back for more work after so many heartbeats, give or take a half."""
+    """A working node whose session the authority closed dials it again after so many heartbeats, plus or minus half."""
     returns_s: float = 20.0
-    """Members that hear nothing and do not hang on the trainer turn to it at no more than so many a second in all."""
+    """Members that are cut off and are not children of the authority dial it at no more than so many a second in
+    all."""
     hello_deadline_s: float = 10.0
-    """A session that has not said who it is by then is closed."""
+    """A session whose peer has not proven its membership by then is closed."""
     request_deadline_s: float = 15.0
-    """A blob or block that did not arrive by then is asked of the next peer."""
+    """A blob or block that did not arrive by then is requested from another peer."""
     requests_in_flight: int = 16
-    """Blocks asked for at a time while catching up (2 MiB each in bf16, so 32 MiB), over all sources."""
+    """Blocks requested at a time while catching up, from all sources together (2 MiB each in bf16, so 32 MiB)."""
     requests_per_peer: int = 4
-    """Of which from one peer."""
+    """Of these, from one peer."""
     bootstrap_members: int = 2
-    """Members that the trainer itself gives blocks of the model at a time, where nobody else has it. One would do; two,
-    so that one that is slow or dies does not hold up all."""
+    """Members that the authority itself serves blocks of the model at a time while no other member has them. Two, so
+    that one that is slow or dies does not hold up the others."""
     retain_versions: int = 16
-    """Sealed versions whose chunks are kept for others: a node asleep for fewer steps replays instead of refetching."""
+    """Sealed versions whose chunks are kept for others: a node that missed fewer replays them instead of fetching
+    blocks."""
 
     @classmethod
     def wan(cls) -> "Tuning":

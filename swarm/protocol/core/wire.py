@@ -1,12 +1,13 @@
-"""Messages <-> bytes: what peers say to one another on the control lane, and the frames of the bulk lane.
+"""The control messages and the heads of bulk frames, as bytes.
 
 Participants: one *authority* (the trainer's seed, whose Ed25519 key is the swarm's name) and its *members*. A control
 stream carries length-prefixed messages both ways; a bulk stream carries frames one way. Non-goals: confidentiality from
 members (they hold the weights anyway), anonymity.
 
 A message is one byte of protocol version and a MessagePack array `[tag, field...]`. Every field is bounded here, before
-anything is built from it; whatever breaks a rule is a `PeerError`. Documents that the authority signed (`bytes` fields
-named `grant`, `roster`, `heartbeat`, `manifest`) travel as the exact bytes it signed; see `lease`, `plan` and `codec`.
+anything is built from it; bytes that break a rule raise `PeerError`. Documents that the authority signed (`bytes`
+fields named `grant`, `roster`, `heartbeat`, `manifest`) travel as the exact bytes that it signed; see `documents`,
+`roster` and `codec`.
 """
 
 from struct import Struct as Packing
@@ -66,12 +67,12 @@ __all__ = [
 
 PROTOCOL: Final = 1
 MAX_MESSAGE_BYTES: Final = 4 << 20
-"""A roster of 10,000 members is 1.3 MB; nothing legitimate comes near this."""
+"""A roster of 10,000 members is 1.3 MB; no legitimate message comes near this."""
 MAX_DOCUMENT: Final = 3 << 20
 MAX_WORK: Final = 1 << 20
 BLOB_NAME_BYTES: Final = 256
 MAX_LATE_WANTS: Final = 24
-"""Chunks that one list of wishes may name."""
+"""Chunks that one `LateChunkWants` may name."""
 
 Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Sealed = Annotated[bytes, msgspec.Meta(max_length=MAX_DOCUMENT)]
@@ -88,7 +89,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Join(Message, frozen=True, tag=1):
-    """To the authority: let me in. The only thing that a peer without a grant may say."""
+    """To the authority: let me in. The only message that a peer without a grant may send."""
 
     capability: SmallSealed
     addrs: Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)]
@@ -100,14 +101,14 @@ class Join(Message, frozen=True, tag=1):
 
 
 class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Somebody to ask, and where it can be dialed."""
+    """A member that can be asked, and where it can be dialed."""
 
     peer: Key32
     addrs: Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)]
 
 
 class Welcome(Message, frozen=True, tag=2):
-    """From the authority: your grant, and where the swarm stands. A large roster is not given here: `neighbours` have
+    """From the authority: your grant, and the state of the swarm. A large roster is not sent here: `neighbours` have
     it."""
 
     grant: SmallSealed
@@ -118,14 +119,14 @@ class Welcome(Message, frozen=True, tag=2):
 
 
 class Refused(Message, frozen=True, tag=3):
-    """From anyone: no, and why. `code` is for programs, `why` for people."""
+    """Refusal of a `Join` or `Hello`. `code` is for programs, `why` for people."""
 
     code: Annotated[str, msgspec.Meta(max_length=32)]
     why: Text
 
 
 class Hello(Message, frozen=True, tag=4):
-    """First message of either side of a session between members; the serials say what the other should send."""
+    """First message of either end of a session with a member; the serials tell the other end what is newer there."""
 
     grant: SmallSealed
     roster: U63
@@ -153,7 +154,7 @@ class ManifestNews(Message, frozen=True, tag=7):
 
 
 class Reports(Message, frozen=True, tag=8):
-    """Signed reports (renewals) on their way up the tree of `stripe`; one that strayed from its tree is dropped."""
+    """Signed reports (renewals) on their way up the tree of `stripe`; receivers outside that tree drop them."""
 
     stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
     reports: Annotated[tuple[SmallSealed, ...], msgspec.Meta(max_length=4096)]
@@ -186,12 +187,12 @@ class Detach(Message, frozen=True, tag=10):
 
 
 class Credit(Message, frozen=True, tag=11):
-    """To a parent: in all you may have sent me `total` bytes of this stripe since I attached."""
+    """To a parent: you may send me `total` bytes of this stripe, counted since I attached."""
 
     stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
     total: U63
     behind: U63 = 0
-    """What waits here for each of my own children, on average."""
+    """Bytes that wait here for each of my own children, on average."""
 
 
 class WantChunk(Message, frozen=True, tag=12):
@@ -239,7 +240,7 @@ class WantBlock(Message, frozen=True, tag=15):
 
 
 class Lacks(Message, frozen=True, tag=16):
-    """Answer to `WantBlob` or `WantBlock`: I do not have it, or may not give it."""
+    """Answer to `WantBlob` or `WantBlock`: I do not have it, or may not send it."""
 
     request: U32
 
@@ -252,14 +253,14 @@ class WantManifest(Message, frozen=True, tag=17):
 
 
 class Work(Message, frozen=True, tag=18):
-    """Cargo for the face (work leases and rollouts); the swarm looks no further than its size."""
+    """Work leases and rollouts, for the application; the swarm checks their size only."""
 
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_WORK)]
 
 
 class Bye(Message, frozen=True, tag=19):
-    """I am leaving. To the authority, `release` is a signed report with `leaving` set: the slot is free at once. From
-    the authority (`release` empty): come back when you have something to say, I keep few sessions."""
+    """I end this session. From a member, `release` is its signed report with `leaving` set, which frees the slot at
+    once. From the authority (`release` empty): it keeps few sessions; come back when you have something to say."""
 
     release: SmallSealed
 
@@ -289,7 +290,7 @@ class Pong(Message, frozen=True, tag=23):
 
 
 class Skip(Message, frozen=True, tag=24):
-    """To a parent: this chunk comes from elsewhere. What of it you have not sent yet I take only if I ask for it."""
+    """To a parent: I get this chunk from elsewhere. Do not send what you have not sent yet, unless I ask for it."""
 
     stripe: Annotated[int, msgspec.Meta(ge=0, lt=64)]
     epoch: U32
@@ -299,8 +300,8 @@ class Skip(Message, frozen=True, tag=24):
 
 
 class LateChunkWants(Message, frozen=True, tag=25):
-    """To a neighbour: these chunks come late to me. Offer me one if you hold it and have uplink to spare. Replaces what
-    I said before; empty: nothing."""
+    """To a neighbour: these chunks are late here. Offer me one if you hold it and have uplink to spare. Replaces my
+    last list; empty: none is late."""
 
     epoch: U32
     version: U63
@@ -318,8 +319,8 @@ class Offer(Message, frozen=True, tag=26):
 
 
 class Succession(Message, frozen=True, tag=27):
-    """This swarm has a new key: leave it, and come into the one that is named here; passed on once to all neighbours.
-    See `succession`."""
+    """This swarm has a new key: leave it and join the swarm that is named here. Passed on once to all neighbours. See
+    `succession`."""
 
     sealed: SmallSealed
 
@@ -351,7 +352,7 @@ def decode(data: bytes) -> Message:
 
 
 class FrameKind:
-    """What a frame of the bulk lane holds: a chunk's signed header, a piece of its body, a part of a blob or block."""
+    """What a bulk frame holds: a chunk's signed header, a piece of its body, or a part of a blob or block."""
 
     HEADER: Final = 1
     PIECE: Final = 2
@@ -378,7 +379,8 @@ class Frame(NamedTuple):
 _FRAME = Packing("<BBIQIIIQQI")
 FRAME_HEAD: Final = _FRAME.size
 MAX_FRAME_BODY: Final = 1 << 20
-"""A header of a chunk with thousands of tiny blocks is the largest; pieces are at most 256 KiB, parts 128 KiB."""
+"""The header of a chunk with thousands of tiny blocks is the largest body; pieces are at most 256 KiB, parts 128
+KiB."""
 NO_STRIPE: Final = 255
 
 
@@ -400,7 +402,7 @@ def unpack_frame_head(head: bytes) -> Frame:
         raise PeerError(f"frame: kind {kind}")
     if length > MAX_FRAME_BODY:
         raise PeerError(f"frame: {length} bytes of body")
-    if version >= 1 << 63:  # else we would name it in messages of our own, which others would have to refuse
+    if version >= 1 << 63:  # our own messages would name it, and be refused
         raise PeerError(f"frame: version {version}")
     if kind == FrameKind.PART and (offset + length > total or total > 1 << 40):
         raise PeerError("frame: part outside its whole")

@@ -1,13 +1,16 @@
 """Who comes in and who goes: joins, greetings, goodbyes; and the trainer's word that somebody must go."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from codec.errors import PeerError
 from swarm.protocol.core.documents import AuthorityTime, Grant, Report, open_capability, open_grant
-from swarm.protocol.core.events import Persist, Persisted, VersionId
+from swarm.protocol.core.events import Persist, Persisted
+from swarm.protocol.core.notices import MemberJoined, MemberLeft
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Hello, Join, Neighbour, Refused, Succession, Welcome
 from swarm.protocol.membership.enrolment import Enrolment, Enrolments, open_record, record_of
 from swarm.protocol.membership.greeting import share_news
+from swarm.protocol.membership.heartbeats import Heartbeats
 from swarm.protocol.membership.lease import Lease, LeaseBook
 from swarm.protocol.membership.quota import Fetched
 from swarm.protocol.membership.roster import AUTHORITY
@@ -33,21 +36,21 @@ class Admission:
         enrolled: Enrolments,
         scheme: Scheme,
         time: Callable[[float], AuthorityTime],
-        beat: Callable[[float], None],
+        heartbeats: Heartbeats,
     ) -> None:
         self._state = state
         self._book = book
         self._enrolled = enrolled
         self._scheme = scheme
         self._time = time
-        self._beat = beat
+        self._heartbeats = heartbeats
         self._awaiting: dict[str, bytes] = {}
         """Grants on their way to the disk: token -> peer."""
         self._welcoming: list[bytes] = []
         """Peers whose grant is durable: they are welcomed with the next plan."""
         self._fetched = Fetched()
 
-    def restore(self, grants: list[bytes], tickets: list[bytes], bars: list[bytes], now: float) -> None:
+    def restore(self, grants: Sequence[bytes], tickets: Sequence[bytes], bars: Sequence[bytes], now: float) -> None:
         """Take up the leases of an earlier boot."""
         self._book.tickets.restore(tickets, bars)
         opened = [open_record(record) for record in grants]
@@ -76,7 +79,7 @@ class Admission:
             return
         lease = self._admit(message, peer, now)
         if isinstance(lease, Refused):
-            self._state.send(peer, lease)
+            self._state.outbox.send(peer, lease)
             return
         enrolment = self._enrolled[peer] = Enrolment(message, session.address)
         token = f"grant/{lease.grant.slot}/{lease.grant.serial}"
@@ -84,7 +87,7 @@ class Admission:
         self._enrolled.probe(peer, now)
         # In this order, so that who has a grant on disk is bound to its ticket there too.
         self._persist_ticket(lease.grant.capability)
-        self._state.emit(Persist(token, f"grant/{lease.grant.slot}", record_of(lease.sealed, enrolment)))
+        self._state.outbox.emit(Persist(token, f"grant/{lease.grant.slot}", record_of(lease.sealed, enrolment)))
 
     def _admit(self, message: Join, peer: bytes, now: float) -> Lease | Refused:
         try:
@@ -92,33 +95,33 @@ class Admission:
         except PeerError:
             return Refused("capability", "This ticket is not one of this swarm: ask its trainer for one.")
         if self._state.succession:  # whoever was a member follows; others cannot
-            self._state.send(peer, Succession(self._state.succession))
+            self._state.outbox.send(peer, Succession(self._state.succession))
             return Refused(LATER, "This swarm has a new key: ask for a new ticket (swarm-node invite).")
         lease = self._book.admit(capability, peer, self._time(now))
         return lease if isinstance(lease, Lease) else Refused(lease.code, lease.why)
 
     def _persist_ticket(self, id_: bytes) -> None:
-        self._state.emit(Persist(f"ticket/{id_.hex()}", f"ticket/{id_.hex()}", self._book.tickets.record(id_)))
+        self._state.outbox.emit(Persist(f"ticket/{id_.hex()}", f"ticket/{id_.hex()}", self._book.tickets.record(id_)))
 
     def persisted(self, event: Persisted) -> bool:
         """A grant is on disk: True when somebody is to be welcomed with the next plan."""
         peer = self._awaiting.pop(event.token, None)
         if peer is not None:
             self._welcoming.append(peer)
-            self._scheme.stale = True
+            self._scheme.mark_stale()
         return peer is not None
 
     def welcome_all(self, now: float) -> None:
         """After a plan: those who stand in it for the first time are told."""
         welcoming, self._welcoming = self._welcoming, []
         if welcoming:
-            self._beat(now)
+            self._heartbeats.send(now)
         for peer in welcoming:
             slot, session = self._book.slot_of.get(peer), self._state.sessions.get(peer)
             if slot is not None and session is not None:
                 session.ready, session.slot = True, slot
                 self._welcome(session)
-                self._state.notify("member_joined", peer=peer, slot=slot, name=self._enrolled[peer].join.name)
+                self._state.outbox.notify(MemberJoined(peer, slot, self._enrolled[peer].join.name))
 
     def _welcome(self, session: Session) -> None:
         assert session.slot is not None
@@ -126,7 +129,7 @@ class Admission:
         whole, neighbours = state.rosters.whole(), ()
         if len(whole) > ROSTER_IN_WELCOME:
             whole, neighbours = b"", self._neighbours(session.slot)
-        state.send(session.peer, Welcome(sealed, whole, state.leases.sealed, state.sealed_manifest, neighbours))
+        state.outbox.send(session.peer, Welcome(sealed, whole, state.leases.sealed, state.sealed_manifest, neighbours))
 
     def _neighbours(self, slot: int) -> tuple[Neighbour, ...]:
         """Those it will hang on, and some backups: they hold the roster, and it is to know them anyway."""
@@ -148,7 +151,7 @@ class Admission:
         if grant is not None and grant.peer != session.peer:
             raise PeerError("grant: of another peer")
         if grant is None or not self._current(grant):
-            state.send(session.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
+            state.outbox.send(session.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
             return
         session.ready, session.slot = True, grant.slot
         enrolment = self._enrolled[session.peer]
@@ -157,10 +160,10 @@ class Admission:
             self._enrolled.probe(session.peer, now)
         head = state.held or VersionId(0, 0)
         beat = state.leases.heartbeat.stamp if state.leases.heartbeat is not None else 0
-        state.send(session.peer, Hello(b"", state.rosters.stamp, beat, head.epoch, head.version))
+        state.outbox.send(session.peer, Hello(b"", state.rosters.stamp, beat, head.epoch, head.version))
         share_news(state, session.peer, message)
         if state.succession:
-            state.send(session.peer, Succession(state.succession))
+            state.outbox.send(session.peer, Succession(state.succession))
 
     # ------------------------------------------------------------ going
 
@@ -169,7 +172,7 @@ class Admission:
         self._scheme.forget(slot)
         self._enrolled.pop(peer, None)
         self._fetched.forget(peer)
-        self._state.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
+        self._state.outbox.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
 
     def kick(self, peer: bytes, now: float) -> bool:
         """End its lease now: it gets nothing more, and may not come in again for a while, which is durable. False when
@@ -181,17 +184,17 @@ class Admission:
         tickets.kick(peer, AuthorityTime(time + BAN_S))
         for other in (*tickets.forgive(time), peer):
             name = f"kick/{other.hex()}"
-            self._state.emit(Persist(name, name, tickets.kick_record(other)))
+            self._state.outbox.emit(Persist(name, name, tickets.kick_record(other)))
         self._put_out(slot, peer, BARRED, now)
         return True
 
     def _put_out(self, slot: int, peer: bytes, why: str, now: float) -> None:
         self._book.release(slot)
         self.freed(slot, peer)
-        self._state.send(peer, Refused("ticket", why))
+        self._state.outbox.send(peer, Refused("ticket", why))
         self._state.close(peer, "put out")
-        self._state.notify("member_left", peer=peer, slot=slot, why=why)
-        self._beat(now)
+        self._state.outbox.notify(MemberLeft(peer, slot, why))
+        self._heartbeats.send(now)
 
     def revoke(self, ticket: bytes, now: float, *, undo: bool = False) -> list[bytes]:
         """End a ticket, durably, and the leases that it led to; whose those were. `undo`: it is good again."""
@@ -207,11 +210,11 @@ class Admission:
         it was not so before."""
         changed = self._book.tickets.bar(peer, undo=undo)
         name = f"bar/{peer.hex()}"
-        self._state.emit(Persist(name, name, self._book.tickets.bar_record(peer)))
+        self._state.outbox.emit(Persist(name, name, self._book.tickets.bar_record(peer)))
         slot = self._book.slot_of.get(peer)
         if undo:
             name = f"kick/{peer.hex()}"
-            self._state.emit(Persist(name, name, b""))
+            self._state.outbox.emit(Persist(name, name, b""))
         elif slot is not None:
             self._put_out(slot, peer, BARRED, now)
         return changed

@@ -4,7 +4,6 @@ It is made durable together with the grant, for without it a restarted authority
 addresses nor uplinks, and would have to feed them all itself.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,8 +11,10 @@ import msgspec
 
 from codec.errors import PeerError
 from codec.unpack import unpack
-from swarm.protocol.core.events import Effect, Probe, Probed, VersionId
+from swarm.protocol.core.events import Probe, Probed
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.reach import is_circuit, is_name, scope
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Join, decode, encode
 from swarm.protocol.membership.roster import Member
 
@@ -85,16 +86,16 @@ class Enrolment:
 class Enrolments(dict[bytes, Enrolment]):
     """By peer. Each is dialed back when it comes, and now and then: until it answers, nobody hears of its addresses."""
 
-    def __init__(self, emit: Callable[[Effect], None]) -> None:
+    def __init__(self, outbox: Outbox) -> None:
         super().__init__()
-        self._emit = emit
+        self._outbox = outbox
 
     def probe(self, peer: bytes, now: float) -> None:
         """Dial it back at what it calls its addresses."""
         enrolment = self[peer]
         enrolment.probed_at = now
         if claims := enrolment.claims():
-            self._emit(Probe(peer, claims))
+            self._outbox.emit(Probe(peer, claims))
 
     def probed(self, event: Probed) -> bool:
         """Where it answered; True when that is news."""

@@ -1,7 +1,7 @@
 """What neighbours say to one another without being asked, and of the roster when they are: greetings, news, changes."""
 
-from swarm.protocol.core.events import VersionId
 from swarm.protocol.core.reach import Located, direct
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, ManifestNews, RosterNews, RosterStep, WantRoster
 from swarm.protocol.membership.roster import Roster
 from swarm.protocol.membership.session import Session
@@ -17,7 +17,7 @@ def greet(state: State, peer: bytes) -> None:
     """Say hello: who we are and how much we have heard."""
     heartbeat, roster = state.leases.heartbeat, state.roster
     held = state.held or VersionId(0, 0)
-    state.send(
+    state.outbox.send(
         peer,
         Hello(
             state.sealed_grant,
@@ -34,11 +34,11 @@ def share_news(state: State, peer: bytes, hello: Hello) -> None:
     if state.rosters.stamp > hello.roster:
         steps = state.rosters.since(hello.roster)
         for step in steps if steps is not None and len(steps) <= STEPS_AT_ONCE else [state.rosters.proof]:
-            state.send(peer, RosterStep(step))  # who lacks what it changes will ask
+            state.outbox.send(peer, RosterStep(step))  # who lacks what it changes will ask
     if state.leases.heartbeat is not None and state.leases.heartbeat.stamp > hello.heartbeat:
-        state.send(peer, HeartbeatNews(state.leases.sealed))
+        state.outbox.send(peer, HeartbeatNews(state.leases.sealed))
     if state.held is not None and state.held > (hello.epoch, hello.version):
-        state.send(peer, ManifestNews(state.sealed_manifest))
+        state.outbox.send(peer, ManifestNews(state.sealed_manifest))
 
 
 def reach_out(state: State, slot: int, place: Located, now: float) -> None:
@@ -49,14 +49,14 @@ def reach_out(state: State, slot: int, place: Located, now: float) -> None:
     for child in sorted({child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}):
         member = roster.member(child)
         if member is not None and not direct(member, place):
-            state.sessions.reach(member.peer, direct(place, member), now, state.effects)
+            state.sessions.reach(member.peer, direct(place, member), now)
 
 
 def pass_on(state: State, roster: Roster) -> None:
     """A newer roster: the change that led to it goes down two trees, others for each; gaps are asked for."""
     stripes = {roster.serial % max(1, roster.stripes), (roster.serial + 1) % max(1, roster.stripes)}
     for child in sorted({peer for k in stripes for peer in state.exchange.children.get(k, {})}):
-        state.send(child, RosterStep(state.rosters.proof))
+        state.outbox.send(child, RosterStep(state.rosters.proof))
 
 
 def give_roster(state: State, session: Session, message: WantRoster, now: float) -> None:
@@ -66,10 +66,10 @@ def give_roster(state: State, session: Session, message: WantRoster, now: float)
     steps = state.rosters.since(message.have)
     if steps is not None:
         for step in steps:
-            state.send(session.peer, RosterStep(step))
+            state.outbox.send(session.peer, RosterStep(step))
     elif state.roster is not None and now - session.gave_roster_at >= state.tuning.heartbeat_s:
         session.gave_roster_at = now
-        state.send(session.peer, RosterNews(state.rosters.whole()))
+        state.outbox.send(session.peer, RosterNews(state.rosters.whole()))
 
 
 def let_go(state: State, now: float) -> None:
@@ -84,5 +84,5 @@ def let_go(state: State, now: float) -> None:
         and now - max(s.heard_at, s.since) > 2 * state.tuning.heartbeat_s
     ]  # fmt: skip
     for session in sorted(quiet, key=lambda s: (s.heard_at, s.peer))[:surplus]:
-        state.send(session.peer, Bye(b""))
+        state.outbox.send(session.peer, Bye(b""))
         state.close(session.peer, "let go: little to say")

@@ -5,7 +5,6 @@ heartbeat. While the authority is silent the bits stand still, for at most `Tuni
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
 from codec.sign import Key
 from swarm.protocol.core.boots import MAX_BOOT
@@ -23,18 +22,11 @@ from swarm.protocol.core.documents import (
     open_heartbeat,
     seal,
 )
+from swarm.protocol.core.standing import Standing, standing_at
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.membership.tickets import TICKET, Refusal, Tickets
 
 __all__ = ["Lease", "LeaseBook", "Leases", "Standing"]
-
-
-class Standing(Enum):
-    """Where a lease stands. Soft expiry: no new work, no interior place. Hard expiry: no content."""
-
-    FRESH = "fresh"
-    SOFT = "soft"
-    DEAD = "dead"
 
 
 class Leases:
@@ -159,10 +151,7 @@ class LeaseBook:
         lease = self.leases.get(slot)
         if lease is None:
             return Standing.DEAD
-        age = now - lease.renewed
-        if age <= self._tuning.soft_ttl_s:
-            return Standing.FRESH
-        return Standing.SOFT if age <= self._tuning.hard_ttl_s else Standing.DEAD
+        return standing_at(now - lease.renewed, self._tuning)
 
     def left_s(self, slot: int, now: AuthorityTime) -> float:
         """Seconds until hard expiry."""
@@ -184,6 +173,6 @@ class LeaseBook:
     def bits(self, now: AuthorityTime) -> tuple[bytes, bytes]:
         """(live, fresh) for a heartbeat."""
         standing = {slot: self.standing(slot, now) for slot in self.leases}
-        live = [slot for slot, s in standing.items() if s is not Standing.DEAD]
+        live = [slot for slot, s in standing.items() if s.rights.content]
         fresh = [slot for slot, s in standing.items() if s is Standing.FRESH]
         return bit_set(live), bit_set(fresh)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from codec.errors import PeerError
 from swarm.protocol.core.documents import Link, open_grant, open_heartbeat
+from swarm.protocol.core.notices import BudgetChanged, ClocksApart, Joined, JoinRefused, PeerStuck
 from swarm.protocol.core.reach import is_circuit, joins, to_dial
 from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, Join, Neighbour, Reports, WantRoster, Welcome
 from swarm.protocol.membership.greeting import greet, pass_on, reach_out, share_news
@@ -39,11 +40,8 @@ class Membership:
         self._join = join
         self._authority = authority
         self.renewals = Renewals(state)
-        state.exchange.gives = join.up_mbit > 0
         self._backup: dict[int, bytes] = {}
         """Whom we hang on in place of the planned parent, by stripe."""
-        self._lost: dict[int, float] = {}
-        """Slots of parents that we lost, and when. Of no concern once they greet us again, or are another's."""
         self._admitted_at = 0.0
         self._neighbours: tuple[Neighbour, ...] = ()
         """Who has the roster, as long as we have none."""
@@ -73,7 +71,7 @@ class Membership:
 
     def _ask_to_join(self, now: float) -> None:
         self._next_appeal = now + self._state.tuning.hello_deadline_s
-        self._state.send(self._state.swarm, self._join)
+        self._state.outbox.send(self._state.swarm, self._join)
 
     def hello(self, session: Session, message: Hello, now: float) -> None:
         """`PeerError` when its grant is not one. One that is over is no crime: its holder was asleep."""
@@ -86,9 +84,9 @@ class Membership:
             if self._is_over(session, now):
                 state.close(session.peer, "its lease is over")
                 return
-            self._lost.pop(grant.slot, None)
+            state.lost_peers.find(grant.slot)
         session.ready = True
-        state.sessions.ping(session, now, state.effects)
+        state.sessions.ping(session, now)
         session.roster = max(session.roster, message.roster)
         if (
             heartbeat := state.leases.heartbeat
@@ -105,10 +103,10 @@ class Membership:
         grant = open_grant(message.grant, state.swarm)
         if grant.peer != state.key.public:
             raise PeerError("welcome: a grant for somebody else")
-        state.grant, state.sealed_grant = grant, message.grant
+        state.own_lease.grant, state.own_lease.sealed = grant, message.grant
         self.renewals.begin()
         session.ready = True
-        state.sessions.ping(session, now, state.effects)
+        state.sessions.ping(session, now)
         self._admitted_at = now
         self._neighbours = message.neighbours
         for other in state.sessions:  # those who came before we had anything to show
@@ -117,24 +115,25 @@ class Membership:
         self.heartbeat(message.heartbeat, now)
         if message.roster:
             self.roster(message.roster, now)
-        state.notify("joined", slot=grant.slot, serial=grant.serial)
+        state.outbox.notify(Joined(grant.slot, grant.serial))
 
     def refused(self, code: str, why: str, now: float) -> None:
         """The authority says no: tell the face, and do not ask again at once. A grant that it does not know is void."""
         if code == "unknown":
-            self._state.grant, self._state.sealed_grant = None, b""
+            own = self._state.own_lease
+            own.grant, own.sealed = None, b""
             self._next_appeal = now
         else:
             self._next_appeal = now + 16 * self._state.tuning.dial_retry_s
-        self._state.notify("refused", code=code, why=why)
+        self._state.outbox.notify(JoinRefused(code, why))
 
     def lost(self, peer: bytes, session: Session | None, now: float) -> None:
         """A session ended: its stripes need another parent."""
         state = self._state
         stripes = state.exchange.lost_parent(peer)
-        state.exchange.detached(peer, None, state.effects)
+        state.exchange.detached(peer, None)
         if session is not None and session.slot is not None and stripes:
-            self._lost[session.slot] = now
+            state.lost_peers.lose(session.slot, now)
         for stripe in [s for s, backup in self._backup.items() if backup == peer]:
             del self._backup[stripe]
         if not self.leaving:
@@ -149,14 +148,14 @@ class Membership:
             self._mind_boot(sealed, now)
             return False
         for child in state.children():
-            state.send(child, HeartbeatNews(sealed))
+            state.outbox.send(child, HeartbeatNews(sealed))
         heartbeat = state.leases.heartbeat
         if heartbeat is not None:
             state.rosters.hear_of(heartbeat.boot << 32 | heartbeat.roster, now)
         restarted = before is not None and heartbeat is not None and heartbeat.boot > before.boot
         if restarted and state.sessions.ready(state.swarm):
             # The authority that we have a session with may be the one that was replaced: this is how it hears of it.
-            state.send(state.swarm, HeartbeatNews(sealed))
+            state.outbox.send(state.swarm, HeartbeatNews(sealed))
         if heartbeat is not None and state.grant is not None:
             self.report(now, turn=heartbeat.serial)
             self._drop_the_dead(now)
@@ -170,7 +169,7 @@ class Membership:
             and open_heartbeat(sealed, self._state.swarm).boot > self._state.latest_boot(now)
         ):
             self._distrusts = True
-            self._state.notify("clocks_apart")
+            self._state.outbox.notify(ClocksApart())
 
     def roster(self, data: bytes, now: float) -> None:
         """Take a whole roster in."""
@@ -192,10 +191,7 @@ class Membership:
         state, roster = self._state, self._state.roster
         assert roster is not None
         self._neighbours = ()
-        for slot in list(self._lost):
-            was = before.member(slot) if before is not None else None
-            if was is None or (holder := roster.member(slot)) is None or holder.peer != was.peer:
-                del self._lost[slot]
+        state.lost_peers.new_roster(before, roster)
         self.renewals.new_roster(roster)
         state.sessions.keep({state.swarm, *(m.peer for m in roster.members)})
         pass_on(state, roster)
@@ -206,12 +202,12 @@ class Membership:
         """Ask for the roster that we lack; without any, reach for those who are said to have it."""
         state = self._state
         for neighbour in self._neighbours[:3] if state.roster is None else ():
-            state.sessions.reach(neighbour.peer, neighbour.addrs, now, state.effects)
+            state.sessions.reach(neighbour.peer, neighbour.addrs, now)
         head = any(edge.peer == state.swarm for edge in state.exchange.parents.values())
         peer = state.rosters.whom_to_ask(state.sessions, state.swarm, now, admitted_at=self._admitted_at, head=head)
         if peer is not None and (session := state.sessions.get(peer)) is not None:
             session.wanted_roster_at = now
-            state.send(peer, WantRoster(state.rosters.stamp))
+            state.outbox.send(peer, WantRoster(state.rosters.stamp))
 
     def _drop_the_dead(self, now: float) -> None:
         """Past hard expiry a peer gets no content."""
@@ -229,7 +225,7 @@ class Membership:
         heartbeat, roster = state.leases.heartbeat, state.roster
         if session.slot is None or heartbeat is None or session.issued >= heartbeat.time:
             return False
-        if state.leases.standing(session.slot, now) is Standing.DEAD:
+        if not state.leases.standing(session.slot, now).rights.content:
             return True
         holder = roster.member(session.slot) if roster is not None else None
         current = roster is not None and (roster.boot, roster.serial) >= (heartbeat.boot, heartbeat.roster)
@@ -265,18 +261,18 @@ class Membership:
         edge = state.exchange.parents.get(stripe)
         if self._reach(roster, parent, now) and state.sessions.ready(parent) and (edge is None or edge.peer != parent):
             failover = planned != AUTHORITY and parent != state.peer_of(planned)
-            state.exchange.attach_to(stripe, parent, state.floor, now, state.effects, failover=failover)
+            state.exchange.attach_to(stripe, parent, state.floor, now, failover=failover)
 
     def _usable(self, roster: Roster, slot: int, now: float) -> bool:
         """It lives, we have not lost it, and there is a session with it or a way to have one."""
         state = self._state
         member, me = roster.member(slot), roster.member_of(state.key.public)
-        if member is None or slot in self._lost or state.sessions.failing(member.peer, now):
+        if member is None or state.lost_peers.has(slot) or state.sessions.failing(member.peer, now):
             return False
         # A backup does not know that we want it, so waiting to be dialed by it would be in vain.
         if state.sessions.get(member.peer) is None and (me is None or not self._comes(roster, slot, me)):
             return False
-        return state.leases.standing(slot, now) is not Standing.DEAD
+        return state.leases.standing(slot, now).rights.content
 
     @staticmethod
     def _comes(roster: Roster, slot: int, me: Member) -> bool:
@@ -307,11 +303,11 @@ class Membership:
         """A session with `peer`, dialing it when the edge is ours to dial."""
         state = self._state
         if peer == state.swarm:
-            return state.sessions.reach(peer, roster.authority or self._authority, now, state.effects)
+            return state.sessions.reach(peer, roster.authority or self._authority, now)
         member, me = roster.member_of(peer), roster.member_of(state.key.public)
         if member is None or me is None:
             return state.sessions.get(peer) is not None
-        return state.sessions.reach(peer, to_dial(me, member), now, state.effects)
+        return state.sessions.reach(peer, to_dial(me, member), now)
 
     # ------------------------------------------------------------ reports
 
@@ -319,20 +315,18 @@ class Membership:
         self, now: float, turn: int | None = None, *, leaving: bool = False, links: tuple[Link, ...] = ()
     ) -> bytes:
         """Say how we stand, and which parents we lost lately."""
-        soft_ttl_s = self._state.tuning.soft_ttl_s
-        recent = tuple(sorted(s for s, at in self._lost.items() if now - at < soft_ttl_s))
+        recent = self._state.lost_peers.recent(now)
         return self.renewals.report(now, turn=turn, leaving=leaving, lost=recent[:16], links=links)
 
     def budget(self, saving: bool, spent: bool, now: float) -> None:
         """What we may send today is as good as used up (or not any more): say so at once, so that the plan reckons with
         it; when all of it is, give nobody anything."""
         state = self._state
-        if self.renewals.saving != saving:
-            self.renewals.saving = saving
+        if self.renewals.note_saving(saving):
             self.report(now)
-            state.notify("budget", saving=saving)
+            state.outbox.notify(BudgetChanged(saving))
         if state.exchange.gives == spent and self._join.up_mbit > 0:
-            state.exchange.give(not spent, now, state.effects)
+            state.exchange.give(not spent, now)
 
     # ------------------------------------------------------------ time
 
@@ -342,29 +336,23 @@ class Membership:
         if self.leaving:
             return []
         if state.grant is None and now >= self._next_appeal:
-            if state.sessions.reach(state.swarm, self._authority, now, state.effects):
+            if state.sessions.reach(state.swarm, self._authority, now):
                 self._ask_to_join(now)
             return []
-        for slot in [s for s, at in self._lost.items() if now - at > state.tuning.soft_ttl_s]:
-            del self._lost[slot]
+        state.lost_peers.forget_old(now)
         self._mind_roster(now)
         self._find_silent(now)
         stuck = self._find_stuck(now, asked or {})
         self.rewire(now)
         if self.renewals.account.engine and now >= self._rest_until:  # work comes from the authority itself
-            state.sessions.reach(state.swarm, self._authority, now, state.effects)
+            state.sessions.reach(state.swarm, self._authority, now)
         self.renewals.tick(now)
         self._mind_own_lease(now)
         return stuck
 
-    def is_lost(self, slot: int | None) -> bool:
-        """It was a parent or source of ours that is gone, or does not answer."""
-        return slot in self._lost
-
     def answered(self, session: Session, now: float) -> None:
         """It is there after all."""
-        if session.slot in self._lost:
-            del self._lost[session.slot]
+        if self._state.lost_peers.find(session.slot):
             self.rewire(now)
 
     def _expects(self, now: float) -> bool:
@@ -386,15 +374,15 @@ class Membership:
             came[edge.peer] = max(came.get(edge.peer, 0.0), state.exchange.progress_at.get(stripe, 0.0))
         for peer, at in sorted(came.items()):
             session = state.sessions.get(peer)
-            if session is None or session.slot is None or session.slot in self._lost:
+            if session is None or session.slot is None or state.lost_peers.has(session.slot):
                 continue
             heard_at = max(at, session.heard_at)
             if session.pinged_at <= heard_at:
                 if now - heard_at > DOUBT_S:
-                    state.sessions.ping(session, now, state.effects)
+                    state.sessions.ping(session, now)
             elif now - session.pinged_at > max(DOUBT_S, 4 * session.rtt_s):
-                self._lost[session.slot] = now
-                state.notify("stuck", peer=peer, slot=session.slot)
+                state.lost_peers.lose(session.slot, now)
+                state.outbox.notify(PeerStuck(peer, session.slot))
                 stuck.append(peer)
         return stuck
 
@@ -412,7 +400,7 @@ class Membership:
             # A backup had nothing to say until we hung on it: its silence counts from then on.
             if session is not None and now - max(session.heard_at, hung_at[peer]) > limit:
                 if session.slot is not None:
-                    self._lost[session.slot] = now
+                    state.lost_peers.lose(session.slot, now)
                 state.close(peer, "silent for three heartbeats")
 
     def let_go(self, now: float) -> None:
@@ -439,11 +427,11 @@ class Membership:
         if not late and state.leases.standing(grant.slot, now) is Standing.FRESH:
             self._turn_at = None
         elif self._is_turn(now, late=late):
-            state.sessions.reach(state.swarm, self._authority, now, state.effects)
+            state.sessions.reach(state.swarm, self._authority, now)
             if not late and state.sessions.ready(state.swarm) and now >= self._next_appeal:
                 self._next_appeal = now + state.tuning.heartbeat_s
                 sealed = self.report(now)
-                state.send(state.swarm, Reports(0, (sealed,)))
+                state.outbox.send(state.swarm, Reports(0, (sealed,)))
 
     def _is_turn(self, now: float, *, late: bool) -> bool:
         """Of the members that hear nothing (`late`), or of whom nothing is heard, whether it is our turn to look for
@@ -468,4 +456,4 @@ class Membership:
         sealed = self.report(now, leaving=True)
         for session in self._state.sessions:
             if session.ready and sealed:
-                self._state.send(session.peer, Bye(sealed))
+                self._state.outbox.send(session.peer, Bye(sealed))

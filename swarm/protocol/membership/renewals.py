@@ -9,34 +9,19 @@ from dataclasses import dataclass
 from itertools import islice
 
 from swarm.protocol.core.documents import MAX_UPLOADS, Link, Report, claimed_reporter, open_report, seal
-from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Reports
+from swarm.protocol.membership.report_limits import REPORTS_TAKEN, may_verify
 from swarm.protocol.membership.roster import Roster
 from swarm.protocol.membership.session import Session
 from swarm.protocol.state import State
 
-__all__ = ["REPORTS_TAKEN", "Account", "Renewals", "may_verify"]
+__all__ = ["Account", "Renewals"]
 
 REPORTS_A_MESSAGE = 128
 """Reports that we put into one message, of about 300 bytes each. To verify them takes whoever gets them 17 ms."""
-REPORTS_TAKEN = 1024
-"""Reports that we look at in one message: as many as members of earlier releases put into one."""
-REPORTS_A_MEMBER = 3
-"""Reports of each member that one neighbour may bring us between two heartbeats, on average: one up each of two trees,
-and one when it holds a new version."""
 TOLD_TIMES = 3
 """What was given to whom is said in so many reports, of which one will arrive; the next gift says it again."""
-
-
-def may_verify(session: Session, members: int, heartbeat_s: float, now: float) -> bool:
-    """Whether this neighbour may have us verify one more signature of a report (0.13 ms).
-
-    What it brings is bounded by what a swarm of so many `members` has to say between two heartbeats, and at once by
-    twice that.
-    """
-    a_beat = REPORTS_A_MEMBER * (members + 8)
-    session.reports.rate, session.reports.burst = a_beat / heartbeat_s, 2.0 * a_beat
-    return session.reports.take(1, now)
 
 
 def batched(items: Iterable[bytes], size: int) -> Iterator[tuple[bytes, ...]]:
@@ -63,9 +48,9 @@ class Renewals:
     def __init__(self, state: State) -> None:
         self._state = state
         self.account = Account()
-        self.catching_up = 0.0
+        self._catching_up = 0.0
         """How much of the model we have; 1: all."""
-        self.saving = False
+        self._saving = False
         """What we may send today is as good as used up."""
         self._fetched_bytes = 0
         self._gave: dict[bytes, int] = {}
@@ -84,6 +69,15 @@ class Renewals:
         self._counter = self._fetched_bytes = 0
         self._gave.clear()
         self._untold.clear()
+
+    def note_progress(self, fraction: float) -> None:
+        """We have so much of the model, 0 to 1: what reports say from now on."""
+        self._catching_up = fraction
+
+    def note_saving(self, saving: bool) -> bool:
+        """What we may send today is as good as used up, or not any more; True when that is news."""
+        news, self._saving = self._saving != saving, saving
+        return news
 
     def new_roster(self, roster: Roster) -> None:
         """What was kept of those who are gone may go."""
@@ -139,8 +133,8 @@ class Renewals:
                 state.swarm, state.key.public, grant.slot, grant.serial, self._counter,
                 state.leases.hash, held.epoch, held.version, account.engine_version.epoch,
                 account.engine_version.version, account.engine, account.sent_bytes, account.received_bytes,
-                account.tokens_s, leaving, self.catching_up, lost, links, self._fetched_bytes, self._uploads(),
-                self.saving,
+                account.tokens_s, leaving, self._catching_up, lost, links, self._fetched_bytes, self._uploads(),
+                self._saving,
             ),
             state.key,
         )  # fmt: skip
@@ -197,5 +191,5 @@ class Renewals:
             parent = edge.peer if edge is not None else state.swarm
             if state.sessions.ready(parent):
                 for batch in batched(reports.values(), REPORTS_A_MESSAGE):
-                    state.send(parent, Reports(stripe, batch))
+                    state.outbox.send(parent, Reports(stripe, batch))
         self._climbing.clear()

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from codec.errors import PeerError
 from swarm.protocol.core.bucket import Bucket
-from swarm.protocol.core.events import Close, Dial, Effect, Send
+from swarm.protocol.core.events import Close, Dial
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Ping
 
@@ -81,8 +82,9 @@ class Sessions:
     """Sessions and dials. A failed dial is tried again after `dial_retry_s`, doubling up to 16 times that, with jitter
     (a quarter), so that a swarm that lost its trainer does not return as one."""
 
-    def __init__(self, tuning: Tuning, rng: random.Random) -> None:
+    def __init__(self, tuning: Tuning, rng: random.Random, outbox: Outbox) -> None:
         self._tuning = tuning
+        self._outbox = outbox
         self._rng = rng
         self._open: dict[bytes, Session] = {}
         self._attempts: dict[bytes, _Attempt] = {}
@@ -93,10 +95,10 @@ class Sessions:
     def get(self, peer: bytes) -> Session | None:
         return self._open.get(peer)
 
-    def ping(self, session: Session, now: float, effects: list[Effect]) -> None:
+    def ping(self, session: Session, now: float) -> None:
         """Ask how far it is."""
         session.pinged_at = now
-        effects.append(Send(session.peer, Ping(0)))
+        self._outbox.send(session.peer, Ping(0))
 
     def pong(self, session: Session, now: float) -> None:
         """It answered; the shortest time counts, for the others were spent in queues."""
@@ -132,14 +134,14 @@ class Sessions:
             attempt.next_at = now + pause * (1 + self._rng.uniform(-0.25, 0.25))
         return session
 
-    def reach(self, peer: bytes, addrs: tuple[str, ...], now: float, effects: list[Effect]) -> bool:
+    def reach(self, peer: bytes, addrs: tuple[str, ...], now: float) -> bool:
         """True when a session is open; otherwise dial it as soon as the back-off allows."""
         if peer in self._open:
             return True
         attempt = self._attempts.setdefault(peer, _Attempt())
         if addrs and not attempt.dialing and now >= attempt.next_at:
             attempt.dialing = True
-            effects.append(Dial(peer, addrs))
+            self._outbox.emit(Dial(peer, addrs))
         return False
 
     def failing(self, peer: bytes, now: float) -> bool:
@@ -153,9 +155,9 @@ class Sessions:
         """Nobody but these will be dialed again: forget how it went with the others."""
         self._attempts = {p: a for p, a in self._attempts.items() if a.dialing or p in peers}
 
-    def expire_mute(self, now: float, effects: list[Effect]) -> None:
+    def expire_mute(self, now: float) -> None:
         """Close sessions that never said who they are."""
         for session in self:
             if not (session.ready or session.closing) and now - session.since > self._tuning.hello_deadline_s:
                 session.closing = True
-                effects.append(Close(session.peer, "said nothing that proves it belongs here"))
+                self._outbox.emit(Close(session.peer, "said nothing that proves it belongs here"))

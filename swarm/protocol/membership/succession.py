@@ -15,6 +15,7 @@ import msgspec
 from codec.errors import PeerError
 from codec.sign import Key, open_sealed
 from codec.unpack import unpack
+from swarm.protocol.core.notices import SuccessionHeard
 from swarm.protocol.core.wire import Succession
 from swarm.protocol.state import State
 
@@ -78,5 +79,5 @@ class SuccessionRelay:
         state.succession = message.sealed
         for session in state.sessions:
             if session.ready and session.peer != peer:
-                state.send(session.peer, message)
-        state.notify("succession", sealed=message.sealed)
+                state.outbox.send(session.peer, message)
+        state.outbox.notify(SuccessionHeard(message.sealed))

@@ -1,13 +1,13 @@
-"""Who feeds whom: K trees over the members, planned from their measured rates.
+"""The trees: K of them over all members, planned from measured uplinks.
 
-`trees` plans from nothing, `planner` changes few edges when a member comes or goes, and `replanning` says when
-which of them is due. The authority alone runs these.
+`trees` plans from nothing, `planner` moves few edges when a member joins or leaves, and `replanning` decides when a
+plan is due and what it is made from. Only the authority runs these.
 
 Modules:
 
-- `child_slots`: How many children each node feeds, and in which stripes
+- `child_slots`: How many children each node has, and in which stripes
 - `planner`: The plan kept up to date
-- `rates`: What members' uplinks are worth, as their receivers say
-- `replanning`: Who stands where, as the authority decides it
-- `trees`: Trees grown from seats
+- `rates`: Estimates of members' uplinks and regions, from what their neighbours measure
+- `replanning`: The authority's plan: when it is made, and from what
+- `trees`: A plan from nothing
 """

@@ -1,10 +1,12 @@
-"""How many children each node feeds, and in which stripes: the arithmetic of a plan made from nothing.
+"""How many children each node has, and in which stripes: the arithmetic of a plan made from nothing.
 
-K trees over N members have K (N - 1) edges beside those from the trainer: so many *seats* are to be offered. Every node
-offers them in proportion to its uplink (d'Hondt: of all ways to share them out it makes the most loaded node's load
-least, which is the headroom that a plan can have). Then regions: inside a region of n members a stripe needs n - 1
-seats, offered by that region, and each border is crossed once a stripe; only a region whose uplinks would be busier
-with that than the swarm's are on average (`SPILL`) is fed from outside as well.
+K trees over N members have K (N - 1) edges beside those from the trainer, so a plan needs as many *child slots*. Nodes
+offer them in proportion to their uplinks, by d'Hondt's method, which makes the load of the most loaded node as small as
+it can be. Then regions: inside a region of n members a stripe needs n - 1 child slots, which that region offers, and
+each border is crossed once a stripe. A region whose uplinks would then be more than `SPILL` times as busy as the
+swarm's on average is also fed from outside.
+
+A *giver* is a member that has uplink to give.
 """
 
 import heapq
@@ -18,51 +20,54 @@ __all__ = [
     "RegionChildSlots",
     "Supply",
     "apportion",
+    "child_slots_by_giver",
     "region_child_slots",
-    "standing_places",
 ]
 
 SPILL = 1.05
-"""A region is asked for up to so many times its fair share of seats before borders are crossed more than once."""
+"""A region offers up to so many times its fair share of child slots before its border is crossed more than once."""
 BORDER_CHILD_SLOTS = 2
-"""An edge into a region takes so many seats of its giver: a whole region waits for it, and over a long way a queue
-that is ever full leaves it less than its part."""
+"""Child slots that the first edge into a region takes of its giver: a whole region waits for it, and over a long round
+trip it gets less than its part of a queue that is always full."""
 WAYS_OUT = 1 / 64
-"""The trainer's region feeds all others itself as far as that takes no more of its seats than this: then no chunk makes
-two long hops, one after the other."""
+"""The trainer's region feeds other regions itself with up to this share of its own child slots, so that no chunk makes
+two long hops in sequence."""
 LARGE_REGION = 8
-"""Where regions have so many members on average. In smaller ones half of all edges are of this kind."""
+"""`BORDER_CHILD_SLOTS` applies where regions have at least so many members on average. In smaller regions half of all
+edges would be such edges."""
 DISJOINT_FROM = 4
-"""With at least so many givers a stripe, nobody gives in more than one: a loss then costs one stripe. With fewer, whose
-uplinks would come out too unequal by stripe, a node may stand inside several trees."""
+"""With at least so many givers a stripe, each gives in one stripe only, so that a loss costs one stripe. With fewer,
+the uplinks of the stripes would be too unequal, so a node may be interior in several trees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """One region as the arithmetic sees it."""
+    """One region's members and uplinks."""
 
     members: int
     uplinks: Mapping[int, float]
-    """Mbit/s of its givers, by slot."""
+    """Uplinks of its givers in Mbit/s, by slot."""
     closed: frozenset[int] = frozenset()
-    """Members that not everyone can dial: givers among them may feed only others, who can be dialed."""
+    """Slots of members that cannot be dialed from everywhere: such a giver needs children that can be dialed."""
 
 
 @dataclass(slots=True)
 class RegionChildSlots:
-    """What one region offers, by stripe: children inside itself, and across its border."""
+    """The child slots that one region offers, by stripe: inside itself (`local`) and across its border (`cross`)."""
 
     local: list[int]
     cross: list[int]
     entries: list[int]
-    """Of those across: the first into a region, on which all of it hangs. Counted in large regions only."""
+    """Of `cross`: edges that are the first into another region, which then depends on them. 0 where regions are
+    small."""
     by_slot: list[dict[int, int]] = field(default_factory=list)
-    """By stripe: the seats of each giver; in all `local[k] + cross[k]`, and `BORDER_SEATS - 1` more for each entry."""
+    """By stripe: the child slots of each giver. Their sum is `local[k] + cross[k]` and `BORDER_CHILD_SLOTS - 1` more
+    for each entry."""
 
 
 def apportion(child_slots: int, weights: Mapping[int, float]) -> dict[int, int]:
-    """`child_slots` in proportion to weights (positive), by d'Hondt: least largest seats/weight. Ties: the lower
-    slot."""
+    """Share `child_slots` out in proportion to positive weights, by d'Hondt's method: the largest quotient of child
+    slots and weight is as small as it can be. Of equals the lower slot gets more."""
     total = sum(weights.values())
     shares = {slot: int(child_slots * weight / total) for slot, weight in weights.items()}
     queue = [((shares[slot] + 1) / weight, slot) for slot, weight in weights.items()]
@@ -75,8 +80,9 @@ def apportion(child_slots: int, weights: Mapping[int, float]) -> dict[int, int]:
 
 
 def region_child_slots(regions: Mapping[str, Supply], stripes: int, home: str = "") -> dict[str, RegionChildSlots]:
-    """What each region offers in each stripe. In every stripe all of it comes to N - 1 seats. `home`: where the trainer
-    stands; a way out of it is kept in each stripe, so that heads can stand near the trainer; more where it is large."""
+    """The child slots of each region in each stripe; N - 1 in every stripe over all regions. `home`: the trainer's
+    region. It keeps at least one child slot across its border in each stripe, if it has uplink enough, so that root
+    children can stand near the trainer; more where it is large."""
     count = sum(supply.members for supply in regions.values())
     uplink = {name: sum(supply.uplinks.values()) for name, supply in regions.items()}
     whole = sum(uplink.values())
@@ -102,7 +108,7 @@ def region_child_slots(regions: Mapping[str, Supply], stripes: int, home: str = 
             lacking -= taken
             entries -= taken
         while lacking > 0:
-            # All of a stripe's crossings from one region where that can be: its chunks make one long hop, not several.
+            # Take all crossings of a stripe from one region if possible: then a chunk makes one long hop, not several.
             name = max(givers, key=lambda g: (cross[g], uplink[g], g))
             taken = max(1, min(lacking, cross[name]))
             made[name].cross[stripe] += taken
@@ -116,12 +122,13 @@ def region_child_slots(regions: Mapping[str, Supply], stripes: int, home: str = 
             a + b + (BORDER_CHILD_SLOTS - 1) * c
             for a, b, c in zip(child_slots.local, child_slots.cross, child_slots.entries, strict=True)
         ]
-        child_slots.by_slot = standing_places(totals, supply)
+        child_slots.by_slot = child_slots_by_giver(totals, supply)
     return made
 
 
 def _cross(child_slots: int, local: Mapping[str, int], uplink: Mapping[str, float]) -> dict[str, int]:
-    """Seats across borders, by region, so that with the local ones loads come out as even as they can."""
+    """Child slots across borders, by region, so that the regions' loads are as even as possible together with
+    `local`."""
     cross = dict.fromkeys(uplink, 0)
     queue = [((local[g] + 1) / weight, g) for g, weight in uplink.items()]
     heapq.heapify(queue)
@@ -136,10 +143,10 @@ def _even(total: int, parts: int) -> list[int]:
     return [total // parts + (k < total % parts) for k in range(parts)]
 
 
-def standing_places(room: Sequence[int], supply: Supply) -> list[dict[int, int]]:
-    """Who gives in which stripe, and how many seats: fills `room` (by stripe) from givers in proportion to uplinks.
+def child_slots_by_giver(room: Sequence[int], supply: Supply) -> list[dict[int, int]]:
+    """The child slots of each giver in each stripe: fills `room` (by stripe) from givers in proportion to uplinks.
 
-    Each stripe gets seats enough of givers that can be dialed for all members that cannot, where there are so many.
+    Each stripe gets enough child slots of givers that can be dialed for all members that cannot, if there are so many.
     """
     uplinks = supply.uplinks
     if not uplinks or not any(room):
@@ -161,12 +168,13 @@ def standing_places(room: Sequence[int], supply: Supply) -> list[dict[int, int]]
     return places
 
 
-def _fill(places: list[dict[int, int]], room: list[int], shares: dict[int, int], who: Iterable[int]) -> None:
-    """Put shares into stripes as far as there is room; `room` and `shares` become what is left of them."""
-    for slot in sorted(who, key=lambda s: (-shares[s], s)):
+def _fill(places: list[dict[int, int]], room: list[int], shares: dict[int, int], slots: Iterable[int]) -> None:
+    """Put `shares` into stripes as far as there is `room`. Both are changed to what is left of them."""
+    for slot in sorted(slots, key=lambda s: (-shares[s], s)):
         while shares[slot] > 0 and any(room):
             fitting = [k for k in range(len(room)) if room[k] >= shares[slot]]
-            # The stripe that it fits best, so that it stands in few trees; else the emptiest, and what remains goes on.
+            # A stripe that takes the whole share, so that the giver is interior in few trees: one where it is interior
+            # already, else the fullest. If none does, the emptiest stripe takes a part.
             if fitting:
                 stripe = min(fitting, key=lambda k: (slot not in places[k], room[k], k))
             else:
@@ -178,7 +186,8 @@ def _fill(places: list[dict[int, int]], room: list[int], shares: dict[int, int],
 
 
 def _disjoint(room: Sequence[int], *kinds: Mapping[int, float]) -> list[dict[int, int]]:
-    """Each giver in one stripe, each kind spread over all: to that which lacks most uplink so far for what it needs."""
+    """Put each giver into one stripe: the one that has least uplink so far for the child slots that it needs. Each kind
+    of giver is spread over all stripes."""
     total = [0.0] * len(room)
     sides: list[dict[int, float]] = [{} for _ in room]
     needy = [k for k in range(len(room)) if room[k] > 0]

@@ -1,9 +1,11 @@
-"""The plan kept up to date: one peer comes or goes, and few edges move.
+"""The plan kept up to date: when a member joins or leaves, few edges move.
 
 A plan from nothing (`trees.grow`) is made at the start and when a quarter of the swarm has changed. Between, a newcomer
-is hung under whoever is least loaded, the children of one that went are shared out among the others, and whoever has
-uplink to give again takes children from the most loaded. An update moves the edges that it must (those of who came or
-went) and at most `EXTRA_MOVES` more for each member that changed.
+is attached to the least loaded giver, the children of a member that left are shared out among the others, and a member
+that has uplink to give again takes children from the most loaded. An update moves the edges that it must (those of
+members that joined or left) and at most `EXTRA_MOVES` more for each member that changed.
+
+A *giver* is a member with uplink to give; its *load* is its number of children, in all stripes, for each Mbit/s.
 """
 
 from collections import Counter
@@ -17,56 +19,60 @@ from swarm.protocol.topology.trees import Spot, grow, parents_of, spot_of
 __all__ = ["EXTRA_MOVES", "Planner"]
 
 EXTRA_MOVES = 24
-"""Edges that a changed member may move beside its own: as many as a node of three times the mean uplink feeds in 8
-stripes."""
+"""Edges that a changed member may move beside its own: as many as the children of a node of three times the mean uplink
+in 8 stripes."""
 UNEVEN = 1.25
-"""A node sheds children when its load is so many times the mean: below that, moving costs more than it brings."""
+"""A node sheds children when its load is more than so many times the mean. Below that, a move costs more than it
+gains."""
 GROW_ANEW = 4
-"""When more than one in so many members came, went or turned, all trees are grown anew."""
+"""All trees are grown anew when more than one in so many members joined, left, or began or ceased to give."""
 LOOK_ANEW = 32
+"""Whenever one in so many members has changed, an idle update checks whether growing anew pays."""
 ASTRAY = 1.25
-"""It is looked at whenever one in so many did: when so many times as many edges cross borders as would then, too."""
+"""Growing anew pays when so many times as many edges cross borders as would then."""
 SMALL = 64
-"""Among so few a whole roster is a few KB, one edge astray a part of a copy more across a border, and one node that
-feeds nobody a good part of all uplink. In regions so small, small changes can mend neither: what came one by one hangs
-together worse than what is planned at once, in two of five orders of coming of eight unequal nodes."""
+"""A swarm of up to so many members is small: a whole roster is a few KB, one edge too many across a border is a good
+part of a copy, and one node without children is a good part of all uplink. Small changes cannot mend that in small
+regions: trees that grew by single joins were worse than trees planned at once in two of five join orders of eight
+unequal nodes."""
 SMALL_UNEVEN = 1.02
-"""There, whoever feeds most for its uplink is what a step waits for."""
+"""In a small swarm, growing anew pays when the highest load is so many times what it would be then: a step waits for
+the most loaded node."""
 
 
 class Planner:
-    """The trees as they stand. `home`: the trainer's region."""
+    """The current trees. `home`: the trainer's region."""
 
     def __init__(self, stripes: int, home: str = "") -> None:
         self.stripes = stripes
         self._home = home
         self._who: dict[int, Spot] = {}
-        self._crowd: Counter[str] = Counter()
-        """How many of each region have uplink to give."""
+        self._givers_of: Counter[str] = Counter()
+        """The number of givers of each region."""
         self._mean = 0.0
-        """Children for each Mbit/s, on average."""
+        """The mean load."""
         self._budget = 0
-        """Moves that may still be made for balance in this update."""
+        """Edges that may still be moved for balance in this update."""
         self._changes = 0
-        """Members that came, went or turned since the trees were grown."""
+        """Members that joined, left, or began or ceased to give since the trees were grown."""
         self._looked_at = 0
-        """How many had, when it was last looked at whether growing anew would pay."""
+        """`_changes` when it was last checked whether growing anew pays."""
         self._touched: set[int] = set()
-        """Who was given children in this update."""
+        """Slots that were given children in this update."""
         self._seen: dict[int, tuple[Member, Spot]] = {}
         self._parent: list[dict[int, int]] = [{} for _ in range(stripes)]
         self._kids: list[dict[int, set[int]]] = [{} for _ in range(stripes)]
         self._given: dict[int, int] = {}
         self._only: dict[int, int] = {}
-        """Who gives in one stripe only: which."""
+        """Maps a slot to the single stripe in which it may be interior."""
         self._givers: dict[tuple[str, int], set[int]] = {}
-        """By region and stripe: who may give."""
+        """By region and stripe: the slots that may be interior there."""
 
     def update(self, members: Sequence[Member], *, idle: bool = False) -> tuple[tuple[int, ...], ...]:
-        """`Roster.parents` for these members, in the order of their slots. `idle`: nothing is on its way, so trees may
-        be grown anew for no more than that many came, or that small changes have added up."""
-        who = self._look(members)
-        self._crowd = Counter(spot.region for spot in who.values() if spot.uplink > 0)
+        """`Roster.parents` for these members, in the order of their slots. `idle`: no version is on its way, so the
+        trees may also be grown anew because many members joined, or because small changes have added up."""
+        who = self._spots(members)
+        self._givers_of = Counter(spot.region for spot in who.values() if spot.uplink > 0)
         self._mean = self.stripes * max(0, len(who) - 1) / (sum(spot.uplink for spot in who.values()) or 1.0)
         before = self._who
         gone = [s for s in before if s not in who]
@@ -78,7 +84,7 @@ class Planner:
         self._changes += changed
         if not gave or not gives or GROW_ANEW * (changed if idle else len(upset)) > 3 + len(who):
             self._who = who
-            self._take(grow(who, self.stripes, self._home))
+            self._use(grow(who, self.stripes, self._home))
         else:
             self._budget = EXTRA_MOVES * max(1, changed)
             self._adjust(who, gone, came)
@@ -87,8 +93,8 @@ class Planner:
         return parents_of(self._parent, list(who))
 
     def _renew(self) -> None:
-        """Nothing is on its way: grow anew where that pays. A whole roster each then costs no more than the changes did
-        that led here, or the regions hang together much better."""
+        """No version is on its way: grow the trees anew if that pays. That sends a whole roster to each member, so the
+        trees must be much better, or as much must have been sent in changes."""
         if LOOK_ANEW * (self._changes - self._looked_at) <= len(self._who):
             return
         self._looked_at = self._changes
@@ -103,10 +109,10 @@ class Planner:
         else:
             astray = now > ASTRAY * least + self.stripes
         if astray or GROW_ANEW * self._changes > len(self._who):
-            self._take(grown)
+            self._use(grown)
 
-    def _look(self, members: Sequence[Member]) -> dict[int, Spot]:
-        """The members as spots, in order of slots; whoever has not changed is not looked at again."""
+    def _spots(self, members: Sequence[Member]) -> dict[int, Spot]:
+        """The members as spots, in the order of slots. Spots of unchanged members are reused."""
         seen, self._seen = self._seen, {}
         for member in sorted(members, key=lambda m: m.slot):
             known = seen.get(member.slot)
@@ -117,8 +123,8 @@ class Planner:
 
     # ------------------------------------------------------------ from nothing
 
-    def _take(self, trees: list[dict[int, int]]) -> None:
-        """These are the trees from now on."""
+    def _use(self, trees: list[dict[int, int]]) -> None:
+        """Use these trees from now on."""
         self._changes = self._looked_at = 0
         self._parent = trees
         self._kids = [{} for _ in range(self.stripes)]
@@ -131,10 +137,10 @@ class Planner:
         self._only.clear()
         self._givers.clear()
         for slot in self._who:
-            self._employ(slot)
+            self._open_stripes(slot)
 
     def _crossings(self, trees: list[dict[int, int]]) -> int:
-        """Edges that cross a border."""
+        """The number of edges that cross a border."""
         who = self._who
         return sum(
             parent != AUTHORITY and who[parent].region != who[slot].region
@@ -143,36 +149,36 @@ class Planner:
         )
 
     def _worst_load(self, trees: list[dict[int, int]]) -> float:
-        """Children for each Mbit/s of whoever has most."""
+        """The highest load of a member."""
         given = Counter(parent for tree in trees for parent in tree.values() if parent != AUTHORITY)
         return max((count / (self._who[slot].uplink or 1.0) for slot, count in given.items()), default=0.0)
 
-    def _employ(self, slot: int) -> None:
-        """Say in which stripes it may give: where there are givers enough in its region, in one."""
+    def _open_stripes(self, slot: int) -> None:
+        """Decide in which stripes a giver may be interior: in one, if its region has givers enough."""
         spot = self._who[slot]
         if spot.uplink <= 0:
             return
         inside = [k for k in range(self.stripes) if self._kids[k].get(slot)]
-        if len(inside) < 2 and self._crowd[spot.region] >= DISJOINT_FROM * self.stripes:
-            self._only[slot] = inside[0] if inside else self._poorest(spot.region)
+        if len(inside) < 2 and self._givers_of[spot.region] >= DISJOINT_FROM * self.stripes:
+            self._only[slot] = inside[0] if inside else self._poorest_stripe(spot.region)
         for stripe in [self._only[slot]] if slot in self._only else range(self.stripes):
             self._givers.setdefault((spot.region, stripe), set()).add(slot)
 
-    def _open_up(self) -> None:
-        """Where too few givers are left in a region for each to stand in one tree alone, they stand in any."""
-        for slot in [s for s in self._only if 2 * self._crowd[self._who[s].region] < DISJOINT_FROM * self.stripes]:
+    def _open_all_stripes(self) -> None:
+        """In regions that have too few givers left for one stripe each, let givers be interior in every stripe."""
+        for slot in [s for s in self._only if 2 * self._givers_of[self._who[s].region] < DISJOINT_FROM * self.stripes]:
             del self._only[slot]
             for stripe in range(self.stripes):
                 self._givers.setdefault((self._who[slot].region, stripe), set()).add(slot)
 
-    def _poorest(self, region: str) -> int:
+    def _poorest_stripe(self, region: str) -> int:
         """The stripe whose givers in this region have least uplink."""
         return min(
             range(self.stripes),
             key=lambda k: (sum(self._who[s].uplink for s in self._givers.get((region, k), ())), k),
         )
 
-    def _dismiss(self, slot: int, region: str) -> None:
+    def _close_stripes(self, slot: int, region: str) -> None:
         self._only.pop(slot, None)
         for stripe in range(self.stripes):
             self._givers.get((region, stripe), set()).discard(slot)
@@ -184,7 +190,7 @@ class Planner:
         stopped = [s for s, spot in who.items() if s in before and before[s].uplink > 0 >= spot.uplink]
         moved = [s for s, spot in who.items() if s in before and before[s].region != spot.region]
         for slot in [*gone, *stopped, *moved]:
-            self._dismiss(slot, before[slot].region)
+            self._close_stripes(slot, before[slot].region)
         orphans = [self._uproot(slot, leaves=slot in gone) for slot in [*gone, *stopped]]
         for slot in gone:
             del self._given[slot]
@@ -192,17 +198,18 @@ class Planner:
             self._given[slot] = 0
         started = [s for s, spot in who.items() if spot.uplink > 0 and (s not in before or before[s].uplink <= 0)]
         for slot in sorted({*started, *(s for s in moved if who[s].uplink > 0)}):
-            self._employ(slot)
-        self._open_up()
+            self._open_stripes(slot)
+        self._open_all_stripes()
         for stripe in range(self.stripes):
             adrift = [s for mine in orphans for k, s in mine if k == stripe and s in who]
-            self._settle(stripe, [*adrift, *came])
+            self._attach_all(stripe, [*adrift, *came])
         for slot in moved:
-            self._bring_home(slot)
+            self._attach_in_region(slot)
         self._balance(who, before, [*started, *moved])
 
     def _uproot(self, slot: int, *, leaves: bool) -> list[tuple[int, int]]:
-        """Take its children away (`leaves`: and itself out of the trees); who is to be hung elsewhere, by stripe."""
+        """Detach its children, and with `leaves` the member itself. Returns (stripe, slot) of those to attach
+        elsewhere."""
         adrift: list[tuple[int, int]] = []
         for stripe in range(self.stripes):
             for child in sorted(self._kids[stripe].pop(slot, ())):
@@ -229,8 +236,8 @@ class Planner:
             self._given[parent] += 1
             self._touched.add(parent)
 
-    def _settle(self, stripe: int, adrift: list[int]) -> None:
-        """Hang these, each with what hangs on it, somewhere in the tree. A tree without a head gets one first."""
+    def _attach_all(self, stripe: int, adrift: list[int]) -> None:
+        """Attach these slots, each with its subtree. A tree without a root child gets one first."""
         waiting = list(dict.fromkeys(adrift))
         if waiting and not any(True for _ in self._all_givers(stripe)):
             strongest = max((s for s in self._who.values() if s.uplink > 0), key=lambda s: (s.uplink, -s.slot))
@@ -242,7 +249,7 @@ class Planner:
                 self._detach(stripe, head)
             waiting = [s for s in waiting if s != head]
             self._attach(stripe, head, AUTHORITY)
-        # Those with most to give first: the others find them in their places.
+        # Slots with most children first, so that the others can be attached below them.
         for slot in sorted(waiting, key=lambda s: (-len(self._kids[stripe].get(s, ())), s)):
             self._attach(stripe, slot, self._giver(stripe, slot))
 
@@ -255,7 +262,8 @@ class Planner:
                 yield from sorted(slots)
 
     def _giver(self, stripe: int, slot: int) -> int:
-        """Where to hang it: the least loaded of its own region, unless those bear too much; of equals the highest."""
+        """The parent to attach `slot` to: the least loaded giver of its own region, or of another one if all of those
+        are loaded too much."""
         region = self._who[slot].region
         near = self._least(stripe, slot, self._givers.get((region, stripe), ()))
         if near is not None and self._load(near, 1) <= SPILL * self._mean:
@@ -263,7 +271,7 @@ class Planner:
         far = self._least(stripe, slot, [g for g in self._all_givers(stripe) if self._who[g].region != region])
         if far is not None and (near is None or SPILL * self._load(far, 1) < self._load(near, 1)):
             return far
-        # No giver of this stripe can be had (all hang on this very slot): the head takes it.
+        # No giver of this stripe is available, since all are below this very slot: the root child takes it.
         return near if near is not None else next(s for s, p in self._parent[stripe].items() if p == AUTHORITY)
 
     def _least(self, stripe: int, slot: int, group: Iterable[int]) -> int | None:
@@ -279,7 +287,7 @@ class Planner:
         return None
 
     def _rank(self, stripe: int, slot: int, giver: int, limit: float) -> tuple[bool, bool, int, int]:
-        """Not overloaded, inside this tree already, high up."""
+        """Sort key of givers: not overloaded, interior in this tree already, near the root."""
         depth = self._depth(stripe, giver, below=slot)
         new = not self._kids[stripe].get(giver)
         return self._load(giver, 1) > limit, new, 0 if depth is None else depth, giver
@@ -288,7 +296,7 @@ class Planner:
         return (self._given[slot] + more) / self._who[slot].uplink
 
     def _depth(self, stripe: int, slot: int, below: int) -> int | None:
-        """Hops from the trainer; None when it hangs on `below`, or on nothing."""
+        """Hops from the trainer; None when `slot` is below `below`, or not attached."""
         at: int | None = slot
         for depth in range(len(self._who) + 2):
             if at == AUTHORITY:
@@ -298,8 +306,8 @@ class Planner:
             at = self._parent[stripe].get(at)
         return None
 
-    def _bring_home(self, slot: int) -> None:
-        """Its region has become known: hang it on someone of that region, where it is not yet and there is someone."""
+    def _attach_in_region(self, slot: int) -> None:
+        """Its region has changed: attach it to a giver of that region in each stripe where there is one."""
         region = self._who[slot].region
         for stripe in range(self.stripes):
             parent = self._parent[stripe][slot]
@@ -313,35 +321,35 @@ class Planner:
     # ------------------------------------------------------------ balance
 
     def _balance(self, who: dict[int, Spot], before: dict[int, Spot], started: list[int]) -> None:
-        """Whoever has room takes children from the most loaded; whoever has too many gives some away."""
+        """Givers with room take children from the most loaded; givers with too many shed some."""
         changed = [s for s, spot in who.items() if s in before and before[s].uplink != spot.uplink]
         for slot in dict.fromkeys([*started, *changed]):
             if who[slot].uplink > 0:
-                self._repeat(lambda s=slot: self._load(s, 1) <= self._mean and self._take_one(s))
+                self._repeat(lambda s=slot: self._load(s, 1) <= self._mean and self._take_child(s))
         for slot in sorted({*changed, *self._touched}):
             if slot in who and who[slot].uplink > 0:
-                self._repeat(lambda s=slot: self._load(s, -1) > UNEVEN * self._mean and self._shed_one(s))
+                self._repeat(lambda s=slot: self._load(s, -1) > UNEVEN * self._mean and self._shed_child(s))
         self._touched.clear()
 
     def _repeat(self, step: Callable[[], bool]) -> None:
         while self._budget > 0 and step():
             self._budget -= 1
 
-    def _take_one(self, slot: int) -> bool:
-        """Take a child of the most loaded giver of a stripe of ours, in our region."""
+    def _take_child(self, slot: int) -> bool:
+        """Move a child from the most loaded giver of its region to `slot`, in a stripe where `slot` may be interior."""
         region = self._who[slot].region
         loaded: list[tuple[float, int, int]] = []
         for stripe in [self._only[slot]] if slot in self._only else range(self.stripes):
-            # A tree in which we give already first: each further one that we stand in is one more at our loss.
+            # Prefer a tree where it is interior already: in each further one, its loss would cost one more stripe.
             worth = 1.1 if self._kids[stripe].get(slot) else 1.0
             for giver in self._givers.get((region, stripe), ()):
                 load = self._load(giver) * worth
                 if giver != slot and self._kids[stripe].get(giver) and load > UNEVEN * self._load(slot, 1):
                     loaded.append((-load, giver, stripe))
-        return any(self._move_one(stripe, giver, slot) for _, giver, stripe in sorted(loaded))
+        return any(self._move_child(stripe, giver, slot) for _, giver, stripe in sorted(loaded))
 
-    def _shed_one(self, slot: int) -> bool:
-        """Give a child away to the least loaded giver that can have it."""
+    def _shed_child(self, slot: int) -> bool:
+        """Move a child from `slot` to the least loaded giver that can take it."""
         region = self._who[slot].region
         free: list[tuple[float, int, int]] = []
         for stripe in range(self.stripes):
@@ -349,16 +357,17 @@ class Planner:
                 load = self._load(giver, 1)
                 if giver != slot and UNEVEN * load < self._load(slot):
                     free.append((load, giver, stripe))
-        return any(self._move_one(stripe, slot, giver) for _, giver, stripe in sorted(free))
+        return any(self._move_child(stripe, slot, giver) for _, giver, stripe in sorted(free))
 
-    def _move_one(self, stripe: int, source: int, target: int) -> bool:
-        """Move one child: of the target's region, with least below it, and not what the target itself hangs on."""
+    def _move_child(self, stripe: int, source: int, target: int) -> bool:
+        """Move one child from `source` to `target`: preferably of the target's region and with few children, and never
+        one that the target is below."""
         region = self._who[target].region
         children = [c for c in self._kids[stripe][source] if c != target and self._who[c].joins(self._who[target])]
         children.sort(key=lambda c: (self._who[c].region != region, len(self._kids[stripe].get(c, ())), c))
         for child in children:
             if self._who[child].region != region and self._who[source].region == region:
-                return False  # it would only lengthen the way across
+                return False  # an edge more would cross the border
             if self._depth(stripe, target, below=child) is not None:
                 self._detach(stripe, child)
                 self._attach(stripe, child, target)
@@ -367,5 +376,5 @@ class Planner:
 
 
 def _places(trees: list[dict[int, int]]) -> int:
-    """In how many trees nodes stand inside, added up: each is a hop more for somebody."""
+    """Over all nodes, the number of trees in which each is interior: each such place adds a hop for other nodes."""
     return sum(len(set(tree.values()) - {AUTHORITY}) for tree in trees)

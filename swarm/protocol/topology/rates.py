@@ -1,10 +1,10 @@
-"""What members' uplinks are worth, as their receivers say: the authority's estimate, and where a swarm's regions lie.
+"""The authority's estimates of members' uplinks and regions, from what their neighbours report.
 
-A member says what it has to give (`--up-mbit`); that is a limit and a first guess, no more. After each version, what
-its receivers say they got from it is added up. Stripes are dealt by demand, so one whose node is slow brings less than
-its part: where half of a node's receivers say so, and its own parent is not to blame, that sum is all it can give. One
-receiver's word is worth no more than twice the median. Who was found so slow that it feeds nobody is tried again, for
-nobody measures it any more: a version that began badly would else cost the swarm that uplink for good.
+A member offers an uplink (`--up-mbit`), which is a limit and a first guess. After each version the rates that its
+receivers reported are added up. Chunks are assigned to stripes by demand, so a stripe with a slow node brings less than
+its part: when half of a node's receivers say so, and its own parent is not slow too, that sum is all that the node can
+give. A single receiver counts for no more than twice the median. A node that was found so slow that it feeds no other
+is not measured any more, so it is tried again after some versions; else one bad start would cost its uplink for good.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,35 +16,40 @@ from swarm.protocol.core.documents import UNTIMED, Link
 __all__ = ["Rates", "Regions"]
 
 GUESS_LIMIT = 4.0
-"""Until it has been measured, an uplink counts for at most so many times the swarm's median: a boast gains one
-version's worth of children, and costs them."""
+"""Until it has been measured, an uplink counts for at most so many times the swarm's median. So a member that
+overstates its uplink has too many children for one version only."""
 SHORT_PERCENT = 40
-"""When half of the receivers got so much less than its part, its uplink was full. Plans are uneven by less."""
+"""When half of the receivers got so many percent less than their part, the uplink was full. Plans are uneven by
+less."""
 RISE = 1.15
-"""While nobody was short, an estimate rises by this a version, to what the member offers."""
+"""Factor by which an estimate rises with each version that did not fill the uplink, up to what the member offers."""
 LEAST_MBIT = 0.1
+"""No estimate falls below this, so that it can rise again."""
 NEAR_MS = 30
 NEAR_TIMES = 1.5
-"""Round trips below `NEAR_MS`, or so many times the shortest of all, are within a region."""
+"""Two members are in one region when their round trip is below `NEAR_MS`, or below so many times the shortest of
+all."""
 LINKS_TO_JUDGE = 3
-"""One that is far from so many stands alone."""
+"""A member that is far from all of at least so many neighbours is a region of its own."""
 
 
 @dataclass(slots=True)
 class _Giver:
     claims: dict[int, Link] = field(default_factory=dict)
-    """By receiver, of this version."""
+    """What each receiver reported for this version."""
     estimate: float | None = None
     """Mbit/s; None: never measured."""
     falls: int = 0
-    """How often in a row it turned out to be slow, though it had been tried again."""
+    """In how many measured versions in a row its uplink was full."""
 
     def is_short(self) -> bool:
-        """Half of those that it feeds say that less than its part came, or much too slowly."""
+        """Whether half of its receivers report that it brought `SHORT_PERCENT` less than its part, or was as much
+        slower."""
         return bool(self.claims) and median(link.short_percent for link in self.claims.values()) >= SHORT_PERCENT
 
     def assess(self, offered: float, *, full: bool) -> float:
-        """`full`: what was delivered is all that there is; the estimate falls as far as its receivers were short."""
+        """The new estimate, in Mbit/s. `full`: it delivered all that it can, so the estimate falls by what its
+        receivers were short of."""
         rates = [link.kbit_s / 1000 for link in self.claims.values() if link.kbit_s > UNTIMED]
         middle = median(rates) if rates else 0.0
         delivered = sum(min(rate, 2 * middle) for rate in rates)
@@ -56,7 +61,8 @@ class _Giver:
         return min(offered, max(delivered, left * (self.estimate or 0.0), LEAST_MBIT))
 
     def rest(self, offered: float) -> float | None:
-        """It fed nobody in this version: after some it is tried again, each time after twice as many."""
+        """The new estimate after a version in which it fed no other member: it rises until the member is tried again,
+        half as fast after each further failure."""
         if self.estimate is None:
             return None
         return min(offered, self.estimate * RISE ** (2.0 ** (1 - max(1, self.falls))))
@@ -69,11 +75,11 @@ class Rates:
         self._givers: dict[int, _Giver] = {}
 
     def forget(self, slot: int) -> None:
-        """The slot is another's from now on."""
+        """Another peer holds the slot from now on."""
         self._givers.pop(slot, None)
 
     def hear(self, receiver: int, links: Iterable[Link]) -> list[int]:
-        """What `receiver` says; which slots it got verified bytes from."""
+        """Take what `receiver` reports. Returns the slots from which it got verified bytes."""
         gave: list[int] = []
         for link in links:
             if link.slot != receiver and (link.kbit_s or link.short_percent):
@@ -82,8 +88,8 @@ class Rates:
         return gave
 
     def settle(self, offered: Mapping[int, float], feeders: Callable[[int], set[int]]) -> None:
-        """A version has arrived everywhere: new estimates from what was said. `offered`: Mbit/s by slot; `feeders`: who
-        feeds a slot in the stripes in which it gives."""
+        """A version has arrived everywhere: make new estimates. `offered`: Mbit/s by slot. `feeders`: the parents of a
+        slot in the stripes in which it has children."""
         slow = {slot for slot, giver in self._givers.items() if giver.is_short()}
         for slot, giver in self._givers.items():
             if slot in offered:
@@ -92,7 +98,7 @@ class Rates:
             giver.claims.clear()
 
     def uplink(self, slot: int, offered: float, typical: float) -> float:
-        """What to plan with. `typical`: median of what members offer."""
+        """The uplink to plan with, in Mbit/s. `typical`: the median of what members offer."""
         giver = self._givers.get(slot)
         if giver is None or giver.estimate is None:
             return min(offered, GUESS_LIMIT * typical) if typical > 0 else offered
@@ -100,8 +106,8 @@ class Rates:
 
 
 class Regions:
-    """Who is near whom: parts of the swarm that short round trips hold together. A region that somebody was told
-    (`--region`) spreads to those near by; others are named after a slot."""
+    """The members' regions: parts of the swarm that short round trips connect. A region that a user named (`--region`)
+    extends to members near by; other regions are named after a slot."""
 
     def __init__(self) -> None:
         self._told: dict[int, str] = {}
@@ -110,23 +116,23 @@ class Regions:
         self._heard = False
 
     def forget(self, slot: int) -> None:
-        """The slot is another's from now on."""
+        """Another peer holds the slot from now on."""
         self._told.pop(slot, None)
         self._found.pop(slot, None)
         for other in self._rtt_ms.pop(slot, {}):
             self._rtt_ms.get(other, {}).pop(slot, None)
 
     def tell(self, slot: int, region: str) -> None:
-        """Its owner says where it stands."""
+        """The user of this slot's member named its region."""
         if region:
             self._told[slot] = region
 
     def of(self, slot: int) -> str:
-        """Empty while nobody knows."""
+        """The region of a slot; empty while it is not known."""
         return self._told.get(slot) or self._found.get(slot, "")
 
     def hear(self, slot: int, links: Iterable[Link]) -> None:
-        """Round trips that this slot measured; the shorter of two counts."""
+        """Take the round trips that this slot measured. Of two for one pair the shorter counts."""
         for link in links:
             if link.rtt_ms and link.slot != slot:
                 for a, b in ((slot, link.slot), (link.slot, slot)):
@@ -135,7 +141,8 @@ class Regions:
                     known[b] = min(known.get(b, link.rtt_ms), link.rtt_ms)
 
     def settle(self) -> None:
-        """Take up what was heard: who is near whom, directly or by others, is of one region."""
+        """Form regions anew from the round trips: members that are near each other, directly or through others, are in
+        one."""
         if not self._heard:
             return
         self._heard = False
@@ -155,7 +162,8 @@ class Regions:
             self._name(sorted(part))
 
     def _name(self, part: list[int]) -> None:
-        """By what most were told; else as most were called before; else after the first."""
+        """Name a region: as most users named it; else as most of its members were named before; else after its lowest
+        slot."""
         for known in (self._told, self._found):
             names = [known[slot] for slot in part if slot in known]
             if names:
@@ -164,6 +172,6 @@ class Regions:
         else:
             name = f"~{part[0]}"
         if len(part) == 1 and part[0] not in self._found and len(self._rtt_ms.get(part[0], {})) < LINKS_TO_JUDGE:
-            return  # of one that hardly anybody has measured nothing is known
+            return  # too few neighbours have measured it
         for slot in part:
             self._found[slot] = name

@@ -1,5 +1,4 @@
-"""Trees grown from seats: a plan from nothing. See `child_slots` for who may feed how many, `planner` for small
-changes."""
+"""A plan from nothing: trees grown from child slots. `child_slots` computes those; `planner` makes small changes."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,9 @@ from swarm.protocol.topology.child_slots import BORDER_CHILD_SLOTS, RegionChildS
 __all__ = ["Spot", "grow", "parents_of", "spot_of"]
 
 KEPT_CHILD_SLOTS = 2
-"""Who feeds across a border keeps so many seats for its own region: it comes first there."""
+"""A giver that feeds across a border keeps so many child slots for its own region, since it stands highest there."""
 LOOK_AHEAD = 64
-"""How many givers are looked at for one that a node behind NAT can have an edge with."""
+"""Givers examined to find one that a node behind NAT can have an edge with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +24,27 @@ class Spot:
     slot: int
     region: str
     uplink: float
-    """Mbit/s to give; 0: a leaf everywhere."""
+    """Mbit/s to give; 0: a leaf in every tree."""
     scope: int
     reachable: int
     """The widest scope of its direct addresses; -1: it has none."""
 
     def joins(self, other: "Spot") -> bool:
-        """One of the two can dial the other; as `reach.joins`."""
+        """Whether one of the two can dial the other, as `reach.joins`."""
         return other.reachable >= self.scope or self.reachable >= other.scope
 
 
 def spot_of(member: Member) -> Spot:
-    """What the planner needs of a member."""
+    """The member as the planner sees it."""
     reachable = max((int(scope(a)) for a in member.addrs if not is_circuit(a)), default=-1)
     return Spot(member.slot, member.region, 0.0 if member.leaf else member.up_mbit, member.scope, reachable)
 
 
 def grow(who: Mapping[int, Spot], stripes: int, home: str = "") -> list[dict[int, int]]:
-    """By stripe: the parent of each slot; `who` in order of slots. `home`: the trainer's region, in which heads stand
-    where they can.
+    """The parent of each slot, by stripe. `who`: the members, in the order of their slots. `home`: the trainer's
+    region, where root children stand if possible.
 
-    Deterministic: depends on nothing but the members. When nobody has uplink to give, all hang on the authority.
+    Deterministic: depends on the arguments only. When no member has uplink to give, all are root children.
     """
     regions: dict[str, list[Spot]] = {}
     for spot in who.values():
@@ -67,7 +66,7 @@ def grow(who: Mapping[int, Spot], stripes: int, home: str = "") -> list[dict[int
 
 
 class _Tree:
-    """One stripe while it grows: breadth first, those with most seats highest, so that it is flat."""
+    """One stripe while it grows: breadth first, members with most child slots highest, so that it is flat."""
 
     def __init__(
         self,
@@ -87,7 +86,8 @@ class _Tree:
         self._entries = {name: region.entries[stripe] > 0 for name, region in child_slots.items()}
         self._local = {name: region.local[stripe] for name, region in child_slots.items()}
         self._givers: dict[str, tuple[deque[int], deque[int]]] = {name: (deque(), deque()) for name in child_slots}
-        """By region, in order of placing: those that everyone can dial, and the others."""
+        """Placed givers by region, in the order of placing: those that can be dialed from everywhere, and the
+        others."""
         self._entered: set[str] = set()
         self._order: dict[int, int] = {}
         self.parent: dict[int, int] = {}
@@ -98,14 +98,15 @@ class _Tree:
         waiting = self._attach_interior([slot for slot in self._interior if slot != root])
         leaves = [slot for slot in self._who if slot not in self._room and slot != root]
         turn = self._stripe * len(leaves) // 8 % len(leaves) if leaves else 0
-        # Leaves behind NAT choose first: of the givers with room they need one that they can have an edge with.
+        # Leaves behind NAT are attached first, since not every giver with room can have an edge with them.
         for slot in waiting + sorted(leaves[turn:] + leaves[:turn], key=lambda s: s not in self._closed):
             if not self._attach(slot):
                 self._place(slot, self._anyone(slot))
         return self.parent
 
     def _root(self) -> int:
-        """Who hangs on the trainer: it must be able to feed the other regions, and stands near if anyone there can."""
+        """The root child: one that can feed the other regions, and of those one in the trainer's region if there is
+        one."""
         if not self._interior:  # a swarm of one
             return max(self._who.values(), key=lambda s: (s.uplink, -s.slot)).slot
 
@@ -133,8 +134,8 @@ class _Tree:
             self._givers[region][slot in self._closed].append(slot)
 
     def _attach_interior(self, waiting: list[int]) -> list[int]:
-        """Hang the interior nodes: enter every region that can be entered, hang all that can be had inside those, and
-        again. Who could not be hung is returned."""
+        """Attach the interior nodes: enter every region that can be entered, attach all that is possible inside entered
+        regions, and repeat. Returns the nodes that could not be attached."""
         while waiting:
             left = self._enter(waiting, BORDER_CHILD_SLOTS + KEPT_CHILD_SLOTS)
             left = [slot for slot in left if not self._attach_near(slot)]
@@ -146,8 +147,8 @@ class _Tree:
         return waiting
 
     def _enter(self, waiting: list[int], child_slots: int) -> list[int]:
-        """Hang one of each region that is not entered yet across a border, under who has so many seats. Those that may
-        feed others first."""
+        """Attach one node of each region that is not entered yet, across a border, to a giver with so many child slots.
+        Nodes whose region may feed others go first. Returns the nodes that were not attached."""
         left = list(waiting)
         for slot in sorted(waiting, key=lambda s: self._cross[self._who[s].region] <= 0):
             if self._who[slot].region not in self._entered and self._attach_across(slot, child_slots):
@@ -167,8 +168,8 @@ class _Tree:
         return giver is not None
 
     def _attach_across(self, slot: int, child_slots: int) -> bool:
-        """Under the highest giver of another region that may feed across; where a region was entered already, only once
-        its own seats are used up."""
+        """Attach to the highest giver of another region that may feed across. In a region that was entered already only
+        when its own child slots are used up."""
         spot = self._who[slot]
         if spot.region in self._entered and self._local[spot.region] > 0:
             return False
@@ -179,8 +180,8 @@ class _Tree:
         return bool(found)
 
     def _first(self, spot: Spot, region: str, child_slots: int) -> int | None:
-        """The first giver of a region with so much room that it can have an edge with. Who can be dialed takes the
-        seats that only such may have first."""
+        """The first giver of a region that has so much room and can have an edge with `spot`. A node that can be dialed
+        takes the child slots of givers that cannot be dialed first."""
         open_, closed = self._givers[region]
         for givers in (open_, closed) if spot.slot in self._closed else (closed, open_):
             while givers and self._room[givers[0]] <= 0:
@@ -191,7 +192,8 @@ class _Tree:
         return None
 
     def _anyone(self, slot: int) -> int:
-        """No rule can be kept: of those that are fed already and can have an edge with it, whoever has most room."""
+        """The fallback when no rule can be kept: of placed givers that can have an edge with it, the one with most
+        room."""
         spot = self._who[slot]
         fed = [g for g in self._order if self._who[g].uplink > 0]
         return min(
@@ -201,5 +203,5 @@ class _Tree:
 
 
 def parents_of(trees: Sequence[Mapping[int, int]], slots: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """As a roster has them: by stripe, in the order of `slots`."""
+    """The trees as `Roster.parents`: by stripe, in the order of `slots`."""
     return tuple(tuple(tree[slot] for slot in slots) for tree in trees)

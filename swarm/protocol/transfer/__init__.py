@@ -10,6 +10,7 @@ Modules:
 - `bootstrap_limiter`: Whom the trainer gives blocks of the model, where no member has it
 - `catchup`: From nothing, from an old folder or from damage to a version that the swarm holds, block by block, from
   many peers
+- `catchup_phases`: The phases of a catch-up, and every transition between them
 - `chunks`: What we hold of each version
 - `edges`: The two ends of one edge of a tree
 - `egress`: What the trainer may send (`--egress-copies`)
@@ -20,5 +21,7 @@ Modules:
 - `offers`: Offers
 - `pull`: Pull what lags
 - `serving`: Answers to those who ask for chunks and seals
+- `sources`: Which neighbours a member asks for what the trees do not bring
 - `staging`: A version's way from its first piece to the replica
+- `surroundings`: What an exchange asks of the rest of its core
 """

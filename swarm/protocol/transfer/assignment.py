@@ -7,7 +7,6 @@ no bandwidth has to be known.
 from collections import deque
 from collections.abc import Callable
 
-from swarm.protocol.core.events import Effect
 from swarm.protocol.transfer.chunks import Chunk, Chunks
 from swarm.protocol.transfer.exchange import HEADER, Exchange
 
@@ -40,7 +39,7 @@ class Assigner:
         """Let go of chunks that the book no longer has: of dead attempts, and of versions too old for anyone."""
         self._queue = deque(c for c in self._queue if self._chunks.find(c.key) is c)
 
-    def assign(self, now: float, effects: list[Effect]) -> None:
+    def assign(self, now: float) -> None:
         """Give out as many chunks as the heads' credit allows."""
         while self._queue:
             stripe = self._next()
@@ -51,9 +50,9 @@ class Assigner:
                 continue
             chunk.stripe = stripe
             self._assigned_bytes[stripe] = self._assigned_bytes.get(stripe, 0) + chunk.header_bytes + sum(chunk.sizes)
-            self._exchange.push(chunk, HEADER, None, now, effects)
+            self._exchange.push(chunk, HEADER, None, now)
             for index in range(len(chunk.sizes)):
-                self._exchange.push(chunk, index, None, now, effects)
+                self._exchange.push(chunk, index, None, now)
 
     def _next(self) -> int | None:
         """Of the stripes whose head would take something at once, the one that was dealt least."""

@@ -9,30 +9,18 @@ node whose folder is one of the last R versions needs no blocks at all: it repla
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
 from codec import Manifest
-from swarm.protocol.core.events import Commit, Job, JobDone, JobKind, Opened, PartsDone, Run, UnknownLabel, VersionId
+from swarm.protocol.core.events import Commit, Job, JobDone, JobKind, Opened, PartsDone, Run, UnknownLabel
+from swarm.protocol.core.notices import CatchupFailed, CatchupPhaseEntered, CatchupStarted, CaughtUp, ReplicaDamaged
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Blob, WantBlob, WantBlock, WantManifest
 from swarm.protocol.state import State
+from swarm.protocol.transfer.catchup_phases import Phase, PhaseCause, next_phase
+from swarm.protocol.transfer.sources import block_sources
 
 __all__ = ["Catchup", "Phase"]
-
-
-class Phase(Enum):
-    """Where a catch-up stands."""
-
-    IDLE = "idle"
-    LAYOUT = "layout"
-    FILES = "files"
-    OPEN = "open"
-    CHAIN = "chain"
-    HASHES = "hashes"
-    BLOCKS = "blocks"
-    REPLAY = "replay"
-
 
 SLOW_TIMES = 4
 """A giver whose last block took more than this many times as long as the fastest giver's is slow. Four requests that
@@ -66,11 +54,10 @@ class _Unlisted:
 
 
 class Catchup:
-    """Brings the replica to a version. `sources()` gives the peers to ask, the authority last."""
+    """Brings the replica to a version."""
 
-    def __init__(self, state: State, sources: Callable[[], list[bytes]]) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._sources = sources
         self.phase = Phase.IDLE
         self._target: Manifest | None = None
         self._sealed_target = b""
@@ -135,13 +122,19 @@ class Catchup:
         self._replaying = None
         state.held = None
         state.floor = VersionId(target.epoch, target.version)
-        state.notify("catching_up", version=state.floor, root=target.root)
+        state.outbox.notify(CatchupStarted(state.floor, target.root))
         if self._layout == target.layout_hash:
-            self._want_hashes(now)
+            self._want_hashes(PhaseCause.LAYOUT_KNOWN)
         else:
-            self._enter(Phase.LAYOUT)
+            self._go_on(PhaseCause.LAYOUT_UNKNOWN)
             self._wanted = deque([(Blob.LAYOUT, target.layout_hash)])
         self.tick(now)
+
+    def repair(self, now: float) -> None:
+        """Some block is not what the version that we hold says: fetch what differs from it, and go on from there."""
+        manifest: Manifest | None = self._state.manifest
+        if manifest is not None and not self.active:
+            self.start(manifest, self._state.sealed_manifest, now)
 
     # ------------------------------------------------------------ what arrives
 
@@ -157,7 +150,7 @@ class Catchup:
             self._took[event.peer] = now - (request.deadline - self._state.tuning.request_deadline_s)
         elif request.kind == Blob.LAYOUT:
             self._wanted = deque((Blob.FILE, name) for name in event.needs)
-            self._enter(Phase.FILES)
+            self._go_on(PhaseCause.LAYOUT_STORED)
         elif request.kind == Blob.HASHES:
             self._listed(event)
         self.tick(now)
@@ -182,7 +175,7 @@ class Catchup:
         version = self._state.chunks.version(label)
         if version is None or version.manifest is None:
             self._seals_asked[label] = now
-            self._state.send(peer, WantManifest(label.epoch, label.version))
+            self._state.outbox.send(peer, WantManifest(label.epoch, label.version))
 
     def lacks(self, peer: bytes, number: int, now: float) -> None:
         request = self._requests.pop(number, None)
@@ -223,15 +216,15 @@ class Catchup:
             self._again(request)
         if self.phase is Phase.FILES and not self._wanted and not self._requests:
             assert self._target is not None
-            self._enter(Phase.OPEN)
-            self._state.emit(Run(Job(JobKind.OPEN, self._state.floor, name=self._target.layout_hash)))
+            self._go_on(PhaseCause.FILES_STORED)
+            self._state.outbox.emit(Run(Job(JobKind.OPEN, self._state.floor, name=self._target.layout_hash)))
         if self.phase is Phase.CHAIN:
             self._look_for_chain(now)
         if self.phase is Phase.BLOCKS:
             self._give_up_labels(now)
             self._ask_for_lists(now)
             if not self._todo and not self._requests and not self._unlisted and not self._wanted:
-                self._enter(Phase.REPLAY)
+                self._go_on(PhaseCause.BLOCKS_STORED)
         if self.phase is Phase.REPLAY:
             self._replay()
         self._fill(now)
@@ -249,32 +242,33 @@ class Catchup:
         self.start(newest.manifest, newest.sealed_manifest, now)
         return True
 
-    def _enter(self, phase: Phase) -> None:
-        self.phase = phase
-        self._state.notify("catch_up_phase", phase=phase.value)
+    def _go_on(self, cause: PhaseCause) -> None:
+        self.phase = next_phase(self.phase, cause)
+        if self.active:
+            self._state.outbox.notify(CatchupPhaseEntered(self.phase.value))
 
     def _opened(self, event: JobDone, now: float) -> None:
         assert self._target is not None
         if not event.ok:
-            self._state.notify("failed", detail=str(event.result))
-            self.phase = Phase.IDLE
+            self._state.outbox.notify(CatchupFailed(str(event.result)))
+            self._go_on(PhaseCause.NOT_OPENED)
             return
         opened: Opened = event.result
         self._layout = self._target.layout_hash
         if opened.root == self._target.root:
-            self._finish(self._target, self._sealed_target)
+            self._finish(PhaseCause.IS_TARGET, self._target, self._sealed_target)
             return
         newest = self._target.version
         older = range(max(0, newest - self._state.tuning.retain_versions), newest)
         if opened.empty or not older:
-            self._want_hashes(now)
+            self._want_hashes(PhaseCause.NO_CHAIN)
             return
         self._root = opened.root
         self._chain_until = now + self._state.tuning.pull_deadline_s
-        self._enter(Phase.CHAIN)
-        for source in self._sources()[:1]:
+        self._go_on(PhaseCause.PERHAPS_OLDER)
+        for source in block_sources(self._state)[:1]:
             for number in older:
-                self._state.send(source, WantManifest(self._target.epoch, number))
+                self._state.outbox.send(source, WantManifest(self._target.epoch, number))
 
     def chain_manifest(self, manifest: Manifest, sealed: bytes, now: float) -> None:
         """A manifest of an older version: when it is what our folder holds, the chain from it is all we need."""
@@ -282,17 +276,17 @@ class Catchup:
             state = self._state
             state.floor = VersionId(manifest.epoch, manifest.version)
             target, sealed_target = self._target, self._sealed_target
-            self._finish(manifest, sealed)
+            self._finish(PhaseCause.CHAIN_FOUND, manifest, sealed)
             if target is not None:
-                state.chunks.manifest(target, sealed_target, now, state.effects)
+                state.chunks.manifest(target, sealed_target, now)
 
     def _look_for_chain(self, now: float) -> None:
         if now >= self._chain_until:
-            self._want_hashes(now)
+            self._want_hashes(PhaseCause.CHAIN_NOT_FOUND)
 
-    def _want_hashes(self, now: float) -> None:
+    def _want_hashes(self, cause: PhaseCause) -> None:
         assert self._target is not None
-        self._enter(Phase.HASHES)
+        self._go_on(cause)
         self._wanted = deque([(Blob.HASHES, self._target.root)])
 
     def _listed(self, event: PartsDone) -> None:
@@ -300,7 +294,7 @@ class Catchup:
         if self.phase is Phase.HASHES:
             self._todo = deque(event.differs)
             self._total = len(event.differs)
-            self._enter(Phase.BLOCKS)
+            self._go_on(PhaseCause.COMPARED)
         self._todo.extend(each.block for each in self._unlisted.pop(event.label, ()))
 
     def _give_up_labels(self, now: float) -> None:
@@ -317,7 +311,7 @@ class Catchup:
 
     def _ask_for_lists(self, now: float) -> None:
         """Lists of versions that givers have moved on to, once their manifests are here."""
-        sources = self._sources()
+        sources = block_sources(self._state)
         for label, at in list(self._seals_asked.items()):
             if label in self._unlisted and sources and now - at > self._state.tuning.pull_deadline_s:
                 self._turn += 1
@@ -341,7 +335,7 @@ class Catchup:
             if version is None or not version.complete:
                 return  # pushes and pulls bring them
         self._replaying = at
-        state.emit(Run(Job(JobKind.REPLAY, at)))
+        state.outbox.emit(Run(Job(JobKind.REPLAY, at)))
 
     def _replayed(self, event: JobDone) -> None:
         state = self._state
@@ -349,12 +343,12 @@ class Catchup:
         self._replaying = None
         if not event.ok:
             bad = tuple(event.result)
-            state.notify("damaged", version=at, detail=f"{len(bad)} blocks")
+            state.outbox.notify(ReplicaDamaged(at, f"{len(bad)} blocks"))
             for block in bad:
                 self._labels.pop(block, None)
             self._todo = deque(bad)
             self._total = max(self._total, len(bad))
-            self._enter(Phase.BLOCKS)
+            self._go_on(PhaseCause.REPLAY_BAD)
             return
         version = state.chunks.version(at)
         if version is not None and version.manifest is not None:
@@ -364,15 +358,15 @@ class Catchup:
             manifest, sealed = self._target, self._sealed_target
         state.floor = at
         if at >= max(self._labels.values(), default=at):
-            self._finish(manifest, sealed)
+            self._finish(PhaseCause.REPLAYED, manifest, sealed)
 
-    def _finish(self, manifest: Manifest, sealed: bytes) -> None:
+    def _finish(self, cause: PhaseCause, manifest: Manifest, sealed: bytes) -> None:
         id_ = VersionId(manifest.epoch, manifest.version)
-        self.phase = Phase.IDLE
+        self._go_on(cause)
         self._requests.clear()
         self._state.settle(id_, manifest, sealed)
-        self._state.emit(Commit(id_, manifest))
-        self._state.notify("caught_up", version=id_, blocks=len(self._labels))
+        self._state.outbox.emit(Commit(id_, manifest))
+        self._state.outbox.notify(CaughtUp(id_, len(self._labels)))
 
     def _again(self, request: _Request) -> None:
         if request.kind == BLOCK:
@@ -389,14 +383,14 @@ class Catchup:
                 return
             self._wanted.popleft()
             number = self._note(peer, kind, name, 0, now)
-            self._state.send(peer, WantBlob(number, kind, name, 0))
+            self._state.outbox.send(peer, WantBlob(number, kind, name, 0))
         while self.phase is Phase.BLOCKS and self._todo and len(self._requests) < tuning.requests_in_flight:
             peer = self._pick(b"", now)
             if peer is None:
                 return
             block = self._todo.popleft()
             number = self._note(peer, BLOCK, b"", block, now)
-            self._state.send(peer, WantBlock(number, block))
+            self._state.outbox.send(peer, WantBlock(number, block))
 
     def _note(self, peer: bytes, kind: int, name: bytes, block: int, now: float) -> int:
         number = self._next_request
@@ -409,7 +403,7 @@ class Catchup:
         if now < self._rest_until:
             return None
         lacking = self._lacking.get(name, set())
-        sources = [p for p in self._sources() if p not in lacking]
+        sources = [p for p in block_sources(self._state) if p not in lacking]
         if not sources and lacking:
             self._nobody_has = True
             self._lacking.pop(name, None)  # everybody said no once: they may have it after a pause

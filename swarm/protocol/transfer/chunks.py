@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from codec import ChunkKey, Manifest
-from swarm.protocol.core.events import Drop, Effect, HeaderStored, VersionId
+from swarm.protocol.core.events import Drop, HeaderStored
+from swarm.protocol.core.outbox import Outbox
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Have
 
 __all__ = ["Chunk", "Chunks", "Version", "bits_of", "mask_of"]
@@ -100,7 +102,8 @@ class Version:
 class Chunks:
     """The book. Versions at or below `floor` are settled (or of no interest): news of them is not taken in."""
 
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
         self.versions: dict[VersionId, Version] = {}
 
     def version(self, id_: VersionId) -> Version | None:
@@ -112,13 +115,13 @@ class Chunks:
             return None
         return version.chunks.get(key.seq)
 
-    def _at_attempt(self, id_: VersionId, attempt: int, effects: list[Effect]) -> Version | None:
+    def _at_attempt(self, id_: VersionId, attempt: int) -> Version | None:
         """The version at this attempt; None when a later one is known or a sealed one stands."""
         version = self.versions.get(id_)
         if version is None:
             version = self.versions[id_] = Version(id_, attempt)
         elif attempt > version.attempt and version.manifest is None:
-            effects.append(Drop(id_, version.attempt))
+            self._outbox.emit(Drop(id_, version.attempt))
             version = self.versions[id_] = Version(id_, attempt, generation=version.generation + 1)
         return version if version.attempt == attempt else None
 
@@ -132,13 +135,13 @@ class Chunks:
         version = self.versions.get(VersionId(key.epoch, key.version))
         return version if version is not None and version.attempt == key.attempt else None
 
-    def header(self, event: HeaderStored, now: float, effects: list[Effect]) -> tuple[Chunk, bool] | None:
+    def header(self, event: HeaderStored, now: float) -> tuple[Chunk, bool] | None:
         """Take a header in: (its chunk, was it news). None when it belongs to a dead attempt, or is not the chunk that
         the version's seal lists."""
         key = event.key
-        version = self._at_attempt(VersionId(key.epoch, key.version), key.attempt, effects)
+        version = self._at_attempt(VersionId(key.epoch, key.version), key.attempt)
         if version is None:
-            effects.append(Drop(VersionId(key.epoch, key.version), key.attempt))
+            self._outbox.emit(Drop(VersionId(key.epoch, key.version), key.attempt))
             return None
         known = version.chunks.get(key.seq)
         if known is not None:
@@ -171,10 +174,10 @@ class Chunks:
             version.unstaged[key.seq] = chunk
         return chunk, True
 
-    def manifest(self, manifest: Manifest, sealed: bytes, now: float, effects: list[Effect]) -> Version | None:
+    def manifest(self, manifest: Manifest, sealed: bytes, now: float) -> Version | None:
         """Take a verified manifest in; its version, or None when it is no news."""
         id_ = VersionId(manifest.epoch, manifest.version)
-        version = self._at_attempt(id_, manifest.attempt, effects)
+        version = self._at_attempt(id_, manifest.attempt)
         if version is None or version.manifest is not None:
             return None
         version.manifest, version.sealed_manifest = manifest, sealed

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from codec import ChunkKey
-from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.transfer.chunks import Chunk
 
 __all__ = ["BEHIND_BYTES", "ChildEdge", "ParentEdge"]

@@ -22,17 +22,17 @@ counts no more among those that are behind, and it pulls what it lacks.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from codec import ChunkKey
-from swarm.protocol.core.events import Effect, Ready, Send, SendHeader, SendPiece, VersionId
+from swarm.protocol.core.events import Ready, SendHeader, SendPiece
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
-from swarm.protocol.core.uplink import Uplink
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Attach, Credit, Detach
 from swarm.protocol.transfer.chunks import Chunk, Chunks, mask_of
 from swarm.protocol.transfer.edges import BEHIND_BYTES, ChildEdge, ParentEdge
-from swarm.protocol.transfer.egress import Egress
-from swarm.protocol.transfer.late_joiners import LateJoiners
+from swarm.protocol.transfer.surroundings import Surroundings
 
 __all__ = ["Exchange"]
 
@@ -56,37 +56,35 @@ FAILOVER_PATIENCE_S = 0.4
 
 
 class Exchange:
-    """The edges of one peer. Every method appends its effects to the list it is given."""
+    """The edges of one peer."""
 
     def __init__(
         self,
         chunks: Chunks,
         tuning: Tuning,
-        rtt_s: Callable[[bytes], float] = lambda peer: 0.0,
-        uplink: Uplink | None = None,
-        late_joiners: LateJoiners | None = None,
+        outbox: Outbox,
+        around: Surroundings = Surroundings(),  # noqa: B008 - frozen
+        *,
+        gives: bool = True,
     ) -> None:
-        """`rtt_s`: the round trip to a peer, 0 while it is not known. `late_joiners`: who waits for others; None:
-        nobody."""
-        self._rtt_s = rtt_s
-        self._uplink = uplink or Uplink(lambda: 0.0)
-        self._late_joiners = late_joiners
+        """`gives`: whether this machine has uplink to give; see `give`."""
+        self._rtt_s = around.rtt_s
+        self._uplink = around.uplink
+        self._late_joiners = around.late_joiners
+        self._entitled = around.entitled
+        self._egress_budget = around.egress_budget
         self._late_joiner_edges: dict[tuple[int, bytes], ChildEdge] = {}
         """By stripe and peer."""
         self._chunks = chunks
         self._tuning = tuning
+        self._outbox = outbox
         self.children: dict[int, dict[bytes, ChildEdge]] = {}
         self.parents: dict[int, ParentEdge] = {}
-        self.egress_budget: Egress | None = None
-        """What pays for all that is given away; None: nothing needs to be paid for."""
         self._piece_bytes = 0
         """Of the newest chunk that we heard of."""
-        self.gives = True
-        """Whether this machine has uplink to give today; what waits meanwhile goes on waiting."""
-        self.entitled: Callable[[int, bytes], bool] = lambda stripe, peer: True
-        """Whether the plan hangs this peer on us in this stripe, or on somebody who is gone."""
-        self.owed: Callable[[int], int] = lambda stripe: 0
-        """Bytes of a stripe whose headers have come and which have not."""
+        self._gives = gives
+        self._owed_bytes: dict[int, int] = {}
+        """By stripe: bytes whose headers have come and which have not; see `note_owed`."""
         self._copies: Counter[ChunkKey] = Counter()
         """How many children were begun to be given each chunk."""
         self.progress_at: dict[int, float] = {}
@@ -97,21 +95,19 @@ class Exchange:
 
     # ------------------------------------------------------------ as a child
 
-    def attach_to(
-        self, stripe: int, peer: bytes, after: VersionId, now: float, effects: list[Effect], *, failover: bool = False
-    ) -> None:
+    def attach_to(self, stripe: int, peer: bytes, after: VersionId, now: float, *, failover: bool = False) -> None:
         """Hang on `peer` for this stripe, and on nobody else. `failover`: in place of one that is lost, so it may well
         not have what that one owed us: that is pulled soon."""
         old = self.parents.get(stripe)
         if old is not None and old.peer != peer:
-            effects.append(Send(old.peer, Detach(stripe)))
+            self._outbox.send(old.peer, Detach(stripe))
         window = self._window(stripe, peer)
         self.parents[stripe] = ParentEdge(peer, 0, window, now)
         self._patient_s[stripe] = (
             max(FAILOVER_PATIENCE_S, 3 * self._rtt_s(peer)) if failover else self._tuning.pull_after_s
         )
         self._moved(stripe, now)
-        effects.append(Send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after))))
+        self._outbox.send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after)))
 
     def _window(self, stripe: int, peer: bytes) -> int:
         """Credit for an edge: what a stripe brings in a round trip, and then some. A larger one would only fill the
@@ -121,7 +117,7 @@ class Exchange:
         rtt_s = self._rtt_s(peer)
         least = max(tuning.window_least_bytes, 2 * self._piece_bytes)
         window = least + int(tuning.stripe_bytes_s * ((rtt_s or tuning.rtt_guess_s) + 0.02))
-        if rtt_s > FAR_S and 2 * self.owed(stripe) > 3 * window:
+        if rtt_s > FAR_S and 2 * self._owed_bytes.get(stripe, 0) > 3 * window:
             window *= FAR_TIMES
         return min(tuning.window_bytes, window)
 
@@ -139,6 +135,10 @@ class Exchange:
         edge = self.parents.get(stripe)
         return None if edge is None else edge.peer
 
+    def note_owed(self, stripe: int, size: int) -> None:
+        """Our parent in this stripe owes us `size` bytes: a far one that owes much gets more credit."""
+        self._owed_bytes[stripe] = size
+
     def lost_parent(self, peer: bytes) -> list[int]:
         """The stripes that hung on `peer`, which is gone."""
         stripes = [s for s, edge in self.parents.items() if edge.peer == peer]
@@ -146,7 +146,7 @@ class Exchange:
             del self.parents[stripe]
         return stripes
 
-    def arrived(self, peer: bytes | None, stripe: int | None, size: int, now: float, effects: list[Effect]) -> None:
+    def arrived(self, peer: bytes | None, stripe: int | None, size: int, now: float) -> None:
         """`size` bytes of a stripe came in from `peer` (a duplicate counts too: its credit is used up).
 
         `stripe` is what the frame says, which nobody has signed: it counts only between us and our parent there.
@@ -155,14 +155,14 @@ class Exchange:
         if stripe is not None and edge is not None and edge.peer == peer:
             edge.received += size
             self._moved(stripe, now)
-            self.give_credit(stripe, effects)
+            self.give_credit(stripe)
 
     def moved(self, stripe: int | None, now: float) -> None:
         """A header or piece of this stripe came that we did not have, from anybody: nothing of it is pulled yet."""
         if stripe is not None:
             self._moved(stripe, now)
 
-    def give_credit(self, stripe: int, effects: list[Effect]) -> None:
+    def give_credit(self, stripe: int) -> None:
         """Allow our parent as much again as has come, and tell it how far behind our own children are."""
         edge = self.parents.get(stripe)
         if edge is None or edge.received + self._tuning.window_bytes < edge.allowed + CREDIT_STEP_BYTES:
@@ -171,9 +171,9 @@ class Exchange:
         allowed = edge.received + window
         if allowed >= edge.allowed + max(window // 4, CREDIT_STEP_BYTES):
             edge.allowed, edge.behind = allowed, self._behind(stripe)
-            effects.append(Send(edge.peer, Credit(stripe, allowed, edge.behind)))
+            self._outbox.send(edge.peer, Credit(stripe, allowed, edge.behind))
 
-    def _tell_behind(self, stripe: int, effects: list[Effect]) -> None:
+    def _tell_behind(self, stripe: int) -> None:
         """We said that we are behind, and are not any more: nothing that comes may be there to tell our parent."""
         edge = self.parents.get(stripe)
         if edge is None or edge.behind < BEHIND_BYTES:
@@ -181,7 +181,7 @@ class Exchange:
         behind = self._behind(stripe)
         if behind < BEHIND_BYTES // 2:
             edge.behind = behind
-            effects.append(Send(edge.peer, Credit(stripe, edge.allowed, behind)))
+            self._outbox.send(edge.peer, Credit(stripe, edge.allowed, behind))
 
     def _behind(self, stripe: int) -> int:
         """What waits for a child of this stripe, on average. Not at most: of a thousand nodes some are always late, and
@@ -192,11 +192,11 @@ class Exchange:
 
     # ------------------------------------------------------------ as a parent
 
-    def attached(self, peer: bytes, message: Attach, now: float, effects: list[Effect]) -> None:
+    def attached(self, peer: bytes, message: Attach, now: float) -> None:
         """A child hangs on us: queue what it lacks of what we hold, and push from now on."""
         after = VersionId(message.epoch, message.version)
         if not any(peer in edges for edges in self.children.values()):
-            effects.append(Ready(peer))
+            self._outbox.emit(Ready(peer))
         edge = ChildEdge(peer, after, message.credit, moved_at=now)
         old = self.children.setdefault(message.stripe, {}).get(peer)
         if old is not None:  # what is under way to it still is, however often it attaches
@@ -215,15 +215,15 @@ class Exchange:
                 if chunk.stripe != message.stripe:
                     continue
                 given = mask_of(has[chunk.key], chunk.full) if chunk.key in has else 0
-                if chunk.key not in has and not self._lead(peer, message.stripe, edge, chunk, now, effects):
+                if chunk.key not in has and not self._lead(peer, message.stripe, edge, chunk, now):
                     continue
                 for index in chunk.held():
                     if not given >> index & 1:
                         self._enqueue(edge, chunk, index, now)
-        self._go_on(peer, message.stripe, edge, now, effects)
+        self._go_on(peer, message.stripe, edge, now)
 
     def _is_late_joiner(self, stripe: int, peer: bytes) -> bool:
-        return (self._late_joiners is not None and self._late_joiners.has(peer)) or not self.entitled(stripe, peer)
+        return (self._late_joiners is not None and self._late_joiners.has(peer)) or not self._entitled(stripe, peer)
 
     def _review(self) -> None:
         """Say anew who is a guest: a version has begun, the plan has changed, or somebody has gone or come back."""
@@ -234,23 +234,23 @@ class Exchange:
                 if edge.late_joiner:
                     self._late_joiner_edges[stripe, peer] = edge
 
-    def review(self, now: float, effects: list[Effect]) -> None:
+    def review(self, now: float) -> None:
         """The plan has changed, or somebody has gone or come back: who is no guest any more need not wait."""
         before = list(self._late_joiner_edges.items())
         self._review()
         for (stripe, peer), edge in before:
             if not edge.late_joiner and self.children.get(stripe, {}).get(peer) is edge:
-                self._pump(peer, stripe, edge, now, effects)
+                self._pump(peer, stripe, edge, now)
 
-    def detached(self, peer: bytes, stripe: int | None, effects: list[Effect]) -> None:
+    def detached(self, peer: bytes, stripe: int | None) -> None:
         """A child left one stripe, or (None) all of them."""
         for k in [stripe] if stripe is not None else list(self.children):
             if (edge := self.children.get(k, {}).pop(peer, None)) is not None:
                 self._late_joiner_edges.pop((k, peer), None)
                 self._unpay(peer, edge.waiting)
-                self._tell_behind(k, effects)
+                self._tell_behind(k)
 
-    def credited(self, peer: bytes, message: Credit, now: float, effects: list[Effect]) -> None:
+    def credited(self, peer: bytes, message: Credit, now: float) -> None:
         """A child allows more. A total that shrinks is ignored: credit once given stands."""
         edge = self.children.get(message.stripe, {}).get(peer)
         if edge is not None:
@@ -259,14 +259,14 @@ class Exchange:
             edge.allowed = message.total
             if edge.flying_bytes == 0:
                 edge.moved_at = now
-            self._go_on(peer, message.stripe, edge, now, effects)
+            self._go_on(peer, message.stripe, edge, now)
 
-    def push(self, chunk: Chunk, index: int, source: bytes | None, now: float, effects: list[Effect]) -> None:
+    def push(self, chunk: Chunk, index: int, source: bytes | None, now: float) -> None:
         """We hold this header (index -1) or piece now: on to every child of its stripe but the one it came from."""
         if chunk.stripe is None:
             return
         if index == HEADER and chunk.sizes:
-            self._pieces_of(chunk.sizes[0], effects)
+            self._pieces_of(chunk.sizes[0])
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         if index == HEADER and self._late_joiners is not None and self._late_joiners.opened(id_, now):
             self._review()
@@ -274,20 +274,20 @@ class Exchange:
             if peer == source or id_ <= edge.after or chunk.key in edge.skipped or chunk.key in edge.unpaid:
                 continue
             if index == HEADER:
-                self._lead(peer, chunk.stripe, edge, chunk, now, effects)
+                self._lead(peer, chunk.stripe, edge, chunk, now)
             elif self._enqueue(edge, chunk, index, now) and not edge.late_joiner:
-                self._pump(peer, chunk.stripe, edge, now, effects)
+                self._pump(peer, chunk.stripe, edge, now)
         if index != HEADER:
-            self.serve_late_joiners(now, effects)
+            self.serve_late_joiners(now)
 
-    def _pieces_of(self, size: int, effects: list[Effect]) -> None:
+    def _pieces_of(self, size: int) -> None:
         """This is how large pieces are now. Credit that was left for smaller ones may not do for a single one, which
         would then wait for what comes after it."""
         larger, self._piece_bytes = size > self._piece_bytes, size
         for stripe in self.parents if larger else ():
-            self.give_credit(stripe, effects)
+            self.give_credit(stripe)
 
-    def sent(self, peer: bytes, stripe: int, key: ChunkKey, index: int, now: float, effects: list[Effect]) -> None:
+    def sent(self, peer: bytes, stripe: int, key: ChunkKey, index: int, now: float) -> None:
         """The socket to a child took this: it no longer counts as backlog."""
         edge = self.children.get(stripe, {}).get(peer)
         size = edge.flying.pop((key, index), None) if edge is not None else None
@@ -298,8 +298,8 @@ class Exchange:
             edge.pace_s += 0.1 * (now - edge.moved_at - edge.pace_s)
             edge.moved_at = now
             edge.lagging = False
-        self._go_on(peer, stripe, edge, now, effects)
-        self._tell_behind(stripe, effects)
+        self._go_on(peer, stripe, edge, now)
+        self._tell_behind(stripe)
 
     def gave(self, peer: bytes, chunk: Chunk, pieces: Iterable[int], now: float) -> None:
         """We answer a pull of `peer`. A child counts these bytes as the stripe's, so we do too."""
@@ -311,13 +311,13 @@ class Exchange:
 
     def paid(self, peer: bytes, chunk: Chunk, pieces: Iterable[int]) -> list[int]:
         """Of these pieces, which `peer` asks for, those that may be given, with the header."""
-        if self.egress_budget is None:
-            return list(pieces) if self.gives else []
-        if not self.egress_budget.take(chunk.key, HEADER, chunk.header_bytes, peer):
+        if self._egress_budget is None:
+            return list(pieces) if self._gives else []
+        if not self._egress_budget.take(chunk.key, HEADER, chunk.header_bytes, peer):
             return []
-        paid = [index for index in pieces if self.egress_budget.take(chunk.key, index, chunk.sizes[index], peer)]
+        paid = [index for index in pieces if self._egress_budget.take(chunk.key, index, chunk.sizes[index], peer)]
         if not paid:
-            self.egress_budget.back(chunk.key, HEADER, chunk.header_bytes, peer)
+            self._egress_budget.back(chunk.key, HEADER, chunk.header_bytes, peer)
         return paid
 
     def spare(self, stripe: int, peer: bytes) -> int:
@@ -325,16 +325,21 @@ class Exchange:
         edge = self.children.get(stripe, {}).get(peer)
         return -1 if edge is None else edge.spare
 
-    def give(self, gives: bool, now: float, effects: list[Effect]) -> None:
+    @property
+    def gives(self) -> bool:
+        """Whether this machine has uplink to give today; what waits meanwhile goes on waiting."""
+        return self._gives
+
+    def give(self, gives: bool, now: float) -> None:
         """From now on there is uplink to give, or none."""
-        self.gives = gives
+        self._gives = gives
         for stripe, edges in self.children.items():
             for peer, edge in edges.items():
                 if not edge.late_joiner:
-                    self._pump(peer, stripe, edge, now, effects)
-        self.serve_late_joiners(now, effects)
+                    self._pump(peer, stripe, edge, now)
+        self.serve_late_joiners(now)
 
-    def tick(self, now: float, effects: list[Effect]) -> None:
+    def tick(self, now: float) -> None:
         """Find children that lag."""
         for stripe, edges in self.children.items():
             for edge in edges.values():
@@ -342,8 +347,8 @@ class Exchange:
                 stuck = edge.backlog > 0 and now - edge.moved_at > limit_s
                 if stuck and not edge.lagging:
                     edge.lagging = True
-                    self._tell_behind(stripe, effects)
-        self.serve_late_joiners(now, effects)
+                    self._tell_behind(stripe)
+        self.serve_late_joiners(now)
 
     def skip(self, peer: bytes, stripe: int, key: ChunkKey) -> None:
         """A child gets this chunk elsewhere: what has not been handed over need not be."""
@@ -356,7 +361,7 @@ class Exchange:
         edge.waiting_bytes -= sum(size for _, _, size in dropped)
         self._unpay(peer, dropped)
 
-    def take_back(self, peer: bytes, chunk: Chunk, pieces: int, now: float, effects: list[Effect]) -> bool:
+    def take_back(self, peer: bytes, chunk: Chunk, pieces: int, now: float) -> bool:
         """If it was skipped: the child did not get these pieces elsewhere after all, so they go in their turn."""
         edge = self.children.get(chunk.stripe, {}).get(peer) if chunk.stripe is not None else None
         if edge is None or chunk.stripe is None or chunk.key not in edge.skipped:
@@ -365,7 +370,7 @@ class Exchange:
         for index in chunk.held():
             if pieces >> index & 1:
                 self._enqueue(edge, chunk, index, now)
-        self._go_on(peer, chunk.stripe, edge, now, effects)
+        self._go_on(peer, chunk.stripe, edge, now)
         return True
 
     @property
@@ -401,7 +406,7 @@ class Exchange:
     def _enqueue(self, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> bool:
         """False when there is no egress left for it; without its header no piece of a chunk may go."""
         size = _size(chunk, index)
-        if self.egress_budget is not None and not self.egress_budget.take(chunk.key, index, size, edge.peer):
+        if self._egress_budget is not None and not self._egress_budget.take(chunk.key, index, size, edge.peer):
             if index == HEADER:
                 edge.unpaid.add(chunk.key)
             return False
@@ -411,22 +416,22 @@ class Exchange:
         edge.waiting_bytes += size
         return True
 
-    def _lead(self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, now: float, effects: list[Effect]) -> bool:
+    def _lead(self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, now: float) -> bool:
         """A chunk's header: at once, whatever else waits and whatever credit there is. A child that knows what is to
         come can get it elsewhere. False when there is no egress left for it."""
         if not self._enqueue(edge, chunk, HEADER, now):
             return False
-        if self.gives and edge.flying_bytes < MAX_AHEAD_BYTES:
+        if self._gives and edge.flying_bytes < MAX_AHEAD_BYTES:
             _, _, size = edge.waiting.pop()
             edge.waiting_bytes -= size
-            self._hand_over(peer, stripe, edge, chunk, HEADER, now, effects)
+            self._hand_over(peer, stripe, edge, chunk, HEADER, now)
         return True
 
     def _unpay(self, peer: bytes, waiting: Iterable[tuple[Chunk, int, int]]) -> None:
         """What waits does not leave."""
-        if self.egress_budget is not None:
+        if self._egress_budget is not None:
             for chunk, index, size in waiting:
-                self.egress_budget.back(chunk.key, index, size, peer)
+                self._egress_budget.back(chunk.key, index, size, peer)
 
     def _pump(
         self,
@@ -434,25 +439,24 @@ class Exchange:
         stripe: int,
         edge: ChildEdge,
         now: float,
-        effects: list[Effect],
         most_queued: float = math.inf,
     ) -> None:
         """Hand over what waits, as far as credit reaches, while less than `most_queued` bytes wait at our uplink."""
-        while self.gives and edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
+        while self._gives and edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
             if edge.flying_bytes >= MAX_AHEAD_BYTES or self._uplink.queued_bytes(now) >= most_queued:
                 return
             if edge.waiting[0][0].key != edge.current:
                 self._choose(edge)
             chunk, index, size = edge.waiting.popleft()
             edge.waiting_bytes -= size
-            self._hand_over(peer, stripe, edge, chunk, index, now, effects)
+            self._hand_over(peer, stripe, edge, chunk, index, now)
 
-    def _go_on(self, peer: bytes, stripe: int, edge: ChildEdge, now: float, effects: list[Effect]) -> None:
+    def _go_on(self, peer: bytes, stripe: int, edge: ChildEdge, now: float) -> None:
         if not edge.late_joiner:
-            self._pump(peer, stripe, edge, now, effects)
-        self.serve_late_joiners(now, effects)
+            self._pump(peer, stripe, edge, now)
+        self.serve_late_joiners(now)
 
-    def serve_late_joiners(self, now: float, effects: list[Effect]) -> None:
+    def serve_late_joiners(self, now: float) -> None:
         """Those that were given least first. Whether there is time for them is found out once and not for each, or
         members that attach to everybody would have us do nothing else."""
         waiting = [
@@ -461,7 +465,7 @@ class Exchange:
         if not waiting or not self.has_time(now):
             return
         for _, stripe, peer in sorted(waiting):
-            self._pump(peer, stripe, self._late_joiner_edges[stripe, peer], now, effects, self._little_bytes)
+            self._pump(peer, stripe, self._late_joiner_edges[stripe, peer], now, self._little_bytes)
 
     def _choose(self, edge: ChildEdge) -> None:
         """Which chunk it gets next: of those that wait whole, the one that fewest children were given. Where we cannot
@@ -475,9 +479,7 @@ class Exchange:
         edge.current = edge.waiting[0][0].key
         self._copies[edge.current] += 1
 
-    def _hand_over(
-        self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, index: int, now: float, effects: list[Effect]
-    ) -> None:
+    def _hand_over(self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> None:
         """To the shell."""
         key, size = chunk.key, _size(chunk, index)
         self._uplink.take(size, now)
@@ -485,9 +487,9 @@ class Exchange:
         edge.flying_bytes += size - edge.flying.get((key, index), 0)
         edge.flying[key, index] = size
         if index == HEADER:
-            effects.append(SendHeader(peer, stripe, key))
+            self._outbox.emit(SendHeader(peer, stripe, key))
         else:
-            effects.append(SendPiece(peer, stripe, key, index, late_joiner=edge.late_joiner))
+            self._outbox.emit(SendPiece(peer, stripe, key, index, late_joiner=edge.late_joiner))
 
 
 def _size(chunk: Chunk, index: int) -> int:

@@ -4,7 +4,7 @@ A crowd that joins in the middle of a step lacks all that was dealt before, and 
 everybody, those who were there would wait for twice as much. So a guest's turn comes when little waits for the others.
 """
 
-from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.membership.lease import Leases
 from swarm.protocol.membership.session import Sessions
 

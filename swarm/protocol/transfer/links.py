@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from swarm.protocol.core.documents import MAX_LINKS, UNTIMED, Link
-from swarm.protocol.core.events import VersionId
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import WantChunk
 from swarm.protocol.state import State
 from swarm.protocol.transfer.chunks import Chunk
@@ -64,7 +64,7 @@ class Links:
         """Newcomers that we asked for a chunk, and when."""
         self._awaited: set[bytes] = set()
         """Of them, those of whom nothing has come since."""
-        self.tried_one = False
+        self._tried_one = False
         """One of them answered: worth a report."""
 
     def came(self, peer: bytes | None, size: int, now: float) -> None:
@@ -74,10 +74,15 @@ class Links:
         flow = self._flows.get(peer)
         if flow is None:
             flow = self._flows[peer] = _Flow()
-            self.tried_one = self.tried_one or peer in self._awaited
+            self._tried_one = self._tried_one or peer in self._awaited
             self._awaited.discard(peer)
         for each in (flow, self._all):
             each.add(size, now)
+
+    def take_answered(self) -> bool:
+        """Whether a newcomer has answered since the last call: what was measured of it is worth a report."""
+        answered, self._tried_one = self._tried_one, False
+        return answered
 
     def account(self) -> tuple[Link, ...]:
         """What was measured since the last time."""
@@ -136,7 +141,7 @@ class Links:
                     self._tried[peer] = now
                     self._awaited &= self._tried.keys()
                     self._awaited.add(peer)
-                    state.send(peer, WantChunk(*chunk.key, b""))
+                    state.outbox.send(peer, WantChunk(*chunk.key, b""))
 
     def _a_chunk(self, held: VersionId | None) -> Chunk | None:
         """One that we have whole, of the newest version that all should hold by now."""

@@ -19,14 +19,17 @@ whatever a parent has not begun is late at once, and neighbours hear of it soone
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from codec import ChunkKey
-from swarm.protocol.core.events import Effect, Send, SetTimer, VersionId
+from swarm.protocol.core.events import SetTimer
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import MAX_LATE_WANTS, LateChunkWants, Skip, WantChunk
 from swarm.protocol.transfer.chunks import Chunk, bits_of
 
-__all__ = ["LATE_WANTS_HOLD_S", "PROMISES", "LoadShedding"]
+__all__ = ["LATE_WANTS_HOLD_S", "PROMISES", "LoadShedding", "Parents"]
 
 LATE_WANTS_HOLD_S = 1.0
 """A list of wishes is good for so long; it is said again before that."""
@@ -45,25 +48,40 @@ class _Promised:
     deadline: float
 
 
+class Parents(Protocol):
+    """Of an `Exchange`: the parents of a member."""
+
+    def parent(self, stripe: int) -> bytes | None:
+        """The peer that sends this stripe to us."""
+        ...
+
+    def note_owed(self, stripe: int, size: int) -> None:
+        """Our parent in this stripe owes us `size` bytes, beside what other neighbours promised."""
+        ...
+
+
 class LoadShedding:
-    """Of one member. `neighbours()`: whom to tell, never the authority. `parent`: who brings a stripe. `assigned`:
-    whether the headers of all chunks of this one's version are here."""
+    """Of one member."""
 
     def __init__(
         self,
         tuning: Tuning,
+        outbox: Outbox,
+        parents: Parents,
+        *,
         neighbours: Callable[[], list[bytes]],
-        parent: Callable[[int], bytes | None],
         assigned: Callable[[ChunkKey], bool],
     ) -> None:
+        """`neighbours()`: peers to tell, never the authority. `assigned`: whether the headers of all chunks of this
+        chunk's version are here."""
         self._tuning = tuning
+        self._outbox = outbox
         self._neighbours = neighbours
-        self._parent = parent
+        self._parents = parents
+        self._parent = parents.parent
         self._assigned = assigned
         self._owed: dict[int, dict[ChunkKey, tuple[Chunk, float]]] = {}
         """By stripe, in the order of their headers: chunks that are not whole yet, and from when on they are late."""
-        self._owed_bytes: dict[int, int] = {}
-        """By stripe, when it was last looked at; what others promised does not count."""
         self._due_at = float("inf")
         """When the timer goes off."""
         self._promised: dict[ChunkKey, _Promised] = {}
@@ -77,23 +95,19 @@ class LoadShedding:
     def __contains__(self, key: ChunkKey) -> bool:
         return key in self._promised
 
-    def owes(self, chunk: Chunk, now: float, effects: list[Effect]) -> None:
+    def owes(self, chunk: Chunk, now: float) -> None:
         """Its header has come."""
         if chunk.stripe is not None:
             late = now + (
                 self._tuning.load_shedding_end_s if self._assigned(chunk.key) else self._tuning.load_shedding_after_s
             )
             self._owed.setdefault(chunk.stripe, {})[chunk.key] = chunk, late
-            self._wake(late, effects)
+            self._wake(late)
 
-    def owed_bytes(self, stripe: int) -> int:
-        """What a stripe's parent owes us, as of the last look."""
-        return self._owed_bytes.get(stripe, 0)
-
-    def _wake(self, at: float, effects: list[Effect]) -> None:
+    def _wake(self, at: float) -> None:
         if at < self._due_at:
             self._due_at = at
-            effects.append(SetTimer("relief", at))
+            self._outbox.emit(SetTimer("relief", at))
 
     def arrived(self, chunk: Chunk, peer: bytes | None, now: float) -> None:
         """A piece of it came."""
@@ -105,7 +119,7 @@ class LoadShedding:
         elif peer == promised.source:
             promised.deadline = now + self._tuning.load_shedding_deadline_s
 
-    def offered(self, peer: bytes, key: ChunkKey, now: float, effects: list[Effect]) -> None:
+    def offered(self, peer: bytes, key: ChunkKey, now: float) -> None:
         """`peer` holds it and has uplink to spare. Taken if it is late still: what the parent has come to meanwhile may
         be on its way, and would come twice. Who offers what we need no more is told what we do need."""
         chunk = next((chunks[key][0] for chunks in self._owed.values() if key in chunks), None)
@@ -117,13 +131,13 @@ class LoadShedding:
             or not self._believes(peer, key, now)
             or (self._parent(chunk.stripe) is not None and key not in self._late(chunk.stripe, now))
         ):
-            self._tell([peer], effects)
+            self._tell([peer])
             return
         self._promised[key] = _Promised(chunk.stripe, peer, now + self._tuning.load_shedding_deadline_s)
         parent = self._parent(chunk.stripe)
         if parent is not None and parent != peer:
-            effects.append(Send(parent, Skip(chunk.stripe, *key)))
-        effects.append(Send(peer, _want(chunk)))
+            self._outbox.send(parent, Skip(chunk.stripe, *key))
+        self._outbox.send(peer, _want(chunk))
 
     def _believes(self, peer: bytes, key: ChunkKey, now: float) -> bool:
         by = Counter(promised.source for promised in self._promised.values())
@@ -135,11 +149,11 @@ class LoadShedding:
         promised = self._promised.get(key)
         return promised is not None and promised.source == peer
 
-    def lacks(self, peer: bytes, key: ChunkKey, effects: list[Effect]) -> None:
+    def lacks(self, peer: bytes, key: ChunkKey) -> None:
         """`peer` cannot give it after all."""
         promised = self._promised.get(key)
         if promised is not None and promised.source == peer:
-            self._back_to_parent(key, promised, effects)
+            self._back_to_parent(key, promised)
 
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone, and with it what it was to send."""
@@ -149,19 +163,19 @@ class LoadShedding:
             if promised.source == peer:
                 promised.deadline = 0.0
 
-    def due(self, now: float, effects: list[Effect]) -> None:
+    def due(self, now: float) -> None:
         """Some chunk is late: go back to the parent with what was promised and did not come, look at what is owed."""
         self._due_at = float("inf")
         for key, promised in list(self._promised.items()):
             if now >= promised.deadline:
                 self._broke[promised.source] = now + BROKEN_S
-                self._back_to_parent(key, promised, effects)
+                self._back_to_parent(key, promised)
         wants = sorted(key for stripe in self._owed for key in self._late(stripe, now))
         self._wants = [key for key in wants[:MAX_LATE_WANTS] if key[:3] == wants[0][:3]][::-1]
         if now - self._told_at >= 0.6 * LATE_WANTS_HOLD_S:  # whoever has a list is told it again
             self._told = {peer: keys for peer, keys in self._told.items() if not keys}
             self._told_at = now
-        self._tell(self._neighbours(), effects)
+        self._tell(self._neighbours())
         nexts = [
             now + self._tuning.load_shedding_end_s
             if self._assigned(key)
@@ -170,9 +184,9 @@ class LoadShedding:
             for key, (_, late) in chunks.items()
         ]
         if nexts:
-            self._wake(min(nexts), effects)
+            self._wake(min(nexts))
 
-    def _tell(self, peers: list[bytes], effects: list[Effect]) -> None:
+    def _tell(self, peers: list[bytes]) -> None:
         wants = self._wants
         for i, peer in enumerate(peers):
             if self._told.get(peer, []) != wants:
@@ -180,7 +194,7 @@ class LoadShedding:
                 turn = i * len(wants) // max(1, len(peers))
                 of = wants[0][:3] if wants else (0, 0, 0)
                 seqs = tuple(key.seq for key in wants[turn:] + wants[:turn])
-                effects.append(Send(peer, LateChunkWants(*of, seqs)))
+                self._outbox.send(peer, LateChunkWants(*of, seqs))
 
     def forget(self, floor: VersionId) -> None:
         """Versions up to this one are settled."""
@@ -195,12 +209,13 @@ class LoadShedding:
         chunks = self._owed[stripe]
         for key in [key for key, (chunk, _) in chunks.items() if chunk.whole]:
             del chunks[key]
-        self._owed_bytes[stripe] = 0
         if self._parent(stripe) is None:
+            self._parents.note_owed(stripe, 0)
             return []
         left = {key: (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
                 for key, (chunk, _) in chunks.items() if key not in self._promised}  # fmt: skip
-        owed = self._owed_bytes[stripe] = sum(left.values())
+        owed = sum(left.values())
+        self._parents.note_owed(stripe, owed)
         late: list[ChunkKey] = []
         for key in reversed(left):
             chunk, at = chunks[key]
@@ -213,12 +228,12 @@ class LoadShedding:
                 owed -= left[key]
         return late
 
-    def _back_to_parent(self, key: ChunkKey, promised: _Promised, effects: list[Effect]) -> None:
+    def _back_to_parent(self, key: ChunkKey, promised: _Promised) -> None:
         del self._promised[key]
         owed = self._owed.get(promised.stripe, {}).get(key)
         parent = self._parent(promised.stripe)
         if owed is not None and parent is not None:
-            effects.append(Send(parent, _want(owed[0])))
+            self._outbox.send(parent, _want(owed[0]))
 
 
 def _want(chunk: Chunk) -> WantChunk:

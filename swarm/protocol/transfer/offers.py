@@ -80,7 +80,7 @@ class Offers:
             if not self._room(sum(chunk.sizes)):
                 return
             self._made[peer] = now + ANSWER_S, chunk.key
-            self._state.send(peer, Offer(*chunk.key))
+            self._state.outbox.send(peer, Offer(*chunk.key))
 
     def _best(self, now: float) -> tuple[bytes, Chunk] | None:
         """Of those whose oldest wish is oldest, the first on its list that we hold whole. Guests count once the version

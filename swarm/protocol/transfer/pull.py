@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from codec import ChunkKey
-from swarm.protocol.core.events import Effect, Send, VersionId
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import WantChunk
 from swarm.protocol.transfer.chunks import Chunk, Version, bits_of
 
@@ -38,8 +39,9 @@ class Pull:
 class Pulls:
     """The chunks being pulled."""
 
-    def __init__(self, tuning: Tuning) -> None:
+    def __init__(self, tuning: Tuning, outbox: Outbox) -> None:
         self._tuning = tuning
+        self._outbox = outbox
         self._pulls: dict[tuple[VersionId, int], Pull] = {}
         self._seen: dict[VersionId, deque[tuple[float, int]]] = {}
         """Of each version on its way, the newest chunk begun, at each tick of the last `pull_after_s`."""
@@ -50,7 +52,6 @@ class Pulls:
         progress_at: dict[int, float],
         sources: Sources,
         now: float,
-        effects: list[Effect],
         relieved: Callable[[Chunk], bool] = lambda chunk: False,
         passed_after_s: float | None = None,
     ) -> None:
@@ -88,7 +89,7 @@ class Pulls:
                 wanted.add((version.id, seq))
                 pull = self._pulls.setdefault((version.id, seq), Pull())
                 if now >= pull.deadline:
-                    self._ask(version, seq, pull, sources(stripe), now, effects)
+                    self._ask(version, seq, pull, sources(stripe), now)
         for name in [n for n in self._pulls if n not in wanted]:
             del self._pulls[name]
 
@@ -143,7 +144,6 @@ class Pulls:
         pull: Pull,
         sources: list[bytes],
         now: float,
-        effects: list[Effect],
     ) -> None:
         fresh = [p for p in sources if p not in pull.tried]
         if not fresh:  # everybody was asked once: what they lacked then, they may have after a pause
@@ -154,7 +154,7 @@ class Pulls:
         pull.deadline = now + self._tuning.pull_deadline_s
         pull.source, pull.asked_at = fresh[0], now
         pull.tried.append(fresh[0])
-        effects.append(Send(fresh[0], _want(version, seq)))
+        self._outbox.send(fresh[0], _want(version, seq))
 
 
 def _want(version: Version, seq: int) -> WantChunk:

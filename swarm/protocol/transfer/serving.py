@@ -1,7 +1,8 @@
 """Answers to those who ask for chunks and seals: of the authority, and of members alike."""
 
 from codec import ChunkKey
-from swarm.protocol.core.events import SendHeader, SendPiece, VersionId
+from swarm.protocol.core.events import SendHeader, SendPiece
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import LacksChunk, ManifestNews, Offer, Skip, WantChunk, WantManifest
 from swarm.protocol.state import State
 from swarm.protocol.transfer.chunks import mask_of
@@ -21,20 +22,20 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
     pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
     if state.uploads.busy(peer, key):
         return
-    if chunk is not None and state.exchange.take_back(peer, chunk, pieces, now, state.effects):
+    if chunk is not None and state.exchange.take_back(peer, chunk, pieces, now):
         return
     if chunk is None or not pieces or state.uploads.full(peer):
-        state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
+        state.outbox.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
     asked = state.exchange.paid(peer, chunk, [index for index in range(len(chunk.sizes)) if pieces >> index & 1])
     if not asked:
-        state.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
+        state.outbox.send(peer, LacksChunk(want.epoch, want.version, want.attempt, want.seq))
         return
     state.uploads.begin(peer, key, 1 + len(asked))
     state.exchange.gave(peer, chunk, asked, now)
-    state.emit(SendHeader(peer, chunk.stripe, key, pull=True))
+    state.outbox.emit(SendHeader(peer, chunk.stripe, key, pull=True))
     for index in asked:
-        state.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))
+        state.outbox.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))
 
 
 def serve_manifest(state: State, peer: bytes, want: WantManifest) -> None:
@@ -42,6 +43,6 @@ def serve_manifest(state: State, peer: bytes, want: WantManifest) -> None:
     id_ = VersionId(want.epoch, want.version)
     version = state.chunks.version(id_)
     if version is not None and version.manifest is not None:
-        state.send(peer, ManifestNews(version.sealed_manifest))
+        state.outbox.send(peer, ManifestNews(version.sealed_manifest))
     elif id_ in state.manifests:
-        state.send(peer, ManifestNews(state.manifests[id_]))
+        state.outbox.send(peer, ManifestNews(state.manifests[id_]))

@@ -9,17 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from codec import Manifest, open_manifest
-from swarm.protocol.core.events import (
-    Announce,
-    Commit,
-    HeaderStored,
-    Job,
-    JobDone,
-    JobKind,
-    PieceStored,
-    Run,
-    VersionId,
-)
+from swarm.protocol.core.events import Announce, Commit, HeaderStored, Job, JobDone, JobKind, PieceStored, Run
+from swarm.protocol.core.notices import Equivocation, ReplicaDamaged, VersionComplete
+from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import ManifestNews, WantManifest
 from swarm.protocol.state import State
 from swarm.protocol.transfer.chunks import Version
@@ -45,7 +37,6 @@ class Progress:
         self._state = state
         self._pulls = pulls
         self._load_shedding = load_shedding
-        state.exchange.owed = load_shedding.owed_bytes
         self._relay_only = relay_only
         self._repair = repair
         self._running: set[Job] = set()
@@ -60,24 +51,24 @@ class Progress:
 
     def header(self, event: HeaderStored, now: float) -> None:
         state = self._state
-        state.exchange.arrived(event.peer, event.stripe, event.header_bytes, now, state.effects)
+        state.exchange.arrived(event.peer, event.stripe, event.header_bytes, now)
         if VersionId(event.key.epoch, event.key.version) <= state.floor:
             return
         if not self._believes_stripe(event):
             event = replace(event, stripe=None)
         known = state.chunks.find(event.key)
         unplaced = known is not None and known.stripe is None
-        taken = state.chunks.header(event, now, state.effects)
+        taken = state.chunks.header(event, now)
         if taken is None:
             return
         chunk, news = taken
         if news:
             state.exchange.moved(chunk.stripe, now)
         if news or (unplaced and chunk.stripe is not None):
-            state.exchange.push(chunk, HEADER, event.peer, now, state.effects)
-            self._load_shedding.owes(chunk, now, state.effects)
+            state.exchange.push(chunk, HEADER, event.peer, now)
+            self._load_shedding.owes(chunk, now)
         for index in chunk.held() if unplaced and chunk.stripe is not None else ():
-            state.exchange.push(chunk, index, event.peer, now, state.effects)
+            state.exchange.push(chunk, index, event.peer, now)
 
     def _believes_stripe(self, event: HeaderStored) -> bool:
         """Whether to believe a frame, which nobody signs, that its chunk belongs to this stripe: of our parent there,
@@ -95,12 +86,12 @@ class Progress:
 
     def piece(self, event: PieceStored, now: float) -> None:
         state = self._state
-        state.exchange.arrived(event.peer, event.stripe, event.size_bytes, now, state.effects)
+        state.exchange.arrived(event.peer, event.stripe, event.size_bytes, now)
         taken = state.chunks.piece(event.key, event.index, now)
         if taken is None or not taken[1]:
             return
         state.exchange.moved(taken[0].stripe, now)
-        state.exchange.push(taken[0], event.index, event.peer, now, state.effects)
+        state.exchange.push(taken[0], event.index, event.peer, now)
         self._pulls.arrived(taken[0], now)
         self._load_shedding.arrived(taken[0], event.peer, now)
         if taken[0].whole:
@@ -120,17 +111,17 @@ class Progress:
         known = self._known_root(id_)
         if known is not None and known != manifest.root:
             self.stopped = True
-            state.notify("equivocation", version=id_, ours=known, theirs=manifest.root)
+            state.outbox.notify(Equivocation(id_, known, manifest.root))
             return
         if id_ <= state.floor:
             return
-        if state.chunks.manifest(manifest, sealed, now, state.effects) is None:
+        if state.chunks.manifest(manifest, sealed, now) is None:
             return
         for child in state.children():
             if child != source:
-                state.send(child, ManifestNews(sealed))
+                state.outbox.send(child, ManifestNews(sealed))
         if source is not None:
-            state.emit(Announce(sealed))
+            state.outbox.emit(Announce(sealed))
         self.advance(now)
 
     # ------------------------------------------------------------ what follows
@@ -145,7 +136,7 @@ class Progress:
             return
         if version.complete and not version.told:
             version.told = True
-            state.notify("complete", version=version.id)
+            state.outbox.notify(VersionComplete(version.id))
         if self._relay_only:
             if version.complete:
                 self._hold(version, now)
@@ -162,7 +153,7 @@ class Progress:
         if version is None or version.generation != event.job.generation:
             return
         if not event.ok:
-            self._state.notify("damaged", version=event.job.version, detail=str(event.result))
+            self._state.outbox.notify(ReplicaDamaged(event.job.version, str(event.result)))
             self._repair(now)
         elif event.job.kind == JobKind.COMMIT:
             self._hold(version, now)
@@ -194,7 +185,7 @@ class Progress:
                 self._asked[id_] = now + state.tuning.pull_deadline_s
                 self._since.setdefault(id_, now)
                 source = ask[(number + (0 if tries is None else int(now / state.tuning.pull_deadline_s))) % len(ask)]
-                state.send(source, WantManifest(id_.epoch, id_.version))
+                state.outbox.send(source, WantManifest(id_.epoch, id_.version))
 
     def behind(self, now: float) -> Manifest | None:
         """The manifest to catch up with when the chain cannot be had: it is too long, or of another epoch."""
@@ -236,12 +227,12 @@ class Progress:
     def _run(self, job: Job) -> None:
         if job not in self._running:
             self._running.add(job)
-            self._state.emit(Run(job))
+            self._state.outbox.emit(Run(job))
 
     def _hold(self, version: Version, now: float) -> None:
         state = self._state
         assert version.manifest is not None
         state.settle(version.id, version.manifest, version.sealed_manifest)
         self._load_shedding.forget(state.floor)
-        state.emit(Commit(version.id, version.manifest))
+        state.outbox.emit(Commit(version.id, version.manifest))
         self.advance(now)

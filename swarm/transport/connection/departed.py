@@ -1,7 +1,7 @@
-"""What has left by a TCP connection, as the kernel counts it: whole packets, and not only what a program wrote.
+"""Bytes of IP packets that a TCP connection has sent, as the kernel counts them.
 
-Headers, acknowledgements of what comes in, and what is sent again take an uplink's time, too: of a slow one beside a
-fast downlink several percent.
+Besides the payload these have headers, acknowledgements of received data, and retransmissions. Those use the uplink,
+too: several percent of a slow uplink beside a fast downlink.
 """
 
 import socket
@@ -12,15 +12,15 @@ __all__ = ["departed_bytes"]
 
 _TCP_INFO: Final = 11
 _LENGTH: Final = 208
-"""Of struct tcp_info (linux/tcp.h) up to tcpi_bytes_sent, since Linux 4.19."""
+"""Length of struct tcp_info (linux/tcp.h) up to tcpi_bytes_sent, which Linux has since 4.19."""
 _FIELDS: Final = struct.Struct("=136xI4xI52xQ")
-"""tcpi_segs_out, tcpi_notsent_bytes, tcpi_bytes_sent (with what was sent again)."""
+"""tcpi_segs_out, tcpi_notsent_bytes, tcpi_bytes_sent (including retransmissions)."""
 _HEADER_BYTES: Final = {socket.AF_INET: 52, socket.AF_INET6: 72}
-"""IP and TCP, with timestamps."""
+"""IP and TCP headers of one packet, with TCP timestamps."""
 
 
 def departed_bytes(sock: Any) -> int | None:
-    """Bytes of IP packets, sent or taken to be sent, of a socket (trio's or the standard library's).
+    """Bytes of IP packets that a socket (trio's or the standard library's) has sent or queued to send.
 
     None where the system does not say.
     """

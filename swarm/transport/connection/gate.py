@@ -1,12 +1,13 @@
-"""What a peer may do that is neither known nor admitted: prove a key, ask to join, and little else, not for long.
+"""Bounds the connections of strangers: peers that hold no lease and have shown no grant.
 
-A grant is shown on the control lane, so a connection is made first and judged later. A connection that a stranger made
-gets few streams, small windows, 32 KiB in all, a place among a limited number, and 3 s to show a ticket or a lease that
-holds: from then on its peer is known. It takes part in no gossip and is given no further connections. So it is again
-once its lease is over, with a minute to come in anew. Connections that we make are ours to judge.
+A peer shows its grant on the control lane, so a connection is made before it can be judged. A connection that a
+stranger made gets few streams, small windows, 32 KiB in all, one of a limited number of places, and 3 s to show a valid
+ticket or lease; then its peer is admitted. Until then the peer takes part in no gossip and may not ask for more
+connections. A peer whose lease ends becomes a stranger again and has a minute to join anew. Connections that we dialed
+are never a stranger's.
 
-Nobody is kept out because others are here: when the places are full, the address that occupies the most gives up its
-oldest connection, first one whose peer never held a lease.
+A full table keeps no newcomer out: the address with the most strangers gives up its oldest connection, preferably one
+whose peer never held a lease.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,148 +22,150 @@ from swarm.transport.yamux import Limits
 
 __all__ = ["Gate", "GateRules"]
 
-_CLOSED: Final = (TARGET_CONNECTIONS_ID, "/meshsub/")
-"""What strangers are refused, by how it begins. The bulk lane is not among it, since both lanes may come at once, by
-different connections: the shell reads nothing there before its peer is admitted. Relaying has its own rules."""
-_HOMES: Final = 2048
-"""Addresses of members that are remembered after they left, 100 bytes each."""
+_REFUSED: Final = (TARGET_CONNECTIONS_ID, "/meshsub/")
+"""Prefixes of the protocols that strangers may not open. The bulk lane is not among them: a joiner may open both lanes
+at once, on different connections, and the runtime reads no bulk before its peer is admitted. Relaying has its own
+rules."""
+_MAX_MEMBER_HOSTS: Final = 2048
+"""Addresses of members remembered, also after they leave; 100 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """Bounds for peers that are neither known nor admitted."""
+    """Bounds for strangers."""
 
     connections: int = 256
-    """At 111 handshakes a second (`admission`) a stranger has 2 s before it can be the oldest."""
+    """In all. At 111 handshakes a second (`admission`) a stranger has 2 s before it can be the oldest."""
     per_address: int = 64
     """A site of fifty nodes behind one NAT may join at once."""
     streams: int = 6
-    """On one connection: control, bulk, identify both ways, ping, and one to spare."""
+    """On one connection: control, bulk, identify in both directions, ping, and one to spare."""
     speak_s: float = 3.0
-    """From the handshake on, to show a ticket or lease that holds. A joiner does so at once: two round trips."""
+    """Time to show a valid ticket or lease, from the handshake on. A joiner needs two round trips."""
     stay_s: float = 60.0
-    """For a peer whose lease is over, to come in anew."""
+    """The same for a peer whose lease has ended."""
 
 
 @dataclass(slots=True)
-class _Stay:
+class _Stranger:
     host: str
     since_s: float
-    left: bool = False
-    """Its peer held a lease, which is over: it may come in again."""
+    held_lease: bool = False
+    """Its peer held a lease, which has ended."""
 
 
 class Gate:
-    """Knows the connections of strangers."""
+    """Tracks the connections of strangers: limits what they may do, and says which to close."""
 
     def __init__(
         self,
         admits: Callable[[PeerKey], bool] | None,
         full: Limits,
         rules: GateRules | None = None,
-        carries: Callable[[PeerKey], bool] = lambda peer: False,
+        relays_for: Callable[[PeerKey], bool] = lambda peer: False,
         knows: Callable[[PeerKey], bool] | None = None,
     ) -> None:
-        """`admits`: who has shown a grant; None: everybody has. `full`: the limits of a connection whose peer is no
-        stranger. `carries`: whether we relay for a peer, by other rules than these; it may stay. `knows`: who holds a
-        lease, whether it has shown it or not: never a stranger. None: those that are admitted.
+        """`admits`: whether a peer has shown a grant; None: every peer counts as admitted. `full`: the limits of a
+        connection whose peer is not a stranger. `relays_for`: whether we relay for a peer, which then may stay and is
+        bounded by the relay's rules. `knows`: whether a peer holds a lease, shown or not; it is never a stranger. None:
+        as `admits`.
         """
         self._admits = admits or (lambda peer: True)
         self._knows = knows or self._admits
         self._full = full
-        self._carries = carries
+        self._relays_for = relays_for
         self._rules = rules or GateRules()
-        self._strange: dict[MuxedConnection, _Stay] = {}  # the oldest first
-        self._by_host: dict[str, dict[MuxedConnection, None]] = {}  # likewise
-        self._homes: dict[str, None] = {}  # by when a member was last seen there
+        self._strangers: dict[MuxedConnection, _Stranger] = {}  # the oldest first
+        self._by_host: dict[str, dict[MuxedConnection, None]] = {}  # the oldest first
+        self._member_hosts: dict[str, None] = {}  # where members were seen, the least recent first
         self._narrow = full.narrow(self._rules.streams)
 
     def limits(self, peer: PeerKey, *, dialed: bool) -> Limits:
-        """For a new connection; `dialed`: by us."""
+        """The limits of a new connection. `dialed`: we dialed it."""
         return self._full if dialed or self._is_known(peer) else self._narrow
 
-    def begin(self, connection: MuxedConnection, now_s: float) -> list[MuxedConnection]:
-        """A connection has come up, or its peer's lease is over: those to close, to make room for it."""
+    def add_connection(self, connection: MuxedConnection, now_s: float) -> list[MuxedConnection]:
+        """A connection is live, or its peer's lease has ended. Returns the connections to close to make room for it."""
         if self._is_known(connection.peer):
-            self._is_home(connection)
+            self._note_member_host(connection)
             return []
         if connection.is_initiator:
             return []
         host, crowded = _host(connection), []
-        same = self._by_host.get(host, {})
-        if len(same) >= self._rules.per_address:
-            crowded.append(self._worst(same))
-        elif len(self._strange) >= self._rules.connections:
+        same_host = self._by_host.get(host, {})
+        if len(same_host) >= self._rules.per_address:
+            crowded.append(self._first_to_close(same_host))
+        elif len(self._strangers) >= self._rules.connections:
             most = max(len(each) for each in self._by_host.values())
             largest = (each for crowd in self._by_host.values() if len(crowd) == most for each in crowd)
-            crowded.append(self._worst(largest))
+            crowded.append(self._first_to_close(largest))
         for each in crowded:
-            self.end(each)
-        self._strange[connection] = _Stay(host, now_s)
+            self.remove_connection(each)
+        self._strangers[connection] = _Stranger(host, now_s)
         self._by_host.setdefault(host, {})[connection] = None
         return crowded
 
-    def _worst(self, connections: Iterable[MuxedConnection]) -> MuxedConnection:
-        """The oldest whose peer never held a lease, or if there is none, the oldest."""
-        return min(connections, key=lambda each: (self._strange[each].left, self._strange[each].since_s))
+    def _first_to_close(self, connections: Iterable[MuxedConnection]) -> MuxedConnection:
+        """The oldest whose peer never held a lease; if there is none, the oldest."""
+        return min(connections, key=lambda each: (self._strangers[each].held_lease, self._strangers[each].since_s))
 
-    def end(self, connection: MuxedConnection) -> None:
-        """It is gone, or its peer is no stranger any more."""
-        stay = self._strange.pop(connection, None)
-        if stay is not None:
-            same = self._by_host[stay.host]
-            del same[connection]
-            if not same:
-                del self._by_host[stay.host]
+    def remove_connection(self, connection: MuxedConnection) -> None:
+        """The connection is gone, or its peer is not a stranger any more. Harmless when repeated."""
+        stranger = self._strangers.pop(connection, None)
+        if stranger is not None:
+            same_host = self._by_host[stranger.host]
+            del same_host[connection]
+            if not same_host:
+                del self._by_host[stranger.host]
 
-    def may(self, connection: MuxedConnection, protocol: str) -> bool:
-        """Whether its peer may open a stream of `protocol` on it."""
-        return not self.is_strange(connection) or not protocol.startswith(_CLOSED)
+    def may_open(self, connection: MuxedConnection, protocol: str) -> bool:
+        """Whether the connection's peer may open a stream for `protocol` on it."""
+        return not self.is_stranger(connection) or not protocol.startswith(_REFUSED)
 
-    def is_strange(self, connection: MuxedConnection) -> bool:
-        """Whether its peer is a stranger, as of now."""
+    def is_stranger(self, connection: MuxedConnection) -> bool:
+        """Whether the connection's peer is a stranger now. Widens its limits when it has been admitted."""
         if connection.is_initiator:
             return False
         if not self._is_known(connection.peer):
             return True
-        if connection in self._strange:
-            self.end(connection)
+        if connection in self._strangers:
+            self.remove_connection(connection)
             connection.yamux.widen(self._full)
-            self._is_home(connection)
+            self._note_member_host(connection)
         return False
 
-    def is_home(self, host: str) -> bool:
+    def is_member_host(self, host: str) -> bool:
         """Whether a member was seen at `host` (as `admission.origin` gives it)."""
-        return host in self._homes
+        return host in self._member_hosts
 
     def overdue(self, now_s: float) -> list[MuxedConnection]:
-        """Strangers that have been here for too long. Call it every second or so."""
-        return [each for each in list(self._strange) if self.is_strange(each) and not self._may_stay(each, now_s)]
+        """The strangers' connections whose time is over; the caller closes them. Call it every second or so."""
+        return [each for each in list(self._strangers) if self.is_stranger(each) and not self._may_stay(each, now_s)]
 
     def review(self, connections: Iterable[MuxedConnection], now_s: float) -> list[MuxedConnection]:
-        """Judge anew all that there are, for leases end: those to close. Call it now and then."""
+        """Check all connections again, since leases end. Returns the ones to close. Call it every quarter minute."""
         crowded: list[MuxedConnection] = []
         for each in connections:
-            if each not in self._strange:
-                crowded += self.begin(each, now_s)  # if its peer's lease is over, its minute begins
-                if each in self._strange:
-                    self._strange[each].left = True
+            if each not in self._strangers:
+                crowded += self.add_connection(each, now_s)  # if its peer's lease has ended, its minute begins
+                if each in self._strangers:
+                    self._strangers[each].held_lease = True
         return crowded + self.overdue(now_s)
 
     def _may_stay(self, connection: MuxedConnection, now_s: float) -> bool:
-        stay = self._strange[connection]
-        limit_s = self._rules.stay_s if stay.left else self._rules.speak_s
-        return now_s - stay.since_s <= limit_s or self._carries(connection.peer)
+        stranger = self._strangers[connection]
+        limit_s = self._rules.stay_s if stranger.held_lease else self._rules.speak_s
+        return now_s - stranger.since_s <= limit_s or self._relays_for(connection.peer)
 
     def _is_known(self, peer: PeerKey) -> bool:
         return self._admits(peer) or self._knows(peer)
 
-    def _is_home(self, connection: MuxedConnection) -> None:
+    def _note_member_host(self, connection: MuxedConnection) -> None:
         host = _host(connection)
-        self._homes.pop(host, None)
-        self._homes[host] = None
-        if len(self._homes) > _HOMES:
-            del self._homes[next(iter(self._homes))]
+        self._member_hosts.pop(host, None)
+        self._member_hosts[host] = None
+        if len(self._member_hosts) > _MAX_MEMBER_HOSTS:
+            del self._member_hosts[next(iter(self._member_hosts))]
 
 
 def _host(connection: MuxedConnection) -> str:

@@ -1,8 +1,9 @@
-"""A connection's bytes over one leg after another: a circuit, the circuit that follows it, a socket of one's own.
+"""A connection that moves from one link to the next: from a circuit to another circuit, or to a direct socket.
 
-TLS and the muxer above see one unbroken pipe. A leg ends with its half-close in either direction, and what comes after
-is on the next one, so nothing is lost, doubled or put in another order. Both ends have agreed on the next leg before
-(see `links`), on the connection itself, by a token that nobody else knows; a wrong splice breaks TLS, and no more.
+TLS and the muxer above it see one unbroken pipe. Each direction of a link ends with its half-close, and the bytes after
+that travel on the next link, so none is lost, doubled or reordered. Both ends agree on the next link beforehand, on the
+connection itself, by a token that no other peer knows (`nat.relayed_links`, `nat.punch`). A link that is spliced in by
+mistake breaks TLS and does no other harm.
 """
 
 from collections import deque
@@ -20,13 +21,13 @@ from swarm.transport.connection.tcp import CountedSocket
 __all__ = ["ConnectionLink", "DirectLink", "MigratingConnection", "RelayedLink", "lost_is_broken"]
 
 _NEXT_LINK_S: Final = 20.0
-"""How long a reader at the end of a leg waits for the next one that it was promised."""
-_MAX_READ: Final = 262_144
+"""How long an expected link may take: a reader at the end of a link waits this long, and a writer at its limit."""
+_MAX_READ_BYTES: Final = 262_144
 
 
 @contextmanager
 def lost_is_broken() -> Iterator[None]:
-    """The library's error for a connection that has ended as trio's, which guards know."""
+    """Turn py-libp2p's error for a lost connection into trio's, which `swarm.guard` expects of peers."""
     try:
         yield
     except IOException as error:
@@ -34,11 +35,12 @@ def lost_is_broken() -> Iterator[None]:
 
 
 class ConnectionLink(Protocol):
-    """One pipe. `read` gives b"" at its end; all raise `ConnectionClosedError` when it breaks."""
+    """One pipe under a `MigratingConnection`. `read` returns b"" at its end. Every method but `room` and `aclose`
+    raises `ConnectionClosedError` when the pipe breaks."""
 
     path_kind: PathKind
     seen_at: str | None
-    """Where the peer is seen; None: the relay does not say."""
+    """The peer's address as we or the relay see it (multiaddr text); None if the relay does not say."""
 
     async def read(self, n: int) -> bytes: ...
 
@@ -47,14 +49,14 @@ class ConnectionLink(Protocol):
     async def send_eof(self) -> None: ...
 
     def room(self) -> int | None:
-        """How many bytes may still be written; None: any."""
+        """How many more bytes may be written; None: no limit."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class DirectLink:
-    """A TCP connection."""
+    """A TCP connection as a link."""
 
     def __init__(self, sock: CountedSocket, path_kind: PathKind, seen_at: str | None) -> None:
         self.path_kind, self.seen_at = path_kind, seen_at
@@ -77,7 +79,8 @@ class DirectLink:
 
 
 class RelayedLink:
-    """A stream through a relay, which ends it after `limit_bytes` either way, or after `limit_s`; 0: no limit."""
+    """A circuit as a link. The relay ends it after `limit_bytes` in either direction or after `limit_s`; 0: no
+    limit."""
 
     path_kind = PathKind.CIRCUIT
 
@@ -93,21 +96,19 @@ class RelayedLink:
         self._stream = stream
         self._limit_bytes = limit_bytes
         self._worn_at_s = trio.current_time() + 0.7 * limit_s if limit_s else float("inf")
-        self._used_bytes = 0  # both ways together: so py-libp2p's relays count, others each way alone
-        self._moved = trio.Event()
+        self._used_bytes = 0  # both directions together, as py-libp2p's relays count; other relays count each alone
+        self._is_half_used = trio.Event()
 
     async def read(self, n: int) -> bytes:
         try:
             data = await self._stream.receive_some(n)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"the circuit broke: {error}") from error
-        self._used_bytes += len(data)
-        self._note()
+        self._count(len(data))
         return bytes(data)
 
     async def write(self, data: bytes) -> None:
-        self._used_bytes += len(data)
-        self._note()
+        self._count(len(data))
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -120,57 +121,56 @@ class RelayedLink:
             raise ConnectionClosedError(f"the circuit broke: {error}") from error
 
     def room(self) -> int | None:
-        # Some relays (go-libp2p's) end a circuit at its last byte, and what comes the other way with it.
+        # Some relays (go-libp2p's) end both directions of a circuit at its last byte, so that byte is never used.
         return self._limit_bytes - 1 - self._used_bytes if self._limit_bytes else None
 
     async def aclose(self) -> None:
         await trio.aclose_forcefully(self._stream)
 
-    def _note(self) -> None:
-        if self._half_used:
-            self._moved.set()
+    def _count(self, length: int) -> None:
+        self._used_bytes += length
+        if self._limit_bytes and 2 * self._used_bytes >= self._limit_bytes:
+            self._is_half_used.set()
 
-    @property
-    def _half_used(self) -> bool:
-        return bool(self._limit_bytes) and 2 * self._used_bytes >= self._limit_bytes
-
-    async def worn(self) -> None:
-        """Return when it is time for another: at half of its bytes, or at seven tenths of its time."""
+    async def wait_worn(self) -> None:
+        """Return when the link should be replaced: at half of its bytes, or at seven tenths of its time."""
         with trio.move_on_at(self._worn_at_s):
-            await self._moved.wait()
+            await self._is_half_used.wait()
 
 
 class MigratingConnection(ReadWriteCloser):
-    """The pipe under one connection."""
+    """The pipe under one secured connection."""
 
     congestion_control = ""
-    """As of a socket; of a circuit nobody knows it."""
+    """As `CountedSocket.congestion_control`; not known for a circuit."""
 
     def __init__(self, link: ConnectionLink, early: bytes = b"") -> None:
-        """`early`: what was read from `link` already."""
+        """`early`: bytes that were read from `link` already."""
         self._early = early
         self.link = link
-        """What is written to now."""
+        """The link that we write to."""
         self.on_closed: Callable[[], None] = _nothing
+        """Called once when the connection is closed; set by the transport that serves it."""
         self._reading = link
-        self._links: deque[ConnectionLink] = deque()  # to be read after the present one has ended
-        self._half_over: list[ConnectionLink] = []
-        self._next: ConnectionLink | None = None  # to be written to from now on
+        self._links: deque[ConnectionLink] = deque()  # to be read after `_reading` has ended
+        self._half_closed: list[ConnectionLink] = []  # one direction has ended
+        self._next: ConnectionLink | None = None  # the next write switches to it
         self._write_lock = trio.Lock()
         self._changed = trio.Event()
-        self._promised_until_s = float("-inf")
+        self._expected_until_s = float("-inf")
         self.closed = False
 
     @property
     def path_kind(self) -> PathKind:
         return self.link.path_kind
 
-    def promise(self) -> None:
-        """The next leg is under way: the present one's end is not the end of the path."""
-        self._promised_until_s = trio.current_time() + _NEXT_LINK_S
+    def expect_link(self) -> None:
+        """Another link is being made: for a while, the end of the present one is not the end of the connection."""
+        self._expected_until_s = trio.current_time() + _NEXT_LINK_S
 
     async def continue_on(self, link: ConnectionLink) -> None:
-        """What is written from now on goes over `link`; what is read, too, once the present leg has ended."""
+        """Write to `link` from now on, and read from it once the present link has ended. Closes it if the connection
+        is closed."""
         if self.closed:
             await link.aclose()
             return
@@ -188,30 +188,31 @@ class MigratingConnection(ReadWriteCloser):
         if self._next is not None:
             old, self.link, self._next = self.link, self._next, None
             await old.send_eof()
-            await self._finished(old)
+            await self._end_direction(old)
 
     async def read(self, n: int | None = None) -> bytes:
         if self._early:
             data, self._early = self._early, b""
             return data
         while True:
-            data = await self._reading.read(_MAX_READ if n is None else max(1, min(n, _MAX_READ)))
+            data = await self._reading.read(_MAX_READ_BYTES if n is None else max(1, min(n, _MAX_READ_BYTES)))
             if data or not await self._has_next_link():
                 return data
-            over, self._reading = self._reading, self._links.popleft()
-            await self._finished(over)
+            ended, self._reading = self._reading, self._links.popleft()
+            await self._end_direction(ended)
 
-    async def _finished(self, link: ConnectionLink) -> None:
-        """One direction of `link` has ended; after the second it is closed."""
-        if link in self._half_over:
-            self._half_over.remove(link)
+    async def _end_direction(self, link: ConnectionLink) -> None:
+        """One direction of `link` has ended. Close the link after the second."""
+        if link in self._half_closed:
+            self._half_closed.remove(link)
             await link.aclose()
         else:
-            self._half_over.append(link)
+            self._half_closed.append(link)
 
     async def _has_next_link(self) -> bool:
-        with trio.move_on_at(max(self._promised_until_s, trio.current_time())):
-            while not self._links and not self.closed and trio.current_time() < self._promised_until_s:
+        """Whether there is another link to read; waits for one that is expected."""
+        with trio.move_on_at(max(self._expected_until_s, trio.current_time())):
+            while not self._links and not self.closed and trio.current_time() < self._expected_until_s:
                 await self._changed.wait()
         return bool(self._links)
 
@@ -229,7 +230,7 @@ class MigratingConnection(ReadWriteCloser):
                 view = view[len(part) :]
 
     async def _wait_for_link(self) -> None:
-        """This leg's bytes are used up. Better to be late than to be cut off in the middle."""
+        """Wait until there is another link: this one's bytes are used up, and more would be cut off in the middle."""
         with trio.move_on_after(_NEXT_LINK_S):
             while self._next is None and not self.closed:
                 await self._changed.wait()
@@ -244,7 +245,7 @@ class MigratingConnection(ReadWriteCloser):
         try:
             with trio.CancelScope(shield=True):
                 for link in {
-                    id(link): link for link in (self._reading, self.link, *self._links, *self._half_over)
+                    id(link): link for link in (self._reading, self.link, *self._links, *self._half_closed)
                 }.values():
                     await link.aclose()
         finally:

@@ -1,7 +1,7 @@
-"""multistream-select 1.0.0: agreeing on what is spoken next. (https://github.com/multiformats/multistream-select)
+"""multistream-select 1.0.0: the two ends agree on a protocol. (https://github.com/multiformats/multistream-select)
 
-Each message is a length (varint), a text and a newline. The dialer sends the header and its first proposal in one go,
-so that agreement costs one round trip and not two; on streams it does not wait even for that (see `lanes`).
+Each message is a length (varint), a text and a newline. The dialer sends the header together with its first proposal,
+so that agreement costs one round trip instead of two. On streams it does not wait for the answer at all (`lanes`).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _MAX_PROPOSALS: Final = 16
 
 
 class Channel(Protocol):
-    """What is negotiated on: `read` returns at most `n` bytes, b"" at the end."""
+    """The stream or connection to negotiate on. `read` returns at most `n` bytes, b"" at the end."""
 
     async def read(self, n: int | None = None, /) -> bytes: ...
 
@@ -27,7 +27,7 @@ class Channel(Protocol):
 
 
 def encode(*texts: str) -> bytes:
-    """The messages that say `texts`, one after another."""
+    """One message for each text, in order."""
     out = bytearray()
     for text in texts:
         body = text.encode() + b"\n"
@@ -41,7 +41,8 @@ def encode(*texts: str) -> bytes:
 
 
 async def propose(channel: Channel, protocols: Sequence[str]) -> str:
-    """As the dialer: the first of `protocols` that the other end agrees to. `PeerError` if there is none."""
+    """As the dialer, propose `protocols` in order. Returns the one that the other end accepts. Raises `PeerError` if it
+    accepts none or breaks the protocol."""
     await channel.write(encode(HEADER, protocols[0]))
     await _expect_header(channel)
     for index, protocol in enumerate(protocols):
@@ -56,7 +57,8 @@ async def propose(channel: Channel, protocols: Sequence[str]) -> str:
 
 
 async def answer(channel: Channel, protocols: Sequence[str]) -> str:
-    """As the listener: the proposal that is one of `protocols`. `PeerError` if the dialer makes too many others."""
+    """As the listener, accept the first proposal that is one of `protocols`, and return it. Raises `PeerError` after 16
+    other proposals, or if the dialer breaks the protocol."""
     await channel.write(encode(HEADER))
     await _expect_header(channel)
     for _ in range(_MAX_PROPOSALS):
@@ -68,7 +70,7 @@ async def answer(channel: Channel, protocols: Sequence[str]) -> str:
             await channel.write(_listing(protocols))
         else:
             await channel.write(encode(_REFUSAL))
-    raise PeerError(f"multistream: {_MAX_PROPOSALS} proposals and none that we speak")
+    raise PeerError(f"multistream: {_MAX_PROPOSALS} proposals, none of which we speak")
 
 
 def _listing(protocols: Sequence[str]) -> bytes:
@@ -91,7 +93,7 @@ async def _read(channel: Channel) -> str:
         if not byte & 0x80:
             break
         if shift > 14:
-            raise PeerError("multistream length: over three bytes")
+            raise PeerError("multistream length: it has over three bytes")
     if not 0 < length <= _MAX_MESSAGE_BYTES:
         raise PeerError(f"multistream length: {length}")
     body = await _read_exactly(channel, length)

@@ -1,13 +1,14 @@
 """Our yamux under py-libp2p's interfaces, so that its swarm, identify, ping and GossipSub run over it."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 import trio
 from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
 from libp2p.connection_types import ConnectionType
 from libp2p.io.exceptions import ConnectionClosedError
-from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import (
     MuxedConnUnavailable,
     MuxedStreamClosed,
@@ -20,16 +21,17 @@ from multiaddr import Multiaddr
 from swarm.guard import Source, guarded
 from swarm.transport.base import Lane, PathKind, PeerKey, Unreachable
 from swarm.transport.connection.migrating_connection import MigratingConnection
+from swarm.transport.connection.tcp import CountedSocket
 from swarm.transport.connection.tls import TlsSession
 from swarm.transport.yamux import Connection, Limits, PeerBudget, YamuxStream
 
-__all__ = ["YAMUX_ID", "MuxedConnection", "MuxedStream"]
+__all__ = ["YAMUX_ID", "Authenticated", "ConnectionOwner", "MuxedConnection", "MuxedStream"]
 
 YAMUX_ID = "/yamux/1.0.0"
 
 
 class SecureLink:
-    """Any of the library's secured connections (noise, say) as a `yamux.ByteLink`."""
+    """A secured connection of the library's (noise, for example) as a `yamux.ByteLink`."""
 
     def __init__(self, conn: ISecureConn) -> None:
         self._conn = conn
@@ -39,7 +41,7 @@ class SecureLink:
             return await self._conn.read()
         except ConnectionClosedError:
             return b""
-        except Exception as error:  # the library's cipher raises what it likes; all of it means a broken link
+        except Exception as error:  # the library's cipher raises undocumented errors; each means a broken link
             raise trio.BrokenResourceError(f"{type(error).__name__}: {error}") from error
 
     async def send(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -52,36 +54,54 @@ class SecureLink:
         await self._conn.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """A secured connection whose peer has proved its key, and the pipe under it."""
+
+    conn: ISecureConn
+    peer: PeerKey
+    pipe: CountedSocket | MigratingConnection | None
+    """None in tests that secure another kind of pipe."""
+
+
+class ConnectionOwner(Protocol):
+    """What a connection tells the transport that made it."""
+
+    def on_started(self, connection: "MuxedConnection") -> None:
+        """The connection is live."""
+        ...
+
+    def on_ended(self, connection: "MuxedConnection") -> None:
+        """The connection is gone. Called once for each `on_started`."""
+        ...
+
+
 class MuxedConnection(IMuxedConn):
-    """One connection to a peer. The library starts it (`start`) once it is registered."""
+    """One connection to a peer. The library calls `start` once it has registered the connection."""
 
     def __init__(
         self,
-        conn: ISecureConn,
-        peer_id: ID,
-        peer: PeerKey,
-        dialed_for: Lane | None,
+        authenticated: Authenticated,
+        owner: ConnectionOwner,
         limits: Limits,
-        started: Callable[["MuxedConnection"], None],
-        ended: Callable[["MuxedConnection"], None],
-        budget: PeerBudget | None = None,
+        budget: PeerBudget,
+        dialed_for: Lane | None,
     ) -> None:
-        """`dialed_for`: None if the peer dialed. `started`, `ended`: told when it goes live and when it is gone.
-        `budget`: of the peer, whichever connection it uses."""
-        self.peer_id = peer_id
-        self.peer = peer
+        """`budget`: of the peer, shared by all of its connections. `dialed_for`: None if the peer dialed."""
+        conn, pipe = authenticated.conn, authenticated.pipe
+        self.peer = authenticated.peer
+        self.peer_id = conn.get_remote_peer()
         self.dialed_for = dialed_for
         self.event_started = trio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None  # set by the library
-        self.path: MigratingConnection | None = getattr(conn, "path", None)
-        """What is under it, if that is not one socket for good: it began as a circuit."""
-        self.security = getattr(conn, "negotiated_security_protocol", "")
-        self.congestion_control: str = getattr(conn, "congestion_control", "")
+        self.path = pipe if isinstance(pipe, MigratingConnection) else None
+        """The pipe under a connection that began on a circuit; None for one that is a TCP socket."""
+        self.security: str = getattr(conn, "negotiated_security_protocol", "")
+        self.congestion_control = pipe.congestion_control if pipe is not None else ""
         link = conn if isinstance(conn, TlsSession) else SecureLink(conn)
-        self.yamux = Connection(link, client=conn.is_initiator, limits=limits, budget=budget, who=peer)
+        self.yamux = Connection(link, client=conn.is_initiator, limits=limits, budget=budget, who=self.peer)
         self._conn = conn
-        self._started = started
-        self._ended = ended
+        self._owner = owner
 
     @property
     def is_initiator(self) -> bool:
@@ -89,7 +109,7 @@ class MuxedConnection(IMuxedConn):
 
     @property
     def path_kind(self) -> PathKind:
-        """How it goes to the peer."""
+        """How the peer is reached by this connection."""
         if self.path is not None:
             return self.path.path_kind
         return PathKind.DIALED if self.is_initiator else PathKind.ACCEPTED
@@ -103,14 +123,14 @@ class MuxedConnection(IMuxedConn):
         return self.yamux.closed
 
     async def start(self) -> None:
-        """Run until it ends. Whatever goes wrong ends this connection, and not the library's nursery."""
+        """Run until the connection ends. An error ends this connection only, not the library's nursery."""
         with guarded(Source.CONNECTION, self.peer):
-            self._started(self)
+            self._owner.on_started(self)
             self.event_started.set()
             try:
                 await self.yamux.run()
             finally:
-                self._ended(self)
+                self._owner.on_ended(self)
         with guarded(Source.CONNECTION, self.peer):
             if self.on_close is not None:
                 await self.on_close()
@@ -141,11 +161,11 @@ class MuxedConnection(IMuxedConn):
 
 
 class MuxedStream(IMuxedStream):
-    """One of our streams with the library's methods and errors. `stream` is the stream itself.
+    """A yamux stream with the library's methods and errors. `stream` is the stream itself.
 
-    Only protocols of the library read by it. Each read is paid out of the peer's budget before, since what the library
-    does with 32 bytes (a ping) costs more than they do. The library writes from several tasks at once and expects each
-    write to go out whole; ours allow one at a time.
+    Only the library's own protocols read through it. Each read is charged to the peer's budget first, since the
+    library's work for 32 bytes (a ping) costs more than receiving them. Locks serialize reads and writes: the library
+    writes from several tasks at once and expects each write to go out whole, and a yamux stream allows one at a time.
     """
 
     def __init__(self, stream: YamuxStream, connection: MuxedConnection) -> None:
@@ -161,7 +181,7 @@ class MuxedStream(IMuxedStream):
             return b""
         try:
             async with self._reading:
-                await trio.sleep(self._budget.library_read(trio.current_time()))
+                await trio.sleep(self._budget.charge_library_read(trio.current_time()))
                 data = await self.stream.receive_some(None if n is None or n < 0 else n)
         except trio.BrokenResourceError as error:
             raise MuxedStreamReset(str(error)) from error
@@ -188,7 +208,7 @@ class MuxedStream(IMuxedStream):
         await self.stream.aclose()
 
     def set_deadline(self, ttl: int) -> None:
-        """Deadlines here are trio's cancel scopes; the library sets none on streams either."""
+        """Does nothing: deadlines are trio's cancel scopes, and the library sets none on streams."""
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return self._remote

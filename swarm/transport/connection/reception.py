@@ -1,7 +1,7 @@
-"""Inbound connections until their handshake: accepted, heard, and begun in the order that `Admission` says.
+"""Accepts inbound connections, waits for their first byte, and starts their handshakes in the order of `Admission`.
 
-A connection that has said nothing, or waits for its turn, costs a socket and an entry in a table: no task, no buffers.
-All such sockets are watched together, by one `selectors` object which trio waits for as for any descriptor.
+A connection that is silent or waits for its turn costs a socket and a table entry, but no task and no buffers. One
+`selectors` object watches all silent sockets, and trio waits for that object as for any descriptor.
 """
 
 import errno
@@ -20,38 +20,41 @@ from swarm.transport.connection.admission import Admission, Arrival
 __all__ = ["Reception"]
 
 _ACCEPTS_PER_S: Final = 4000.0
-"""A connection that is accepted, watched and closed again costs some 60 us: a quarter of a core at most goes into it.
-What comes faster waits in the kernel."""
+"""To accept a connection, watch it and close it again costs some 60 us, so this is at most a quarter of a core. Faster
+connections wait in the kernel."""
 _AT_ONCE: Final = 64
-"""Sockets dealt with between two turns of the loop: 4 ms."""
+"""Sockets handled before other tasks get their turn: 4 ms."""
 
-Begin = Callable[[socket.socket, Arrival], Awaitable[None]]
+ServeSocket = Callable[[socket.socket, Arrival], Awaitable[None]]
 
 
 class Reception:
-    """One for a transport. `begin` gets each socket whose turn has come, in a task of its own; it closes the socket,
-    and calls `over` when it knows its peer."""
+    """One for a transport."""
 
-    def __init__(self, admission: Admission, mark: bytes, begin: Begin, clock: Callable[[], float]) -> None:
-        """`mark`: a connection that begins with this byte needs no handshake, and little time."""
+    def __init__(
+        self, admission: Admission, mark: bytes, serve_socket: ServeSocket, clock: Callable[[], float]
+    ) -> None:
+        """`mark`: a connection that begins with this byte needs no handshake and costs little CPU time. `serve_socket`:
+        runs in a task of its own for each socket whose turn has come. It must close the socket, and call `finish` as
+        soon as the peer's key is proved."""
         self._admission = admission
         self._mark = mark
-        self._begin = begin
+        self._serve_socket = serve_socket
         self._clock = clock
         self._watched = selectors.DefaultSelector()
         self._accepts = Bucket(_ACCEPTS_PER_S, _AT_ONCE)
         self._changed = trio.Event()
-        self._held: set[Arrival] = set()  # accepted, and not begun
+        self._held: set[Arrival] = set()  # accepted, but not yet passed to `serve_socket`
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; closes what has not begun by then."""
+        """Run until cancelled; then close the connections that are still held."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(self._hear)
+                nursery.start_soon(self._watch_silent)
                 task_status.started()
-                await self._give_turns()
+                await self._start_handshakes()
         finally:
             self._nursery = None
             for arrival in list(self._held):
@@ -59,7 +62,7 @@ class Reception:
             self._watched.close()
 
     async def accept_from(self, listener: socket.socket) -> None:
-        """Take connections from a listening socket until cancelled."""
+        """Accept connections from a listening socket until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(listener)
             for _ in range(_AT_ONCE):
@@ -74,61 +77,62 @@ class Reception:
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # no descriptors are left: a stranger gives up its own
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # no descriptors are left: drop a stranger to free one
                 victim = self._admission.crowded_out(self._clock())
                 if victim is not None:
                     self._drop(victim)
                 else:
                     self._accepts.spend(_ACCEPTS_PER_S / 10, self._clock())
-            return False  # else: it was gone before we looked
+            return False  # for any other error: the dialer closed it before we accepted
         self._accepts.spend(1, self._clock())
         sock.setblocking(False)
-        arrival, dropped = self._admission.arrive(address[0], self._clock())
+        arrival, dropped = self._admission.add_arrival(address[0], self._clock())
         for each in dropped:
             each.drop()
         if arrival is None:
             sock.close()
             return True
-        arrival.drop = partial(self._forget, sock, arrival)
+        arrival.drop = partial(self._close_held, sock, arrival)
         arrival.begin = partial(self._start, sock, arrival)
         self._held.add(arrival)
         self._watched.register(sock, selectors.EVENT_READ, arrival)
         self._wake()
         return True
 
-    async def turn(self, source: str) -> Arrival | None:
-        """Wait for the turn of a connection that came another way (a circuit) and has spoken already. None: it has to
-        make room. Else `over` must follow."""
+    async def wait_turn(self, source: str) -> Arrival | None:
+        """Wait until a connection that came over a circuit, and has sent its first byte, may begin its handshake.
+
+        `source`: what admission counts it as. None: it has to make room; otherwise the caller must call `finish`.
+        """
         now = self._clock()
-        arrival, dropped = self._admission.arrive(source, now)
+        arrival, dropped = self._admission.add_arrival(source, now)
         for each in dropped:
             each.drop()
         if arrival is None:
             return None
         decided = trio.Event()
         arrival.begin = arrival.drop = decided.set
-        self._admission.spoke(arrival, now)
+        self._admission.note_first_byte(arrival, now)
         self._wake()
         try:
             await decided.wait()
         except BaseException:
-            self.over(arrival)
+            self.finish(arrival)
             raise
-        return None if arrival.is_over else arrival
+        return None if arrival.is_finished else arrival
 
-    def over(self, arrival: Arrival) -> None:
-        """Its peer is known, or it is gone."""
-        self._admission.over(arrival)
+    def finish(self, arrival: Arrival) -> None:
+        """The arrival's peer has proved its key, or its connection is gone. Harmless when repeated."""
+        self._admission.finish(arrival)
 
     def _drop(self, arrival: Arrival) -> None:
-        self._admission.over(arrival)
+        self._admission.finish(arrival)
         arrival.drop()
 
-    def _forget(self, sock: socket.socket, arrival: Arrival) -> None:
-        """Close a socket that has not begun."""
+    def _close_held(self, sock: socket.socket, arrival: Arrival) -> None:
         self._unwatch(sock)
         self._held.discard(arrival)
-        self._admission.over(arrival)
+        self._admission.finish(arrival)
         sock.close()
 
     def _unwatch(self, sock: socket.socket) -> None:
@@ -137,27 +141,27 @@ class Reception:
 
     def _start(self, sock: socket.socket, arrival: Arrival) -> None:
         if self._nursery is None:
-            self._forget(sock, arrival)
+            self._close_held(sock, arrival)
         else:
             self._held.discard(arrival)
-            self._nursery.start_soon(self._begin, sock, arrival)
+            self._nursery.start_soon(self._serve_socket, sock, arrival)
 
     def _wake(self) -> None:
         self._changed.set()
 
-    async def _hear(self) -> None:
-        """Look at what the sockets that were silent have said."""
+    async def _watch_silent(self) -> None:
+        """Wait for the first byte of each silent socket."""
         while True:
-            await trio.lowlevel.wait_readable(self._watched.fileno())  # type: ignore[attr-defined]  # not of select()
+            await trio.lowlevel.wait_readable(self._watched.fileno())  # type: ignore[attr-defined]  # epoll has it
             for key, _ in self._watched.select(0)[:_AT_ONCE]:
                 with guarded(Source.CONNECTION, key.data.host.name) as outcome:
-                    self._hear_one(key.fileobj, key.data)  # type: ignore[arg-type]
+                    self._look_at_first_byte(key.fileobj, key.data)  # type: ignore[arg-type]
                 if outcome.error is not None:
                     self._drop(key.data)
             await trio.lowlevel.checkpoint()
 
-    def _hear_one(self, sock: socket.socket, arrival: Arrival) -> None:
-        if arrival.is_over:
+    def _look_at_first_byte(self, sock: socket.socket, arrival: Arrival) -> None:
+        if arrival.is_finished:
             return
         try:
             first = sock.recv(1, socket.MSG_PEEK)
@@ -170,18 +174,18 @@ class Reception:
             return
         self._unwatch(sock)
         cost_s = self._admission.rules.token_cost_s if first == self._mark else None
-        self._admission.spoke(arrival, self._clock(), cost_s)
+        self._admission.note_first_byte(arrival, self._clock(), cost_s)
         self._wake()
 
-    async def _give_turns(self) -> None:
+    async def _start_handshakes(self) -> None:
         while True:
             self._changed = trio.Event()
             now = self._clock()
-            begun, dropped = self._admission.turns(now)
-            for arrival in [*dropped, *self._admission.expired(now)]:
+            begun, dropped = self._admission.next_turns(now)
+            for arrival in [*dropped, *self._admission.expire(now)]:
                 arrival.drop()
             for arrival in begun:
-                if not arrival.is_over:  # it may have had to make room for one that began after it
+                if not arrival.is_finished:  # it may have made room for a later one of `begun`
                     arrival.begin()
             with trio.move_on_after(self._admission.wait_s(now)):
                 await self._changed.wait()

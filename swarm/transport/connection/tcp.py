@@ -1,15 +1,13 @@
-"""TCP for py-libp2p: sockets that count their bytes, and listeners that say when a port is taken.
+"""TCP for py-libp2p: sockets that count their bytes, dialing, and serving inbound connections.
 
-Counted is what crosses the socket: ciphertext, framing and handshakes, without TCP's own headers. The library's TCP
-class is not used because it listens with SO_REUSEPORT (two programs would share a port unnoticed) and because the task
-of an inbound connection would outlive the connection.
+The count has every byte that crosses the socket: ciphertext, framing and handshakes, without TCP's own headers. The
+library's TCP class is not used: it listens with SO_REUSEPORT, so that two programs would share a port unnoticed, and
+the task of an inbound connection would outlive the connection.
 """
 
-import errno
 import os
-import resource
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -22,166 +20,40 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.exceptions import OpenConnectionError
 from multiaddr import Multiaddr
-from multiaddr.exceptions import Error as MultiaddrError
 
-from codec.errors import UsageError
 from swarm.guard import Source, guarded
 from swarm.transport.base import Traffic
+from swarm.transport.connection.addresses import host_and_port
 from swarm.transport.connection.admission import Admission, Arrival
 from swarm.transport.connection.departed import departed_bytes
+from swarm.transport.connection.ports import connect_from
 from swarm.transport.connection.reception import Reception
 from swarm.transport.tuning import PAUSE_S, awaken, tune
 
-__all__ = [
-    "CountedSocket",
-    "TcpTransport",
-    "bind",
-    "checked_announcements",
-    "connect_from",
-    "descriptors",
-    "host_and_port",
-    "host_and_port_of",
-    "multiaddr_text",
-]
+__all__ = ["TOKEN_BYTES", "TOKEN_MARK", "CountedSocket", "TcpTransport"]
 
 TOKEN_MARK: Final = b"\1"
-"""No negotiation begins with it: what begins so is the other end of a connection that there is already (`punch`)."""
+"""First byte of an inbound connection that continues an existing one (`nat.punch`). No negotiation begins with it."""
 TOKEN_BYTES: Final = 16
 TOKEN_S: Final = 3.0
-"""For the rest of the token; both come in one packet."""
+"""For the rest of the token, which its sender puts into one packet with the mark."""
 READ_BYTES: Final = 262_144
-"""One read's worth: a large one costs one system call and one wake-up for sixteen TLS records."""
-_DESCRIPTORS: Final = 16_384
-"""4096 connections, what is pending, a store's files; the 1024 that shells start programs with are soon used up."""
-_BACKLOG: Final = 1024
-"""Connections that wait in the kernel while a crowd comes. Linux keeps no more than net.core.somaxconn (4096)."""
-
-
-def host_and_port(address: Multiaddr) -> tuple[str, int] | None:
-    """The parts of /ip4/../tcp/.., /ip6/../tcp/.. or /dns*/../tcp/.. (a trailing /p2p/.. is ignored); else None."""
-    parts = {protocol.name: value for protocol, value in address.items()}
-    names = [protocol.name for protocol in address.protocols()]
-    if len(names) < 2 or names[0] not in ("ip4", "ip6", "dns", "dns4", "dns6") or names[1] != "tcp":
-        return None
-    if names[2:] not in ([], ["p2p"]):
-        return None
-    return str(parts[names[0]]), int(parts["tcp"])
-
-
-def host_and_port_of(text: str) -> tuple[str, int] | None:
-    """As `host_and_port`, of text; a circuit has none."""
-    try:
-        return host_and_port(Multiaddr(text))
-    except (MultiaddrError, ValueError):
-        return None
-
-
-def multiaddr_text(sockname: tuple) -> str:
-    """The multiaddr of a socket's (host, port, ...)."""
-    host, port = sockname[:2]
-    return f"/ip6/{host.partition('%')[0]}/tcp/{port}" if ":" in host else f"/ip4/{host}/tcp/{port}"
-
-
-def checked_announcements(addresses: Sequence[str]) -> list[str]:
-    """`addresses` if each can be dialed; `UsageError` otherwise."""
-    for text in addresses:
-        try:
-            target = host_and_port(Multiaddr(text))
-        except (MultiaddrError, ValueError):
-            target = None
-        if target is None or not target[1]:
-            raise UsageError(
-                f"{text} is no address to announce; write it like /ip4/203.0.113.7/tcp/4701 or /dns4/HOST/tcp/4701."
-            )
-    return list(addresses)
-
-
-async def bind(addresses: Sequence[str]) -> dict[str, socket.socket]:
-    """Listening sockets, which do not block, by the address (multiaddr text) each got; port 0 takes a free one.
-
-    Raises `UsageError` for an address that is none or a port that is taken; then nothing stays bound.
-    """
-    listeners: dict[str, socket.socket] = {}
-    try:
-        for text in addresses:
-            listener = await _bind_one(text)
-            listeners[multiaddr_text(listener.getsockname())] = listener
-    except BaseException:
-        for listener in listeners.values():
-            listener.close()
-        raise
-    return listeners
-
-
-async def _bind_one(text: str) -> socket.socket:
-    try:
-        target = host_and_port(Multiaddr(text))
-    except (MultiaddrError, ValueError) as error:
-        raise UsageError(f"{text} is no address to listen on; write it like /ip4/0.0.0.0/tcp/4701.") from error
-    if target is None:
-        raise UsageError(f"Cannot listen on {text}: only /ip4/.../tcp/... and /ip6/.../tcp/... are supported.")
-    host, port = target
-    sock = trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        # A port left by a connection's last minute may be taken over; one with a live listener may not.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        await sock.bind((host, port))
-        sock.listen(_BACKLOG)
-        # Bound alone, so that a taken port is noticed. Shared only from now on, with dials of our own that must come
-        # from this port (`connect_from`).
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(
-                f"Port {port} on {host} is in use by another program; stop it or listen on another port."
-            ) from error
-        raise UsageError(f"Cannot listen on {text}: {error.strerror}.") from error
-    listener = socket.socket(fileno=sock.detach())
-    listener.setblocking(False)
-    return listener
-
-
-async def connect_from(port: int, target: tuple[str, int]) -> trio.SocketStream:
-    """A TCP connection whose near end is our listening port, as hole punching wants it. Raises `OSError`."""
-    family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
-    sock = trio.socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        await sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
-        await sock.connect(target)
-    except BaseException:
-        sock.close()
-        raise
-    return trio.SocketStream(sock)
-
-
-def descriptors() -> int:
-    """How many sockets and files this process may open, once it has raised its own limit as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return soft if soft != resource.RLIM_INFINITY else _DESCRIPTORS
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # a system with a lower limit of its own
-        return soft
-    return wanted
+"""Longest read: sixteen TLS records for one system call and one wake-up."""
 
 
 class CountedSocket(ReadWriteCloser):
     """A TCP connection whose bytes are counted."""
 
     def __init__(self, stream: trio.SocketStream, traffic: Traffic, live: set["CountedSocket"]) -> None:
-        """Raises `OSError` when the connection has ended already."""
+        """Adds itself to `live` until it is closed. Raises `OSError` if the connection has ended already."""
         self._stream = stream
         self._traffic = traffic
         self._live = live
         self._wrote_at_s = trio.current_time()
-        self.on_up: Callable[[], None] = _nothing
-        """Called when its peer is known and both have agreed on the muxer."""
+        self.on_upgraded: Callable[[], None] = _nothing
+        """Called when the peer's key is proved and both ends have agreed on the muxer; set by `TcpTransport`."""
         self.on_closed: Callable[[], None] = _nothing
+        """Called when it is closed; set by `TcpTransport`."""
         self.remote: tuple = stream.socket.getpeername()
         self.congestion_control = tune(stream.socket)
         live.add(self)
@@ -195,14 +67,14 @@ class CountedSocket(ReadWriteCloser):
         return bytes(data)
 
     async def begins_with(self, mark: bytes) -> bool:
-        """Look at the first byte, which is there, without taking it."""
+        """Whether the first byte, which must have arrived, is `mark`; leaves it to be read."""
         try:
             return await self._stream.socket.recv(len(mark), socket.MSG_PEEK) == mark
         except (OSError, trio.ClosedResourceError):
             return False
 
     async def read_exactly(self, length: int) -> bytes:
-        """Raises `ConnectionClosedError` when the end comes sooner."""
+        """Read `length` bytes. Raises `ConnectionClosedError` if the connection ends before."""
         data = b""
         while len(data) < length:
             more = await self.read(length - len(data))
@@ -212,13 +84,13 @@ class CountedSocket(ReadWriteCloser):
         return data
 
     async def read_into(self, buffer: memoryview) -> int:
-        """As `read`, into memory that is there already: a fresh quarter of a megabyte each time costs page faults. It
-        waits first and reads then: to try at once, as trio does, is in vain nearly always."""
+        """As `read`, into memory of the caller: a new 256 KiB buffer for each read would cost page faults. Unlike trio,
+        it waits before its first attempt to read, which would nearly always be in vain."""
         sock = self._stream.socket
         try:
             length = -1
             while length < 0:
-                if sock.fileno() < 0:  # trio would take the next closed socket for the same one, and say it is busy
+                if sock.fileno() < 0:  # all closed sockets have fileno -1, and trio would report the next one as busy
                     raise ConnectionClosedError("the TCP connection is closed")
                 await trio.lowlevel.wait_readable(sock)
                 with suppress(BlockingIOError):
@@ -242,15 +114,15 @@ class CountedSocket(ReadWriteCloser):
             raise ConnectionClosedError(f"the TCP connection broke: {error}") from error
 
     def _offer(self, data: bytes) -> int:
-        """What the kernel takes at once, which is nearly always all: a turn of the loop would cost more than the call.
-        Raises `OSError`."""
+        """Write what the kernel takes at once, nearly always all of it, and return how much. Waiting for the socket
+        first would cost more than this call. Raises `OSError`."""
         try:
             return os.write(self._stream.socket.fileno(), data)
         except BlockingIOError:
             return 0
 
     async def send_eof(self) -> None:
-        """Nothing more comes from us; what the other end sends is still read."""
+        """Close our direction; what the other end sends can still be read."""
         try:
             await self._stream.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -261,7 +133,7 @@ class CountedSocket(ReadWriteCloser):
         await trio.lowlevel.checkpoint()
 
     def abort(self) -> None:
-        """Close at once. Whoever waits on the socket is woken with an error."""
+        """Close at once. A task that waits on the socket is woken with an error."""
         if self in self._live:
             self._live.discard(self)
             self._traffic.departed += self.departed_bytes() or 0
@@ -269,7 +141,7 @@ class CountedSocket(ReadWriteCloser):
             self.on_closed()
 
     def departed_bytes(self) -> int | None:
-        """Bytes of IP packets, as `departed.departed_bytes`."""
+        """Bytes of IP packets sent so far; None if the system does not say (`departed.departed_bytes`)."""
         return departed_bytes(self._stream.socket)
 
     def get_remote_address(self) -> tuple[str, int] | None:
@@ -280,28 +152,30 @@ def _nothing() -> None:
     pass
 
 
-async def _refuse(token: bytes, sock: CountedSocket) -> bool:
-    await trio.lowlevel.checkpoint()
-    return False
-
-
 class TcpTransport(ITransport):
     """Dials and accepts for one host. `close_all` closes every socket that it made."""
 
     def __init__(
-        self, traffic: Traffic, listeners: dict[str, socket.socket], admission: Admission | None = None
+        self,
+        traffic: Traffic,
+        listeners: dict[str, socket.socket],
+        admission: Admission,
+        accept_token: Callable[[bytes, CountedSocket], Awaitable[bool]],
     ) -> None:
+        """`listeners`: as `bind` returns them. `accept_token`: takes over an inbound connection that begins with
+        `TOKEN_MARK` and this token, or returns False."""
         self._traffic = traffic
         self._listeners = listeners
-        self.reception = Reception(admission or Admission(), TOKEN_MARK, self._serve_one, trio.current_time)
-        """Runs beside this (`Reception.run`), and lets inbound connections begin."""
+        self._accept_token = accept_token
+        self.reception = Reception(admission, TOKEN_MARK, self._serve_connection, trio.current_time)
+        """Holds inbound connections until their handshake may begin; the caller runs it (`Reception.run`)."""
         self.live: set[CountedSocket] = set()
+        """Every open connection."""
         self.handler: THandler | None = None
-        """The library's, for inbound connections."""
+        """The library's handler for inbound connections; it sets it by `create_listener`."""
         self.from_listen_port: set[tuple[str, int]] = set()
-        """Targets to dial from the port that we listen on: what they see of us is then what others can dial."""
-        self.on_token: Callable[[bytes, CountedSocket], Awaitable[bool]] = _refuse
-        """Takes an inbound connection that begins with `TOKEN_MARK` and a token, or leaves it."""
+        """Targets that are dialed from our listening port: the address that they see is then one that others can
+        dial."""
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         target = host_and_port(maddr)
@@ -318,9 +192,28 @@ class TcpTransport(ITransport):
         if target in self.from_listen_port and ports:
             try:
                 return await connect_from(ports[0], target)
-            except OSError:  # a name and no address, or there is such a connection still
+            except OSError:  # the target is a name, or an earlier connection between the same ports still exists
                 pass
         return await trio.open_tcp_stream(*target)
+
+    async def dial_from_listen_port(self, target: tuple[str, int]) -> CountedSocket | None:
+        """A connection to `target` from our listening port; None if it fails or no listener has that address family."""
+        ports = self.ports_for(target[0])
+        if not ports:
+            return None
+        try:
+            stream = await connect_from(ports[0], target)
+        except OSError:
+            return None
+        try:
+            return self.own(stream)
+        except OSError:
+            await trio.aclose_forcefully(stream)
+            return None
+
+    def ports_for(self, host: str) -> list[int]:
+        """The ports of the listeners whose address family is that of `host` (an IP address)."""
+        return [port for own, port in self.listening if (":" in own) == (":" in host)]
 
     @property
     def listening(self) -> list[tuple[str, int]]:
@@ -328,9 +221,9 @@ class TcpTransport(ITransport):
         return [listener.getsockname()[:2] for listener in self._listeners.values()]
 
     def own(self, stream: trio.SocketStream) -> CountedSocket:
-        """Count the bytes of a connection, and close it with the rest.
+        """Take over a connection: count its bytes, and close it in `close_all`.
 
-        Raises `OSError` when it has ended already, as of a listener that accepts and resets; it is closed then.
+        Raises `OSError` and closes it if it has ended already, as when the other end accepts and resets.
         """
         try:
             return CountedSocket(stream, self._traffic, self.live)
@@ -352,7 +245,7 @@ class TcpTransport(ITransport):
         return ["tcp"]
 
     def departed_bytes(self) -> int | None:
-        """By all connections, those included that are closed; None: the system does not say."""
+        """Bytes of IP packets sent by all connections, closed ones included; None if the system does not say."""
         total = self._traffic.departed
         for sock in self.live:
             departed = sock.departed_bytes()
@@ -370,39 +263,40 @@ class TcpTransport(ITransport):
     def take_listener(self, maddr: Multiaddr) -> socket.socket:
         return self._listeners[str(maddr)]
 
-    async def _give_token(self, sock: CountedSocket) -> bool:
-        """Whether somebody waits for what begins with this token."""
+    async def _read_token(self, sock: CountedSocket) -> bool:
+        """Read a token and offer the connection by it; whether it was taken over."""
         with trio.move_on_after(TOKEN_S), suppress(ConnectionClosedError):
             mark = await sock.read_exactly(len(TOKEN_MARK) + TOKEN_BYTES)
-            return await self.on_token(mark[len(TOKEN_MARK) :], sock)
+            return await self._accept_token(mark[len(TOKEN_MARK) :], sock)
         return False
 
-    async def _serve_one(self, accepted: socket.socket, arrival: Arrival) -> None:
-        """Run the library's handler for one inbound connection whose turn has come, and end it with the connection."""
-        over = partial(self.reception.over, arrival)
+    async def _serve_connection(self, accepted: socket.socket, arrival: Arrival) -> None:
+        """Run the library's handler for an inbound connection whose turn has come; cancel it when the connection
+        ends."""
+        finish = partial(self.reception.finish, arrival)
         with trio.CancelScope() as scope, guarded(Source.HANDSHAKE, arrival.host.name):
             arrival.drop = scope.cancel
             try:
                 sock = self.own(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)))
-            except OSError:  # it was gone before its turn came
+            except OSError:  # the dialer closed it before its turn
                 accepted.close()
-                over()
+                finish()
                 return
-            sock.on_up, sock.on_closed = over, scope.cancel
+            sock.on_upgraded, sock.on_closed = finish, scope.cancel
             try:
                 if await sock.begins_with(TOKEN_MARK):
-                    if await self._give_token(sock):
-                        over()
+                    if await self._read_token(sock):
+                        finish()
                         await trio.sleep_forever()
                 elif self.handler is not None:
                     await self.handler(sock)
             finally:
-                over()
+                finish()
                 sock.abort()
 
 
 class _Listener(IListener):
-    """A listening socket under the library's interface; the socket was bound before (`bind`)."""
+    """A listening socket with the library's interface; `bind` has bound it before."""
 
     background_nursery: trio.Nursery | None = None
     """Set by the library before it calls `listen`."""

@@ -1,11 +1,12 @@
 """libp2p's TLS (/tls/1.0.0), with large reads and writes.
 
-The wire format is the specification's: TLS 1.3, both sides present a self-signed certificate whose extension binds its
-key to the peer's identity key (`certificate`). Ours is the record IO, too (the library reads 4 KiB at a time), and how
-the server asks for a certificate without judging it by authorities: Python cannot say that, OpenSSL can.
-`accept_any_certificate` says it through the very library that Python's `_ssl` is linked to, and only after it has seen
-that it holds the right object; where it cannot know (a statically linked Python) it refuses, and the transport offers
-noise instead.
+The wire format is the specification's: TLS 1.3, and both ends present a self-signed certificate whose extension binds
+its key to the peer's identity key (`certificate`). We replace the library's record IO, which reads 4 KiB at a time.
+
+A server must request the dialer's certificate and accept any issuer. OpenSSL can do that, but Python's `ssl` has no
+setting for it. `accept_any_certificate` makes the setting through the OpenSSL library that Python's `_ssl` is linked
+to, and only after checking that it holds the right object. Where it cannot check (a statically linked Python) it raises
+`TlsUnavailable`, and the transport offers noise instead.
 """
 
 import ctypes
@@ -37,14 +38,15 @@ _NO_MUXER: Final = "libp2p"
 _READ_BYTES: Final = 262_144
 _RECORD_BYTES: Final = 16_384
 _SMALL_BYTES: Final = 4_096
-"""Parts below this are joined before they are encrypted; a record of its own costs about as much as copying 4 KiB."""
+"""Smaller parts are joined before they are encrypted: another record costs about as much as copying 4 KiB."""
 HANDSHAKE_BYTES: Final = 8_192
-"""What the other end may send until we know who it is, in the handshake. A client's two flights have 900 bytes, or
-2,100 with a post-quantum key share."""
+"""Bytes that we read of the other end's handshake. A client's two flights have 900 bytes, or 2,100 with a post-quantum
+key share."""
 
 
 class _Scratch(threading.local):
-    """Where plaintext is decrypted to, one for all sessions of a thread: it is used up before another task runs."""
+    """The buffer that plaintext is decrypted into. All sessions of a thread share it: it is used before another task
+    runs."""
 
     def __init__(self) -> None:
         self._view: memoryview | None = None
@@ -59,12 +61,12 @@ _scratch = _Scratch()
 
 
 class TlsUnavailable(Exception):
-    """This Python's OpenSSL cannot be told to accept libp2p's certificates: the text says why."""
+    """This Python's OpenSSL cannot be set to accept libp2p's certificates; the text says why."""
 
 
 @cache
 def _openssl() -> ctypes.CDLL:
-    """The library that `_ssl` calls. Looked up through `_ssl` itself, never by name: there may be several about."""
+    """The library that `_ssl` calls, found through `_ssl` itself: by name we might find another OpenSSL."""
     import _ssl
 
     if sys.implementation.name != "cpython":
@@ -89,12 +91,12 @@ def _accept(_chain_is_trusted: int, _store: int) -> int:
 
 
 def accept_any_certificate(context: ssl.SSLContext) -> None:
-    """Make a server `context` demand a certificate and accept every one; the caller checks it after the handshake.
+    """Make a server's `context` demand a certificate and accept any; the caller checks it after the handshake.
 
     Raises `TlsUnavailable` where that cannot be done safely.
     """
     openssl = _openssl()
-    # SSL_CTX* is the first field of the object behind SSLContext. Read back three settings before writing one.
+    # SSL_CTX* is the first field of the object behind SSLContext. Read three settings back through it before writing.
     pointer = ctypes.c_void_p.from_address(id(context) + object.__basicsize__).value
     for mode in (ssl.CERT_NONE, ssl.CERT_REQUIRED, ssl.CERT_OPTIONAL):
         context.verify_mode = mode
@@ -106,10 +108,10 @@ def accept_any_certificate(context: ssl.SSLContext) -> None:
 
 
 class TlsTransport(ISecureTransport):
-    """Secures connections for one identity. One certificate and two contexts for its lifetime."""
+    """Secures connections for one identity, with one certificate for its lifetime."""
 
     def __init__(self, key_pair: KeyPair, muxers: Sequence[str]) -> None:
-        """`muxers`: the protocols offered in ALPN, which saves a round trip with peers that do so too.
+        """`muxers`: the protocols offered in ALPN, which saves a round trip if the peer offers them, too.
 
         Raises `TlsUnavailable`.
         """
@@ -119,9 +121,9 @@ class TlsTransport(ISecureTransport):
         self._server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._client.check_hostname = False
-        self._client.verify_mode = ssl.CERT_NONE  # identity is the certificate's extension, checked afterwards
+        self._client.verify_mode = ssl.CERT_NONE  # the identity is in the certificate's extension, checked afterwards
         accept_any_certificate(self._server)
-        self._server.num_tickets = 0  # nothing is resumed
+        self._server.num_tickets = 0  # no session is ever resumed
         with tempfile.NamedTemporaryFile("w") as file:  # Python loads certificates from files only
             file.write(certificate + key)
             file.flush()
@@ -137,7 +139,7 @@ class TlsTransport(ISecureTransport):
         return await self._secure(conn, self._client, expected=peer_id)
 
     async def secure_unknown(self, conn: IRawConnection) -> ISecureConn:
-        """As the dialer, whoever answers."""
+        """As the dialer, with any peer that answers; the session's remote key says which."""
         return await self._secure(conn, self._client)
 
     async def _secure(
@@ -145,7 +147,7 @@ class TlsTransport(ISecureTransport):
     ) -> "TlsSession":
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = context.wrap_bio(incoming, outgoing, server_side=server_side)
-        left = HANDSHAKE_BYTES
+        left_bytes = HANDSHAKE_BYTES
         while True:
             try:
                 tls.do_handshake()
@@ -153,12 +155,12 @@ class TlsTransport(ISecureTransport):
             except ssl.SSLWantReadError:
                 if outgoing.pending:
                     await raw.write(outgoing.read())
-                if not left:
+                if not left_bytes:
                     raise HandshakeFailure(f"over {HANDSHAKE_BYTES} bytes of TLS handshake") from None
-                data = await raw.read(left)
+                data = await raw.read(left_bytes)
                 if not data:
                     raise HandshakeFailure("the connection ended during the TLS handshake") from None
-                left -= len(data)
+                left_bytes -= len(data)
                 incoming.write(data)
             except ssl.SSLError as error:
                 raise HandshakeFailure(f"TLS: {error}") from error
@@ -171,7 +173,7 @@ class TlsTransport(ISecureTransport):
 
 
 def _only_certificate(tls: ssl.SSLObject) -> bytes:
-    """The one that the peer has shown (DER). Raises `HandshakeFailure`: it has shown none, or several."""
+    """The certificate (DER) that the peer has shown. Raises `HandshakeFailure` if it has shown none or several."""
     certificate = tls.getpeercert(binary_form=True)
     if certificate is None:
         raise HandshakeFailure("TLS: the peer has no certificate")
@@ -200,8 +202,8 @@ class TlsSession(ISecureConn):
         """The muxer that the handshake agreed on, or None when it is still to be negotiated."""
         self._raw = raw
         self._tls: ssl.SSLObject | None = tls
-        """None once it is closed. The objects of a connection refer to one another, and the garbage collector may come
-        to them late: OpenSSL's 40 KiB must not wait for it, or strangers that come and go take 150 MiB."""
+        """None once closed, which frees OpenSSL's 40 KiB. A connection's objects refer to one another, so the garbage
+        collector frees them late, and strangers that come and go would take 150 MiB until then."""
         self._incoming = incoming
         self._outgoing = outgoing
         self._private = private
@@ -209,10 +211,10 @@ class TlsSession(ISecureConn):
         self._remote_key = remote_key
         self._remote = ID.from_pubkey(remote_key)
         self._view = _scratch.view()
-        self._ciphertext = memoryview(bytearray(_RECORD_BYTES))  # grows when it is too small
+        self._ciphertext = memoryview(bytearray(_RECORD_BYTES))  # grows when a read fills it
         stream = raw.stream if isinstance(raw, RawConnection) else None
         self._socket = stream if isinstance(stream, CountedSocket) else None
-        self._spare = b""  # decrypted, and not yet asked for
+        self._spare = b""  # decrypted, but not read yet
 
     # As a yamux.ByteLink.
 
@@ -246,13 +248,13 @@ class TlsSession(ISecureConn):
         await self.close()
 
     def _open(self) -> ssl.SSLObject:
-        """Raises `ConnectionClosedError` when we have closed it."""
+        """OpenSSL's object. Raises `ConnectionClosedError` once we have closed the session."""
         if self._tls is None:
             raise ConnectionClosedError("the connection is closed")
         return self._tls
 
     async def _decrypt(self) -> memoryview:
-        """What one read of the socket brings, decrypted; empty at the end. Valid until the next call."""
+        """Decrypt what one read of the socket brings; empty at the end. The view is valid until the next call."""
         view, length = self._view, 0
         while True:
             try:
@@ -275,7 +277,7 @@ class TlsSession(ISecureConn):
                 return view[:0]
 
     async def _fill(self) -> int:
-        """Read once from the socket into OpenSSL's input: how many bytes, 0 at the end."""
+        """Read the socket once into OpenSSL's input. Returns the number of bytes; 0 at the end."""
         if self._socket is None:
             data = await self._raw.read(_READ_BYTES)
             return self._incoming.write(data) if data else 0

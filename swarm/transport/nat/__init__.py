@@ -1,14 +1,16 @@
 """Reaching peers that cannot be dialed: relays, reservations, relayed links, hole punching.
 
-`relay` serves circuits, `reservations` keeps ours at relays, `relayed_links` dials and accepts over them, and
-`punch` replaces a circuit by a direct connection.
+`relay` is the relay's side. `reservations` keeps our reservations at relays, `relayed_links` dials and accepts
+circuits, and `punch` replaces a circuit by a direct connection.
 
 Modules:
 
 - `circuit`: Circuit relay v2
-- `punch`: From a circuit to a connection of one's own
+- `connections`: What the parts of this package need of the transport that owns the connections
+- `known_relays`: The relays that we use
+- `punch`: Hole punching
 - `relay`: A relay's own side of circuit relay v2
-- `relay_strangers`: A relay's circuits for peers that are no members yet
-- `relayed_links`: Circuits that we dial or accept, and what a connection goes on over
-- `reservations`: Places at relays
+- `relay_strangers`: A relay's circuits for peers that are not members yet
+- `relayed_links`: Relayed links
+- `reservations`: Reservations at relays
 """

@@ -1,10 +1,11 @@
-"""Circuit relay v2: the messages of both of its protocols.
-(https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md)
+"""Circuit relay v2: the messages of its two protocols, `hop` and `stop`.
 
-A peer that cannot be dialed keeps a place at a relay (RESERVE). Whoever wants it asks the relay for a circuit (CONNECT,
-on a `hop` stream); the relay asks the peer (on a `stop` stream) and from then on copies bytes both ways. The messages'
-protobuf is py-libp2p's; its relay and its client are not used: they copy through 4 KiB reads, take their circuits for
-connections that nothing can follow, and leave a relayed peer when a limit is reached.
+Specification: https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md
+
+A peer that cannot be dialed keeps a reservation at a relay (RESERVE). A peer that wants to reach it asks the relay for
+a circuit (CONNECT, on a `hop` stream). The relay asks the reserved peer (on a `stop` stream), then copies bytes both
+ways. The protobuf classes are py-libp2p's. Its relay and its client are not used: they copy through 4 KiB reads, cannot
+move a connection from one circuit to the next, and drop a relayed peer when a limit is reached.
 """
 
 from contextlib import suppress
@@ -32,6 +33,7 @@ __all__ = [
     "key_in",
     "observed_in",
     "peer_in",
+    "read_exactly",
     "read_message",
     "status_name",
     "write_message",
@@ -40,13 +42,15 @@ __all__ = [
 HOP_ID: Final = "/libp2p/circuit/relay/0.2.0/hop"
 STOP_ID: Final = "/libp2p/circuit/relay/0.2.0/stop"
 _MAX_BYTES: Final = 4096
+"""Longest message; the specification's bound."""
 _MAX_ID_BYTES: Final = 64
-"""An Ed25519 PeerId has 38. To write 4 KiB in base58, only to see that they are none, takes milliseconds."""
+"""Longest peer id; an Ed25519 one has 38 bytes. Encoding 4 KiB in base58 only to refuse it would take milliseconds."""
 
 Kind = TypeVar("Kind", HopMessage, StopMessage)
 
 
 async def write_message(stream: trio.abc.SendStream, message: HopMessage | StopMessage) -> None:
+    """Send the message behind its length, a varint of one or two bytes."""
     body = message.SerializeToString()
     length = len(body)
     head = bytes([length]) if length < 0x80 else bytes([length & 0x7F | 0x80, length >> 7])
@@ -54,60 +58,61 @@ async def write_message(stream: trio.abc.SendStream, message: HopMessage | StopM
 
 
 async def read_message(stream: trio.abc.ReceiveStream, kind: type[Kind]) -> Kind:
-    """One message. `PeerError` for what is none, or over 4 KiB."""
+    """Read one message. Raises `PeerError` if it does not parse, is longer than 4 KiB, or the stream ends in it."""
     length = shift = 0
     while True:
-        (byte,) = await _read_exactly(stream, 1)
+        (byte,) = await read_exactly(stream, 1, "circuit message")
         length |= (byte & 0x7F) << shift
         shift += 7
         if not byte & 0x80:
             break
         if shift > 14:
-            raise PeerError("circuit message: its length has over two bytes")
+            raise PeerError("circuit message: its length field has over two bytes")
     if length > _MAX_BYTES:
         raise PeerError(f"circuit message: {length} bytes")
     message = kind()
-    body = await _read_exactly(stream, length)
+    body = await read_exactly(stream, length, "circuit message")
     try:
         message.ParseFromString(body)
-    except (DecodeError, ValueError, RecursionError) as error:  # implementations of protobuf differ
+    except (DecodeError, ValueError, RecursionError) as error:  # protobuf's implementations raise different errors
         raise PeerError(f"circuit message: {error}") from error
     return message
 
 
-async def _read_exactly(stream: trio.abc.ReceiveStream, length: int) -> bytes:
+async def read_exactly(stream: trio.abc.ReceiveStream, length: int, what: str) -> bytes:
+    """Read `length` bytes. Raises `PeerError` if the stream ends before; `what` names the message in its text."""
     data = bytearray()
     while len(data) < length:
         more = await stream.receive_some(length - len(data))
         if not more:
-            raise PeerError("circuit message: the stream ended in it")
+            raise PeerError(f"{what}: the stream ended in it")
         data += more
     return bytes(data)
 
 
 def status_name(status: Status.ValueType) -> str:
-    """As the specification calls it; a number that it does not know stays one."""
+    """The specification's name of a status; a number that it does not define stays a number."""
     return Status.Name(status) if status in Status.values() else str(status)
 
 
 def peer_in(key: PeerKey, seen_at: str | None) -> PeerId:
-    """A peer as messages name it, with the address that the sender sees it at."""
+    """The message field for a peer. `seen_at`: its address as the sender sees it (multiaddr text)."""
     addrs = []
     if seen_at:
-        with suppress(MultiaddrError, ValueError):  # a relay said it, and what it said can only be read
+        with suppress(MultiaddrError, ValueError):  # a relay may have reported it, and text that parses may not encode
             addrs.append(Multiaddr(seen_at).to_bytes())
     return PeerId(id=ID.from_base58(peer_id(key)).to_bytes(), addrs=addrs)
 
 
 def key_in(peer: PeerId) -> PeerKey:
-    """Raises `PeerError`."""
+    """The key of the peer in a message. Raises `PeerError`."""
     if not 0 < len(peer.id) <= _MAX_ID_BYTES:
         raise PeerError(f"circuit message: a peer id of {len(peer.id)} bytes")
     return peer_key(str(ID(peer.id)))
 
 
 def observed_in(peer: PeerId) -> str | None:
-    """The address in it, if there is one that we understand: only a hint."""
+    """The first address in a message's peer field (multiaddr text); None if it does not parse. Only a hint."""
     try:
         return str(Multiaddr(peer.addrs[0])) if peer.addrs else None
     except (MultiaddrError, ValueError):

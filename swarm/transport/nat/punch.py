@@ -1,11 +1,14 @@
-"""From a circuit to a connection of one's own: both ends dial each other at the same time, from the port that they
-listen on, so that each firewall takes the other's packets for answers.
+"""Hole punching: both ends of a circuit dial each other at the same time, and their connection leaves the circuit.
 
-Most firewalls and NATs let that through (all that keep one outside port for one inside port); the operating system
-makes one connection of two dials that meet (TCP simultaneous open), or one end's dial reaches the other's listener. On
-whatever comes about either end says a token first, which it has from the circuit; the end that dialed the circuit takes
-the first connection that answers with it, and the circuit's connection goes on there (`path`), with no new handshake.
-What py-libp2p has for this (DCUtR) needs its own sockets, its own relay client, and begins the session anew.
+Each end dials from the port that it listens on, so that its firewall takes the other end's packets for answers. Most
+firewalls let that through, and NATs that keep one outside port for one inside port. Either the operating system joins
+two dials that meet into one connection (TCP simultaneous open), or one end's dial reaches the other end's listener. On
+each connection either end first sends a token that they exchanged over the circuit. The end that dialed the circuit
+commits to the first connection that answers with the right token, and the peers' connection moves there without a new
+handshake (`MigratingConnection`).
+
+py-libp2p's own hole punching (DCUtR) is not used: it needs the library's sockets and relay client, and it makes a
+second connection, to which nothing moves.
 """
 
 import ipaddress
@@ -13,7 +16,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -25,19 +28,13 @@ from codec.unpack import unpack
 from swarm.guard import Source, guarded
 from swarm.protocol.core.reach import scope
 from swarm.transport.base import PathKind
+from swarm.transport.connection.addresses import host_and_port_of, multiaddr_text
 from swarm.transport.connection.migrating_connection import DirectLink, MigratingConnection, lost_is_broken
 from swarm.transport.connection.muxer import MuxedConnection
-from swarm.transport.connection.tcp import (
-    TOKEN_BYTES,
-    TOKEN_MARK,
-    CountedSocket,
-    connect_from,
-    host_and_port_of,
-    multiaddr_text,
-)
-
-if TYPE_CHECKING:
-    from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.connection.tcp import TOKEN_BYTES, TOKEN_MARK, CountedSocket
+from swarm.transport.nat.circuit import read_exactly
+from swarm.transport.nat.connections import PeerConnections
+from swarm.transport.nat.known_relays import KnownRelays
 
 __all__ = ["PUNCH_ID", "Puncher"]
 
@@ -45,22 +42,26 @@ PUNCH_ID: Final = "/swarm-node/punch/1"
 _COMMIT: Final = b"\2"
 _GO: Final = b"\3"
 _MEET_S: Final = 6.0
-"""A lost or dropped SYN is sent again after 1 and 3 seconds: by then the other end's has opened its firewall."""
+"""How long the leading end dials. A lost or dropped SYN is sent again after 1 and 3 seconds: by then the other end's
+SYN has opened its firewall."""
 _COMMIT_S: Final = 3.0
-"""So much longer waits the end that follows: what the other one has chosen in its last moment counts."""
-_AGAIN_S: Final = 0.2
+"""How much longer the following end waits: the leading end may commit in its last moment."""
+_REDIAL_S: Final = 0.2
+"""Pause between two dials of one address."""
 _SETUP_S: Final = 10.0
+"""For the exchange of tokens and addresses over the circuit."""
 _PAUSES_S: Final = (0.0, 30.0, 300.0)
-"""Before each attempt for one connection; then it stays on its circuit. As the other end we take part in no more: each
-has us dial for seconds wherever the peer says, and it may be anybody."""
+"""Pause before each attempt for one connection; after the last it stays on its circuit. The following end takes part in
+no more attempts than these: in each it dials for seconds wherever the other peer says, which may be hostile."""
 _MAX_ADDRESSES: Final = 8
 _MAX_BYTES: Final = 2048
+"""Longest meeting message."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Meeting(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where an end will dial from, as far as it knows. `token`: of whoever asks; the answer repeats it."""
+    """The addresses that an end will dial from, as far as it knows. The answer repeats the leading end's token."""
 
     token: Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
     addrs: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(max_length=_MAX_ADDRESSES)]
@@ -70,19 +71,22 @@ _meeting_decoder: Final = msgspec.msgpack.Decoder(_Meeting)
 
 
 class Puncher:
-    """One for a transport."""
+    """One for a transport. The end that dialed the circuit leads each attempt; the other end follows."""
 
-    def __init__(self, transport: "Libp2pTransport") -> None:
-        self._transport = transport
+    def __init__(self, connections: PeerConnections, relays: KnownRelays) -> None:
+        self._connections = connections
+        self._relays = relays
         self._meetings: dict[bytes, tuple[bytes, trio.MemorySendChannel[CountedSocket]]] = {}
-        """By the token that the other end says: what we say, and who waits for the connection."""
+        """By the token that the other end sends: the token that we send, and where the connection is to go."""
         self._followed: WeakKeyDictionary[MigratingConnection, int] = WeakKeyDictionary()
-        """How often we were asked to dial, by connection."""
+        """How many attempts we followed, by connection."""
         self.punched = 0
         """Connections that left their circuit."""
 
-    async def keep_trying(self, connection: MuxedConnection, path: MigratingConnection) -> None:
-        """As the end that dialed the circuit: try, and now and then again."""
+    async def keep_trying(self, connection: MuxedConnection) -> None:
+        """Lead up to three attempts for a connection whose circuit we dialed."""
+        path = connection.path
+        assert path is not None
         for pause_s in _PAUSES_S:
             await trio.sleep(pause_s)
             if path.closed or path.path_kind is not PathKind.CIRCUIT:
@@ -91,27 +95,27 @@ class Puncher:
                 with trio.fail_after(_SETUP_S + _MEET_S):
                     await self._lead(connection, path)
             if outcome.error is not None:
-                _log.info("not punched reason=%r", outcome.why)
+                _log.info("hole punching failed reason=%r", outcome.why)
 
     async def _lead(self, connection: MuxedConnection, path: MigratingConnection) -> None:
         token = secrets.token_bytes(TOKEN_BYTES)
-        async with await self._transport.open_on(connection, PUNCH_ID) as stream:
+        async with await self._connections.open_on(connection, PUNCH_ID) as stream:
             await _send(stream, _Meeting(token, tuple(self._own_addresses())))
-            begun_s = trio.current_time()
+            sent_at_s = trio.current_time()
             answer = await _receive(stream)
-            path_kind_s = (trio.current_time() - begun_s) / 2
+            one_way_s = (trio.current_time() - sent_at_s) / 2
             if answer.token != token:
-                raise PeerError("punch: another meeting's token")
+                raise PeerError("punch: the answer has another meeting's token")
             await stream.send_all(_GO)
-            await trio.sleep(path_kind_s)
-            path.promise()
+            await trio.sleep(one_way_s)  # both ends start to dial at the same time
+            path.expect_link()
             sock = await self._meet(token, answer.addrs, leads=True)
             if sock is None:
                 return
-            await self._move(connection, path, sock)
+            await self._move(path, sock)
 
     async def follow(self, connection: MuxedConnection, stream: trio.abc.HalfCloseableStream) -> None:
-        """The other end asks us to dial it at the same time. Raises `PeerError`."""
+        """Take part in an attempt that the other end leads. Raises `PeerError`."""
         path = connection.path
         if path is None:
             raise PeerError("punch: this connection goes through no relay")
@@ -123,52 +127,53 @@ class Puncher:
                 asked = await _receive(stream)
                 await _send(stream, _Meeting(asked.token, tuple(self._own_addresses())))
                 if await stream.receive_some(1) != _GO:
-                    raise PeerError("punch: no go")
-            path.promise()
+                    raise PeerError("punch: the leading end did not say go")
+            path.expect_link()
             sock = await self._meet(asked.token, asked.addrs, leads=False)
             if sock is not None:
                 with suppress(ConnectionClosedError):
-                    await self._move(connection, path, sock)
+                    await self._move(path, sock)
 
-    async def _move(self, connection: MuxedConnection, path: MigratingConnection, sock: CountedSocket) -> None:
+    async def _move(self, path: MigratingConnection, sock: CountedSocket) -> None:
         await path.continue_on(DirectLink(sock, PathKind.PUNCHED, multiaddr_text(sock.remote)))
         self.punched += 1
 
     def _own_addresses(self) -> list[str]:
-        """Where our dials seem to come from: what a relay saw of us, and that host with the port that we listen on."""
-        tcp, seen_at = self._transport.tcp, self._transport.relayed_links.observed
+        """The addresses that our dials may come from: the one that a relay saw, and its host with our listening
+        port."""
+        tcp, seen_at = self._connections.tcp, self._relays.observed
         seen = host_and_port_of(seen_at) if seen_at else None
         if tcp is None or seen is None:
             return []
-        ports = [port for host, port in tcp.listening if (":" in host) == (":" in seen[0])]
-        return list(dict.fromkeys(multiaddr_text((seen[0], port)) for port in (seen[1], *ports)))[:_MAX_ADDRESSES]
+        ports = (seen[1], *tcp.ports_for(seen[0]))
+        return list(dict.fromkeys(multiaddr_text((seen[0], port)) for port in ports))[:_MAX_ADDRESSES]
 
     def _targets(self, addrs: Sequence[str]) -> set[tuple[str, int]]:
-        """Of the other end's addresses those that are no nearer than ours, and no names, which may lead anywhere. It
-        may be anybody, and would have us dial into our own network."""
-        own = scope(self._transport.relayed_links.observed)
+        """The other end's addresses that we dial: no narrower in scope than our own, and no names, which may resolve to
+        any host. The peer may be hostile and would otherwise make us dial into our own network."""
+        own = scope(self._relays.observed)
         targets = (host_and_port_of(address) for address in addrs if scope(address) >= own)
         return {target for target in targets if target is not None and _is_ip(target[0])}
 
     # Meeting.
 
-    async def arrived(self, token: bytes, sock: CountedSocket) -> bool:
-        """A connection at our listener begins with a meeting's token. True if it is one of ours; it is taken then."""
+    async def accept_token(self, token: bytes, sock: CountedSocket) -> bool:
+        """A connection at our listener begins with `token`. True if a meeting waits for it, which then owns it."""
         if token not in self._meetings:
             return False
-        say, channel = self._meetings[token]
+        own_token, channel = self._meetings[token]
         with guarded(Source.PUNCH), lost_is_broken(), suppress(trio.WouldBlock):
-            await sock.write(TOKEN_MARK + say)
+            await sock.write(TOKEN_MARK + own_token)
             channel.send_nowait(sock)
             return True
         return False
 
     async def _meet(self, token: bytes, addrs: Sequence[str], *, leads: bool) -> CountedSocket | None:
-        """Dial all of `addrs` for a while, and take what dials us: the connection that both ends agree on."""
+        """Dial all of `addrs` for a while and take what dials us: the connection that both ends agree on, or None."""
         send, receive = trio.open_memory_channel[CountedSocket](_MAX_ADDRESSES)
-        # The two ends say different things: nobody who dials itself meets itself.
-        say, expected = (token, _other(token)) if leads else (_other(token), token)
-        self._meetings[expected] = say, send
+        # The two ends send different tokens, so an end that reaches its own listener does not meet itself.
+        own_token, expected = (token, _followers_token(token)) if leads else (_followers_token(token), token)
+        self._meetings[expected] = own_token, send
         chosen: list[CountedSocket] = []
         met: list[CountedSocket] = []
         try:
@@ -178,14 +183,14 @@ class Puncher:
                     async def agree(sock: CountedSocket) -> None:
                         with guarded(Source.PUNCH), lost_is_broken():
                             if leads:
-                                chosen.append(sock)  # before any await: exactly one is committed to
+                                chosen.append(sock)  # before any await: we commit to exactly one
                                 nursery.cancel_scope.cancel()
                             elif await sock.read(1) == _COMMIT and not chosen:
                                 chosen.append(sock)
                                 nursery.cancel_scope.cancel()
 
                     for target in self._targets(addrs):
-                        nursery.start_soon(self._dial_guarded, target, say, expected, send.clone())
+                        nursery.start_soon(self._dial_guarded, target, own_token, expected, send.clone())
                     async for sock in receive:
                         met.append(sock)
                         if leads and chosen:
@@ -201,20 +206,21 @@ class Puncher:
         return chosen[0] if chosen else None
 
     async def _dial_guarded(
-        self, target: tuple[str, int], say: bytes, expected: bytes, found: trio.MemorySendChannel[CountedSocket]
+        self, target: tuple[str, int], own_token: bytes, expected: bytes, found: trio.MemorySendChannel[CountedSocket]
     ) -> None:
         with guarded(Source.PUNCH), lost_is_broken():
-            await self._dial(target, say, expected, found)
+            await self._dial(target, own_token, expected, found)
 
     async def _dial(
-        self, target: tuple[str, int], say: bytes, expected: bytes, found: trio.MemorySendChannel[CountedSocket]
+        self, target: tuple[str, int], own_token: bytes, expected: bytes, found: trio.MemorySendChannel[CountedSocket]
     ) -> None:
-        """From our listening port, again and again, until somebody there knows the token."""
+        """Dial from our listening port, again and again, until the other end answers with the expected token."""
         while True:
-            sock = await self._connect(target)
+            tcp = self._connections.tcp
+            sock = await tcp.dial_from_listen_port(target) if tcp is not None else None
             if sock is not None:
                 try:
-                    await sock.write(TOKEN_MARK + say)
+                    await sock.write(TOKEN_MARK + own_token)
                     if await sock.read_exactly(1 + TOKEN_BYTES) == TOKEN_MARK + expected:
                         await found.send(sock)
                         return
@@ -224,22 +230,7 @@ class Puncher:
                     sock.abort()
                     raise
                 sock.abort()
-            await trio.sleep(_AGAIN_S)
-
-    async def _connect(self, target: tuple[str, int]) -> CountedSocket | None:
-        tcp = self._transport.tcp
-        ports = [port for host, port in tcp.listening if (":" in host) == (":" in target[0])] if tcp else []
-        if tcp is None or not ports:
-            return None
-        try:
-            stream = await connect_from(ports[0], target)
-        except OSError:
-            return None
-        try:
-            return tcp.own(stream)
-        except OSError:
-            await trio.aclose_forcefully(stream)
-            return None
+            await trio.sleep(_REDIAL_S)
 
 
 def _is_ip(host: str) -> bool:
@@ -250,8 +241,8 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def _other(token: bytes) -> bytes:
-    """What the end that follows says in answer to `token`."""
+def _followers_token(token: bytes) -> bytes:
+    """The token that the following end sends: the leading end's with one bit of its first byte changed."""
     return bytes([token[0] ^ 1]) + token[1:]
 
 
@@ -261,17 +252,7 @@ async def _send(stream: trio.abc.SendStream, meeting: _Meeting) -> None:
 
 
 async def _receive(stream: trio.abc.ReceiveStream) -> _Meeting:
-    length = int.from_bytes(await _exactly(stream, 2), "little")
+    length = int.from_bytes(await read_exactly(stream, 2, "punch"), "little")
     if length > _MAX_BYTES:
         raise PeerError(f"punch: {length} bytes")
-    return unpack(_meeting_decoder, await _exactly(stream, length), "punch")
-
-
-async def _exactly(stream: trio.abc.ReceiveStream, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        more = await stream.receive_some(length - len(data))
-        if not more:
-            raise PeerError("punch: the stream ended")
-        data += more
-    return data
+    return unpack(_meeting_decoder, await read_exactly(stream, length, "punch"), "punch")

@@ -1,24 +1,23 @@
-"""Circuits that we dial or accept, and what a connection goes on over: another circuit, or a socket of its own.
+"""Relayed links: circuits that we dial or accept, and how a connection moves from one circuit to the next.
 
-Whoever dialed a circuit keeps its connection alive: before the relay's limit it opens another circuit to the same peer
-and the connection goes on there. The two agree on that once, on the connection itself (`CONTINUE_ID`: 16 random bytes,
-one byte back). Each new leg begins with a zero byte, which no negotiation begins with, and 16 bytes: the hash of those
-of the leg before. The other end says one byte, and both go on there.
+A relay ends each circuit at a limit of time or bytes. Before that, the end that dialed opens another circuit to the
+same peer, and the connection moves there. The two ends agree on this once, on the connection itself (`CONTINUE_ID`: 16
+random bytes, answered by one byte). Each later link begins with a zero byte, which no negotiation begins with, and 16
+bytes: the hash of the previous link's 16. The accepting end answers one byte on the new link, and both move to it.
 """
 
 import logging
 import secrets
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import trio
 from blake3 import blake3
 from libp2p.io.exceptions import ConnectionClosedError
-from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.network.swarm import Swarm
 
 from codec.errors import PeerError
 from swarm.guard import Source, guarded
-from swarm.protocol.core.reach import relay_of, scope
+from swarm.protocol.core.reach import relay_of
 from swarm.transport.base import PeerKey, Unreachable
 from swarm.transport.connection.migrating_connection import (
     ConnectionLink,
@@ -27,8 +26,8 @@ from swarm.transport.connection.migrating_connection import (
     lost_is_broken,
 )
 from swarm.transport.connection.muxer import MuxedConnection
-from swarm.transport.connection.tcp import TOKEN_BYTES, host_and_port_of
-from swarm.transport.identity import peer_id, peer_key
+from swarm.transport.connection.tcp import TOKEN_BYTES
+from swarm.transport.identity import peer_id
 from swarm.transport.nat.circuit import (
     HOP_ID,
     HopMessage,
@@ -38,24 +37,23 @@ from swarm.transport.nat.circuit import (
     key_in,
     observed_in,
     peer_in,
+    read_exactly,
     read_message,
     status_name,
     write_message,
 )
-from swarm.transport.probe import who_answers
-
-if TYPE_CHECKING:
-    from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.nat.connections import PathUpgrader, PeerConnections
+from swarm.transport.nat.known_relays import KnownRelays, plausible_address
 
 __all__ = ["CONTINUE_ID", "RelayedLinks"]
 
 CONTINUE_ID: Final = "/swarm-node/continue/1"
 _PREFACE: Final = b"\0"
-_SETUP_S: Final = 10.0
-"""To agree on a new leg, and for its first bytes to come."""
 _READY: Final = b"\1"
-_AGAIN_S: Final = 3.0
-"""After a circuit that could not be had; also how soon we notice that one is needed no more."""
+_SETUP_S: Final = 10.0
+"""For each step of a new link: its first bytes, its messages, its answer."""
+_RETRY_S: Final = 3.0
+"""Pause after a circuit could not be opened; also how often we check whether another one is still needed."""
 _LOST = (Unreachable, PeerError, ConnectionClosedError, trio.BrokenResourceError, trio.TooSlowError)
 
 _log = logging.getLogger(__name__)
@@ -64,71 +62,44 @@ _log = logging.getLogger(__name__)
 class RelayedLinks:
     """One for a transport."""
 
-    def __init__(self, transport: "Libp2pTransport") -> None:
-        self._transport = transport
-        self._relay_at: dict[str, PeerKey] = {}
-        self._promised: dict[bytes, MigratingConnection] = {}
-        """What will go on, by the token that its next leg begins with. One a path."""
-        self.observed: str | None = None
-        """Where a relay last saw us."""
+    def __init__(
+        self,
+        connections: PeerConnections,
+        upgrader: PathUpgrader,
+        relays: KnownRelays,
+        own_address_at: Callable[[PeerKey], str | None],
+    ) -> None:
+        """`own_address_at`: our address through a relay; None for a relay at which we asked for no reservation."""
+        self._connections = connections
+        self._upgrader = upgrader
+        self._relays = relays
+        self._own_address_at = own_address_at
+        self._waiting: dict[bytes, MigratingConnection] = {}
+        """Accepted connections by the token that their next link begins with; one token for each connection."""
         self.rotated = 0
-        """Circuits that took an earlier one's place."""
+        """How many circuits replaced an earlier one, on connections that we dialed."""
 
     # Dialing.
 
-    async def dial(self, peer: PeerKey, address: str) -> MuxedConnection:
-        """A connection to `peer` through the relay that `address` names. Raises `Unreachable`."""
-        link = await self._circuit(peer, address)
+    async def dial(self, peer: PeerKey, address: str, nursery: trio.Nursery) -> MuxedConnection:
+        """Connect to `peer` through the relay that `address` names. `nursery`: for the task that replaces circuits
+        while the connection lives. Raises `Unreachable`, and what `PathUpgrader` raises."""
+        link = await self._open_circuit(peer, address)
         path = MigratingConnection(link)
-        host, nursery = self._transport.host, self._transport.nursery
-        if host is None or nursery is None:
-            await path.close()
-            raise Unreachable("not serving")
-        swarm = host.get_network()
-        assert isinstance(swarm, Swarm)
         try:
-            conn = await swarm.upgrade_outbound_raw_conn(RawConnection(path, True), self._transport.id_of(peer))
+            connection = await self._upgrader.upgrade_outbound(path, peer)
         except BaseException:
             await path.close()
             raise
-        assert isinstance(conn.muxed_conn, MuxedConnection)
-        nursery.start_soon(self._keep_fresh, conn.muxed_conn, path, link, address)
-        nursery.start_soon(self._transport.puncher.keep_trying, conn.muxed_conn, path)
-        return conn.muxed_conn
+        nursery.start_soon(self._replace_circuits, connection, path, link, address)
+        return connection
 
-    async def relay_key(self, relay: str, id_: str) -> PeerKey:
-        """Who the relay at this address is: as the address says, or whoever answers. Raises `Unreachable`."""
-        if id_:
-            return peer_key(id_)
-        if relay not in self._relay_at:
-            self._relay_at[relay] = await who_answers(self._transport.host, relay)
-        return self._relay_at[relay]
-
-    async def connect_relay(self, relay: str, id_: str, target: PeerKey | None = None) -> PeerKey:
-        """Have a connection to the relay (by which `target` is to be reached). Raises `Unreachable`."""
-        transport = self._transport
-        key = await self.relay_key(relay, id_)
-        if key in (transport.key, target):
-            raise Unreachable("that relay is one of the two ends itself")
-        if transport.tcp is not None and (place := host_and_port_of(relay)) is not None:
-            transport.tcp.from_listen_port.add(place)
-        try:
-            await transport.connect(key, [relay])
-        except Unreachable:
-            self._relay_at.pop(relay, None)
-            raise
-        return key
-
-    def saw_us(self, relay: str, seen_at: str | None) -> None:
-        """What a relay, which listens at `relay`, says of where it sees us."""
-        self.observed = _believed(relay, seen_at) or self.observed
-
-    async def _circuit(self, peer: PeerKey, address: str) -> RelayedLink:
+    async def _open_circuit(self, peer: PeerKey, address: str) -> RelayedLink:
         relay, id_ = relay_of(address)
-        key = await self.connect_relay(relay, id_, peer)
-        stream = await self._transport.open_library_stream(key, HOP_ID)
+        key = await self._relays.connect(relay, id_, peer)
+        stream = await self._connections.open_protocol_stream(key, HOP_ID)
         try:
-            with trio.fail_after(_SETUP_S + _SETUP_S):  # the relay has to ask the peer, too
+            with trio.fail_after(_SETUP_S + _SETUP_S):  # the second is the relay's, to ask the peer
                 await write_message(stream, HopMessage(type=HopMessage.CONNECT, peer=peer_in(peer, None)))
                 answer = await read_message(stream, HopMessage)
             if answer.type != HopMessage.STATUS or answer.status != Status.OK:
@@ -138,53 +109,56 @@ class RelayedLinks:
             if isinstance(error, trio.BrokenResourceError | trio.TooSlowError | PeerError):
                 raise Unreachable(f"the relay at {relay}: {error or 'no answer'}") from error
             raise
-        self.saw_us(relay, observed_in(answer.peer))
-        return _circuit_link(stream, address, answer.limit)
+        self._relays.note_observed(relay, observed_in(answer.peer))
+        return _relayed_link(stream, address, answer.limit)
 
-    async def _keep_fresh(
+    async def _replace_circuits(
         self, connection: MuxedConnection, path: MigratingConnection, link: RelayedLink, address: str
     ) -> None:
-        """Before the present circuit reaches its limit, go on over a new one; for as long as the connection lives."""
+        """Agree with the peer on the first token, then move to another circuit before each one's limit."""
         with guarded(Source.CIRCUIT, connection.peer) as outcome, lost_is_broken():
-            async with await self._transport.open_on(connection, CONTINUE_ID) as stream:
+            async with await self._connections.open_on(connection, CONTINUE_ID) as stream:
                 with trio.fail_after(_SETUP_S):
                     secret = secrets.token_bytes(TOKEN_BYTES)
                     await stream.send_all(secret)
                     if await stream.receive_some(1) != _READY:
-                        raise PeerError("the peer goes on over no other circuit")
+                        raise PeerError("the peer moves to no other circuit")
                 await self._rotate(connection, path, link, address, secret)
         if outcome.error is not None:
-            _log.info("a circuit is not followed by another peer=%s reason=%r", peer_id(connection.peer), outcome.why)
+            _log.info("a circuit is not replaced peer=%s reason=%r", peer_id(connection.peer), outcome.why)
 
     async def _rotate(
         self, connection: MuxedConnection, path: MigratingConnection, link: RelayedLink, address: str, secret: bytes
     ) -> None:
         while True:
-            worn = False
-            with trio.move_on_after(_AGAIN_S):
-                await link.worn()
-                worn = True
+            is_worn = False
+            with trio.move_on_after(_RETRY_S):
+                await link.wait_worn()
+                is_worn = True
             if path.closed or path.link is not link:
-                return  # it has ended, or found a better way
-            if not worn:
+                return  # the connection has ended, or moved to a direct one
+            if not is_worn:
                 continue
             fresh = None
             with guarded(Source.CIRCUIT, connection.peer) as outcome, lost_is_broken():
                 with trio.fail_after(3 * _SETUP_S):
-                    fresh = await self._circuit(connection.peer, address)
+                    fresh = await self._open_circuit(connection.peer, address)
             if fresh is None:
                 _log.info("no further circuit peer=%s reason=%r", peer_id(connection.peer), outcome.why)
-                await trio.sleep(_AGAIN_S)
+                await trio.sleep(_RETRY_S)
                 continue
-            secret = _next(secret)
-            await self._go_on(path, fresh, secret)
+            secret = _next_token(secret)
+            await self._move_to(path, fresh, secret)
             link = fresh
             self.rotated += 1
 
-    async def _go_on(self, path: MigratingConnection, link: ConnectionLink, token: bytes) -> None:
-        """Nothing of this travels over the path itself, which may be at its limit. Once the other end has the new leg
-        it writes to that alone, so a failure here is the connection's end."""
-        path.promise()
+    async def _move_to(self, path: MigratingConnection, link: ConnectionLink, token: bytes) -> None:
+        """Move a connection that we dialed to `link`. Raises `ConnectionClosedError`, `trio.TooSlowError`.
+
+        None of this travels over the old link, which may be at its limit. Once the other end has the new link it
+        writes to that only, so a failure here ends the connection.
+        """
+        path.expect_link()
         try:
             with trio.fail_after(_SETUP_S):
                 await link.write(_PREFACE + token)
@@ -199,18 +173,18 @@ class RelayedLinks:
     # Accepting.
 
     async def on_stop(self, relay: PeerKey, stream: trio.abc.HalfCloseableStream) -> None:
-        """A relay brings a circuit. Raises `PeerError`."""
+        """A relay brings a circuit on a `stop` stream. Serves it until it ends. Raises `PeerError`."""
         with trio.fail_after(_SETUP_S):
             request = await read_message(stream, StopMessage)
-            known = self._transport.reservations.address_of(relay)
+            known = self._own_address_at(relay)
             if request.type != StopMessage.CONNECT or known is None:
                 status = Status.UNEXPECTED_MESSAGE if known else Status.PERMISSION_DENIED
                 await write_message(stream, StopMessage(type=StopMessage.STATUS, status=status))
                 await stream.aclose()
                 return
-            key_in(request.peer)  # only a hint: TLS proves who it is
+            key_in(request.peer)  # only checked: the TLS handshake proves the key
             await write_message(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
-        link = _circuit_link(stream, _believed(known, observed_in(request.peer)) or known, request.limit)
+        link = _relayed_link(stream, plausible_address(known, observed_in(request.peer)) or known, request.limit)
         try:
             with trio.fail_after(_SETUP_S):
                 first = await link.read(1)
@@ -219,17 +193,17 @@ class RelayedLinks:
             await link.aclose()
             return
         if not token:
-            await self._transport.take_inbound(MigratingConnection(link, first), f"relay {peer_id(relay)}")
+            await self._upgrader.serve_inbound(MigratingConnection(link, first), f"relay {peer_id(relay)}")
         else:
-            await self.arrived(token, link)
+            await self.accept_link(token, link)
 
-    async def arrived(self, token: bytes, link: ConnectionLink) -> None:
-        """A new leg says whose it is. Nothing that happens to it leaves here."""
-        path = self._promised.pop(token, None)
+    async def accept_link(self, token: bytes, link: ConnectionLink) -> None:
+        """Move the connection that waits for `token` to `link`. Raises nothing that the peer can cause."""
+        path = self._waiting.pop(token, None)
         with guarded(Source.CIRCUIT) as outcome, lost_is_broken():
             if path is None:
-                raise ConnectionClosedError("nobody waits for it")
-            self._promised[_next(token)] = path
+                raise ConnectionClosedError("no connection waits for this token")
+            self._waiting[_next_token(token)] = path
             await link.write(_READY)
             await path.continue_on(link)
         if outcome.error is not None:
@@ -238,33 +212,28 @@ class RelayedLinks:
                 await path.close()
 
     async def on_continue(self, connection: MuxedConnection, stream: trio.abc.HalfCloseableStream) -> None:
-        """The peer will go on over other legs; the stream stays open as long as it may. Raises `PeerError`."""
+        """The peer names the first token for the connection's next link. Returns when the peer ends the stream, which
+        it keeps open while it may still move the connection. Raises `PeerError`."""
         path = connection.path
-        if path is None or path in self._promised.values():
-            raise PeerError("goes on over another circuit: this is none, or it does already")
+        if path is None or path in self._waiting.values():
+            raise PeerError("continue: this connection came over no circuit, or has a token already")
         async with stream:
             with trio.fail_after(_SETUP_S):
-                secret = await _read_exactly(stream)
-            self._promised[_next(secret)] = path
+                secret = await read_exactly(stream, TOKEN_BYTES, "token")
+            self._waiting[_next_token(secret)] = path
             try:
                 await stream.send_all(_READY)
                 await stream.receive_some(1)
             finally:
-                self._promised = {token: other for token, other in self._promised.items() if other is not path}
+                self._waiting = {token: other for token, other in self._waiting.items() if other is not path}
 
 
-def _next(token: bytes) -> bytes:
-    """What the leg after the one with this token begins with: known to both ends, and to nobody else."""
+def _next_token(token: bytes) -> bytes:
+    """The token of the next link. Only the two ends know it, since only they know the first one."""
     return blake3(token).digest()[:TOKEN_BYTES]
 
 
-def _believed(relay: str, seen_at: str | None) -> str | None:
-    """What a relay says of somebody's address, unless that is nearer than the relay itself: then it would have us dial
-    into our own network."""
-    return seen_at if seen_at is not None and scope(seen_at) >= scope(relay) else None
-
-
-def _circuit_link(stream: trio.abc.HalfCloseableStream, seen_at: str, limit: Limit) -> RelayedLink:
+def _relayed_link(stream: trio.abc.HalfCloseableStream, seen_at: str, limit: Limit) -> RelayedLink:
     return RelayedLink(stream, seen_at, limit_bytes=limit.data, limit_s=float(limit.duration))
 
 
@@ -273,16 +242,6 @@ async def _read_token(link: ConnectionLink) -> bytes:
     while len(data) < TOKEN_BYTES:
         more = await link.read(TOKEN_BYTES - len(data))
         if not more:
-            raise ConnectionClosedError("it ended in its first bytes")
-        data += more
-    return data
-
-
-async def _read_exactly(stream: trio.abc.ReceiveStream) -> bytes:
-    data = b""
-    while len(data) < TOKEN_BYTES:
-        more = await stream.receive_some(TOKEN_BYTES - len(data))
-        if not more:
-            raise PeerError("a token: the stream ended in it")
+            raise ConnectionClosedError("the link ended in its first bytes")
         data += more
     return data

@@ -1,10 +1,10 @@
-"""Places at relays: kept as long as we serve, taken again when a relay was away, so that circuits lead to us."""
+"""Reservations at relays, renewed for as long as the transport serves, so that circuits lead to us."""
 
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -21,17 +21,20 @@ from swarm.transport.nat.circuit import (
     status_name,
     write_message,
 )
-
-if TYPE_CHECKING:
-    from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.nat.connections import PeerConnections
+from swarm.transport.nat.known_relays import KnownRelays
 
 __all__ = ["Reservations"]
 
 _ANSWER_S: Final = 10.0
-_AGAIN_FIRST_S: Final = 1.0
-_AGAIN_MOST_S: Final = 30.0
+"""A third of the time for one attempt: connect to the relay, open a stream, read the answer."""
+_RETRY_FIRST_S: Final = 1.0
+"""Pause after the first failure; it doubles with each further one."""
+_RETRY_MOST_S: Final = 30.0
 _RENEW_MOST_S: Final = 1800.0
+"""Renew after this at the latest, whatever time the relay states."""
 _RENEW_LEAST_S: Final = 30.0
+"""Renew after this at the earliest: a relay may state a time in the past."""
 RELAY_STREAMS: Final = 128
 """Streams that a relay of ours may have open with us: one for each circuit, 96 at most, and some of its own."""
 
@@ -41,43 +44,45 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Reservation:
     relay: str
-    """As it is written in `via`: an address, perhaps with /p2p/ID."""
+    """As the user wrote it in `via`: an address, with or without /p2p/ID."""
     key: PeerKey | None = None
     why: str = "not tried yet"
-    """Empty: we have it."""
+    """Why the relay gave us none; empty while we hold it."""
 
 
 class Reservations:
-    """One for a transport. `via`: relays, as addresses of theirs, with their /p2p/ID or without."""
+    """One for a transport."""
 
-    def __init__(self, transport: "Libp2pTransport", via: Sequence[str]) -> None:
-        self._transport = transport
+    def __init__(self, connections: PeerConnections, relays: KnownRelays, via: Sequence[str]) -> None:
+        """`via`: the relays' addresses, each with or without /p2p/ID."""
+        self._connections = connections
+        self._relays = relays
         self._reservations = [_Reservation(relay) for relay in via]
 
     @property
     def circuits(self) -> list[str]:
-        """Addresses that lead to us while we have the places."""
+        """The addresses that lead to us while we hold the reservations."""
         return [circuit(reservation.relay) for reservation in self._reservations]
 
     @property
     def state(self) -> dict[str, str]:
-        """By relay: why we have no place there; empty where we have."""
+        """By relay: why we have no reservation there; empty where we have one."""
         return {reservation.relay: reservation.why for reservation in self._reservations}
 
     def address_of(self, relay: PeerKey) -> str | None:
-        """The circuit through this relay, if it is one that we asked for a place."""
+        """Our address through this relay; None if we asked it for no reservation."""
         return next(
             (circuit(reservation.relay) for reservation in self._reservations if reservation.key == relay), None
         )
 
-    async def keep(self) -> None:
-        """For ever."""
+    async def keep_all(self) -> None:
+        """Hold every reservation until cancelled."""
         async with trio.open_nursery() as nursery:
             for reservation in self._reservations:
-                nursery.start_soon(self._keep_one, reservation)
+                nursery.start_soon(self._keep, reservation)
 
-    async def _keep_one(self, reservation: _Reservation) -> None:
-        pause_s = _AGAIN_FIRST_S
+    async def _keep(self, reservation: _Reservation) -> None:
+        pause_s = _RETRY_FIRST_S
         while True:
             renew_s = _RENEW_LEAST_S
             with guarded(Source.CIRCUIT, reservation.relay) as outcome, lost_is_broken():
@@ -85,25 +90,25 @@ class Reservations:
                     renew_s = await self._reserve(reservation)
             if outcome.error is not None:
                 reservation.why = outcome.why
-                _log.info("no place at a relay relay=%s reason=%r", reservation.relay, reservation.why)
+                _log.info("no reservation relay=%s reason=%r", reservation.relay, reservation.why)
                 await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _AGAIN_MOST_S)
+                pause_s = min(2 * pause_s, _RETRY_MOST_S)
                 continue
-            reservation.why, pause_s = "", _AGAIN_FIRST_S
+            reservation.why, pause_s = "", _RETRY_FIRST_S
             assert reservation.key is not None
             with trio.move_on_after(renew_s):
-                await self._transport.parted(reservation.key)
+                await self._connections.wait_disconnected(reservation.key)
 
     async def _reserve(self, reservation: _Reservation) -> float:
-        """Take the place: seconds until it should be renewed."""
-        transport = self._transport
-        reservation.key = await transport.relayed_links.connect_relay(*relay_of(circuit(reservation.relay)))
-        async with await transport.open_library_stream(reservation.key, HOP_ID) as stream:
+        """Reserve once; return the seconds after which to renew."""
+        reservation.key = await self._relays.connect(*relay_of(circuit(reservation.relay)))
+        async with await self._connections.open_protocol_stream(reservation.key, HOP_ID) as stream:
             await write_message(stream, HopMessage(type=HopMessage.RESERVE))
             answer = await read_message(stream, HopMessage)
         if answer.type != HopMessage.STATUS or answer.status != Status.OK:
             raise Unreachable(f"the relay says {status_name(answer.status)}")
-        transport.let_open(reservation.key, RELAY_STREAMS)
-        transport.relayed_links.saw_us(reservation.relay, observed_in(answer.peer))
-        left_s = 0.7 * (answer.reservation.expire - time.time())  # by its clock; ours may differ; any 64-bit number
+        self._connections.allow_streams(reservation.key, RELAY_STREAMS)
+        self._relays.note_observed(reservation.relay, observed_in(answer.peer))
+        # The relay writes the end by its own clock, which may differ from ours, and may write any 64-bit number.
+        left_s = 0.7 * (answer.reservation.expire - time.time())
         return min(max(left_s, _RENEW_LEAST_S), _RENEW_MOST_S)

@@ -1,19 +1,19 @@
-"""Many streams over one secured connection: yamux.
+"""One yamux connection: many streams over one secured connection.
 
-Three tasks a connection. One reads frames and hands them out; it never waits for a stream's reader, since windows bound
-what can arrive. One writes whole frames from a queue, so that a cancelled sender cannot leave half a frame behind; if
-the writer itself is cancelled, the connection is ending. One pings: a peer from which nothing is heard within
-`Limits.silence_s` of a ping is gone, and every stream breaks.
+It runs three tasks. The reader passes frames to streams; it never waits for a stream's reader, since windows bound what
+can arrive. The writer sends whole frames from a queue, so that a cancelled sender cannot leave half a frame behind; if
+the writer itself is cancelled, the connection is ending. The watcher sends pings: if nothing is heard within
+`Limits.silence_s` of a ping, the peer is gone, and every stream breaks.
 
-A peer that breaks a rule (window, length, id, flags) ends the connection; `reason` says how. What is merely late (data
-for a stream that we reset or never knew) is answered with RST. What a peer makes us do is counted in its `PeerBudget`;
-one that is in debt is not read for as long, so that TCP holds it back.
+A peer that breaks a rule (window, length, id, flags) ends the connection, and `reason` says which. Data that merely
+comes late, for a stream that we reset or never knew, is answered with RST. The work that a peer causes is charged to
+its `PeerBudget`. While the budget is in debt we do not read, so that TCP holds the peer back.
 """
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import trio
 
@@ -34,50 +34,24 @@ from swarm.transport.yamux.frames import (
     encode_head,
 )
 from swarm.transport.yamux.limits import Limits
+from swarm.transport.yamux.link import ByteLink, Closer
 from swarm.transport.yamux.stream import YamuxStream
 from swarm.transport.yamux.window import ReceiveWindow
 
-__all__ = ["ByteLink", "Connection", "StreamLink"]
+__all__ = ["Connection"]
 
 _WRITE_BYTES: Final = 262_144
-"""About as much as one write takes: enough to make a system call cheap, little enough to overtake with a ping."""
+"""Payload of one write, about: enough to make the system call cheap, little enough that a ping is not delayed long."""
 _WATCH_S: Final = 5.0
+"""How often a stalled write is looked for."""
 _PAUSE_S: Final = 1.0
-"""The longest that a peer in debt is not read. A turn costs it less than that of its rate, or of a stranger's. So its
-pings are answered, and its silence is noticed."""
+"""The longest time that we do not read a peer in debt. One turn's work (`Cost.TURN`) is paid off sooner, also at a
+stranger's rate. So the peer's pings are answered, and its silence is noticed."""
 _MAX_STREAM_ID: Final = 2**32 - 1
 
 
-class ByteLink(Protocol):
-    """What a connection runs on: an ordered byte stream that somebody else has secured."""
-
-    async def receive(self) -> bytes | memoryview:
-        """What has arrived, or b"" at the end. A view is valid until the caller next awaits."""
-        ...
-
-    async def send(self, parts: Sequence[bytes | memoryview]) -> None: ...
-
-    async def aclose(self) -> None: ...
-
-
-class StreamLink:
-    """Any trio stream as a `ByteLink`."""
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self._stream = stream
-
-    async def receive(self) -> bytes:
-        return bytes(await self._stream.receive_some(_WRITE_BYTES))
-
-    async def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        await self._stream.send_all(b"".join(parts))
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
 class Connection:
-    """One end of a yamux session. `run()` makes it live; everything else may be called from any task."""
+    """One end of a yamux session. It is live while `run` runs; any task may call the other methods."""
 
     def __init__(
         self,
@@ -88,21 +62,23 @@ class Connection:
         budget: PeerBudget | None = None,
         who: bytes = b"",
     ) -> None:
-        """`client`: we dialed (our stream ids are odd). `budget`: shared with the peer's other connections. `who`: the
-        peer, for the log."""
+        """`client`: we dialed, so our stream ids are odd. `budget`: shared by the peer's connections; None: a new one.
+        `who`: the peer, for the log."""
         self.limits = limits or Limits()
         self.budget = budget or PeerBudget(self.limits)
         self._who = who
         self.reason = ""
+        """Why the connection ended; empty while it lives."""
         self.round_trip_s = 0.0
         """Smoothed, from pings; 0 until the first answer."""
-        self.path_kind_s = math.inf
-        """The shortest answer of all: what queues and busy processors add is no distance."""
+        self.shortest_round_trip_s = math.inf
+        """The shortest measurement: the path's distance, without queues and busy processors. Infinite until the first
+        answer."""
         self.used_at_s = trio.current_time()
-        """When a stream last came or went."""
+        """When a stream was last opened or ended."""
         self._link = link
         self._parser = FrameParser(self.limits.max_frame_bytes)
-        self._cost = 0  # of what was read since the peer's budget was told
+        self._cost = 0  # units that are not charged to the budget yet
         self._allowance_bytes = self.limits.allowance_bytes
         self._streams: dict[int, YamuxStream] = {}
         self._next_id = 1 if client else 2
@@ -112,7 +88,7 @@ class Connection:
         # The data frame whose payload is arriving.
         self._target: YamuxStream | None = None
         self._target_head = Head(Kind.DATA, 0, 0, 0)
-        # Frames on their way out.
+        # Frames to be written.
         self._control: deque[bytes] = deque()
         self._data: deque[tuple[bytes, memoryview]] = deque()
         self._queued_bytes = 0
@@ -135,11 +111,11 @@ class Connection:
 
     @property
     def unread_bytes(self) -> int:
-        """The most that the peer may have us hold at this moment: all receive windows together."""
+        """The most unread data that the peer can make us hold now: all receive windows together."""
         return sum(stream.receive_window.size for stream in self._streams.values())
 
     async def run(self) -> None:
-        """Carry the connection until it ends or is cancelled. Never raises what a peer or the network can cause."""
+        """Run the connection until it ends or is cancelled. Raises nothing that a peer or the network can cause."""
         self.budget.connections += 1
         try:
             with self._scope:
@@ -150,22 +126,22 @@ class Connection:
             self._end("the connection was closed")
             self.budget.connections -= 1
             with trio.CancelScope(shield=True):
-                await trio.aclose_forcefully(_Closer(self._link))
+                await trio.aclose_forcefully(Closer(self._link))
 
     async def open(self) -> YamuxStream:
-        """A new stream; costs no round trip. `Unreachable` if the connection ends or has too many."""
+        """Open a stream, without a round trip. Raises `Unreachable` if the connection ends or has too many streams."""
         await trio.lowlevel.checkpoint()
         if self.closed or self._going_away:
             raise Unreachable(self.reason or "the peer is going away")
         if self._own_streams() >= self.limits.max_outbound_streams or self._next_id > _MAX_STREAM_ID:
             raise Unreachable(f"{self.limits.max_outbound_streams} streams are open on this connection already")
-        stream = self._add(self._next_id)
+        stream = self._add_stream(self._next_id)
         self._next_id += 2
         self._queue_control(Kind.WINDOW, SYN, stream.stream_id, stream.receive_window.first_increment)
         return stream
 
     async def accept(self) -> YamuxStream:
-        """The next stream that the peer opened. `Unreachable` when the connection has ended."""
+        """Wait for the next stream that the peer opens. Raises `Unreachable` when the connection has ended."""
         await trio.lowlevel.checkpoint()
         while not self._accepted:
             if self.closed:
@@ -174,79 +150,85 @@ class Connection:
         return self._accepted.popleft()
 
     async def aclose(self) -> None:
-        """Say good-bye, as far as that goes at once, and end the connection."""
+        """End the connection. Tries for 0.1 s to send what is queued and a GO_AWAY."""
         if not self.closed:
             self._queue_control(Kind.GO_AWAY, 0, 0, GO_AWAY_NORMAL)
             with trio.move_on_after(0.1):
                 await self.flushed()
         self._end("we closed the connection")
-        await trio.aclose_forcefully(_Closer(self._link))
+        await trio.aclose_forcefully(Closer(self._link))
 
     async def flushed(self) -> None:
-        """Wait until every frame that is queued now has left, or the connection has ended."""
+        """Wait until every frame that is queued now was written, or the connection has ended."""
         mark = self._frames_queued
         while self._frames_written < mark and not self.closed:
             await self.room.park()
 
     def widen(self, limits: Limits) -> None:
-        """From now on these, which allow no less than the present ones. The peer's budget is widened as well."""
+        """Replace the limits by ones that allow no less, and widen the peer's budget to them."""
         self.budget.widen(limits)
         self.limits = limits
         self._allowance_bytes = limits.allowance_bytes
 
     def lift_allowance(self) -> None:
-        """The peer may send on: what it sends now is bounded by other rules (a relay's)."""
+        """Let the peer send more than its allowance, since other rules (a relay's) bound it from now on."""
         self._allowance_bytes = None
 
-    # What streams call.
+    # Called by streams (`StreamOwner`).
 
     @property
     def has_room(self) -> bool:
+        """Whether the queue to the socket may take another data frame; if not, wait on `room`."""
         return self._queued_bytes < self.limits.send_queue_bytes
 
     def queue_data(self, stream_id: int, payload: memoryview, flags: int = 0) -> None:
+        """Queue a data frame; drop it if the connection is closed."""
         if not self.closed:
             self._data.append((encode_head(Kind.DATA, flags, stream_id, len(payload)), payload))
             self._queued_bytes += len(payload)
             self._frames_queued += 1
             self._writer.unpark_all()
 
-    def consumed(self, stream: YamuxStream, length: int) -> None:
-        if stream.over:
-            self._forget(stream)
-        elif not stream.ended and not self.closed:
-            increment = stream.receive_window.consumed(length, trio.current_time(), self.round_trip_s)
+    def note_read(self, stream: YamuxStream, length: int) -> None:
+        """The stream's reader took `length` bytes: give credit back to the peer."""
+        if stream.is_done:
+            self._forget_stream(stream)
+        elif not stream.fin_received and not self.closed:
+            increment = stream.receive_window.note_read(length, trio.current_time(), self.round_trip_s)
             if increment:
                 self._queue_control(Kind.WINDOW, 0, stream.stream_id, increment)
 
     def finish_stream(self, stream: YamuxStream) -> None:
-        if not stream.finished:
-            stream.finished = True
+        """Queue the stream's FIN, once."""
+        if not stream.fin_queued:
+            stream.fin_queued = True
             self.queue_data(stream.stream_id, memoryview(b""), FIN)
-            if stream.over:
-                self._forget(stream)
+            if stream.is_done:
+                self._forget_stream(stream)
 
     def close_stream(self, stream: YamuxStream, unread_bytes: int) -> None:
-        """FIN; then it is remembered until the peer's FIN, too much data that nobody reads (RST), or a time."""
+        """Queue the stream's FIN. Then remember it until the peer's FIN comes, or reset it when too much data comes
+        (`Limits.discard_bytes`) or after a time (`Limits.linger_s`)."""
         if stream.broken:
-            self._forget(stream)
+            self._forget_stream(stream)
             return
         self.finish_stream(stream)
-        if stream.ended:
-            self._forget(stream)
+        if stream.fin_received:
+            self._forget_stream(stream)
         else:
             self._discard(stream, unread_bytes)
 
     def _discard(self, stream: YamuxStream, length: int) -> None:
         stream.discarded_bytes += length
         if stream.discarded_bytes > self.limits.discard_bytes:
-            stream.reset()  # once, however many pieces of a frame are still to come
+            stream.reset()  # sends one RST, however many pieces of a frame are still to come
 
     def reset_stream(self, stream: YamuxStream) -> None:
+        """Queue the stream's RST and forget the stream."""
         if not stream.broken:
-            # Behind the data that is queued: a FIN before it still ends the stream properly.
+            # As a data frame, so that it comes after queued data: a FIN in there still ends the stream in order.
             self.queue_data(stream.stream_id, memoryview(b""), RST)
-        self._forget(stream)
+        self._forget_stream(stream)
 
     # Reading.
 
@@ -256,7 +238,7 @@ class Connection:
             data: bytes | memoryview = await self._link.receive()
             if not data:
                 raise trio.BrokenResourceError("the peer closed the connection")
-            paid = len(data) // Cost.BYTES_A_UNIT - Cost.RECEIVE
+            earned = len(data) // Cost.BYTES_A_UNIT - Cost.RECEIVE
             while data:
                 self._heard += 1
                 for event in parser.feed(data):
@@ -267,18 +249,18 @@ class Connection:
                     else:
                         self._on_payload(event)
                 data = parser.rest
-                debt_s = self.budget.worked(self._cost - paid, trio.current_time())
-                self._cost = paid = 0
+                debt_s = self.budget.charge_work(self._cost - earned, trio.current_time())
+                self._cost = earned = 0
                 if debt_s or data:
-                    await self._wait(min(debt_s, _PAUSE_S), len(data))
+                    await self._pause_reading(min(debt_s, _PAUSE_S), len(data))
 
-    async def _wait(self, seconds: float, length: int) -> None:
-        """Let others run, and the peer wait for `seconds`, with `length` bytes of its frames in our hands."""
-        self.budget.wait_with(length)
+    async def _pause_reading(self, seconds: float, length: int) -> None:
+        """Let other tasks run, and handle no frame for `seconds`, while `length` bytes of frames wait."""
+        self.budget.hold_bytes(length)
         try:
             await trio.sleep(seconds)
         finally:
-            self.budget.waited_with(length)
+            self.budget.release_bytes(length)
 
     def _on_head(self, head: Head) -> None:
         self._cost += Cost.FRAME
@@ -291,12 +273,12 @@ class Connection:
             if head.flags & SYN:
                 stream = self._on_syn(head.stream_id, stream)
             elif stream and stream.broken:
-                stream = None  # it only waits for its reader to take what came before the end
+                stream = None  # kept only until its reader has taken what came before the end
             if head.kind is Kind.WINDOW:
                 if stream:
-                    stream.granted(head.length)
+                    stream.add_credit(head.length)
                     self._on_flags(stream, head.flags)
-                # else: its update and our end of the stream crossed; nothing to say
+                # else: the update crossed our end of the stream; no answer is needed
             else:
                 self._on_data(stream, head)
 
@@ -307,7 +289,7 @@ class Connection:
             self._answer(Kind.WINDOW, RST, stream_id, 0)
             return None
         self._cost += Cost.OPEN
-        stream = self._add(stream_id)
+        stream = self._add_stream(stream_id)
         self._queue_control(Kind.WINDOW, ACK, stream_id, stream.receive_window.first_increment)
         self._accepted.append(stream)
         self._accepting.unpark()
@@ -322,9 +304,9 @@ class Connection:
             if head.length and not head.flags & (SYN | RST):
                 self._answer(Kind.WINDOW, RST, head.stream_id, 0)
         else:
-            if stream.ended and head.length:
+            if stream.fin_received and head.length:
                 raise PeerError(f"yamux data after the end of stream {head.stream_id}")
-            stream.receive_window.received(head.length)
+            stream.receive_window.spend(head.length)
         self._target, self._target_head = stream, head
         if not head.length and stream:
             self._on_flags(stream, head.flags)
@@ -342,11 +324,11 @@ class Connection:
 
     def _on_flags(self, stream: YamuxStream, flags: int) -> None:
         if flags & FIN:
-            stream.end()
+            stream.receive_fin()
         if flags & RST:
             stream.break_("the peer reset the stream")
-        if flags & (FIN | RST) and stream.over:
-            self._forget(stream)
+        if flags & (FIN | RST) and stream.is_done:
+            self._forget_stream(stream)
 
     def _on_ping(self, head: Head) -> None:
         if head.flags & SYN:
@@ -354,7 +336,7 @@ class Connection:
         elif head.length == self._ping[0]:
             measured_s = trio.current_time() - self._ping[1]
             self.round_trip_s = 0.75 * self.round_trip_s + 0.25 * measured_s if self.round_trip_s else measured_s
-            self.path_kind_s = min(self.path_kind_s, measured_s)
+            self.shortest_round_trip_s = min(self.shortest_round_trip_s, measured_s)
 
     def _answer(self, kind: Kind, flags: int, stream_id: int, length: int) -> None:
         self._cost += Cost.ANSWER
@@ -408,7 +390,7 @@ class Connection:
             self._sweep()
 
     async def _watch_writer(self, seconds: float) -> None:
-        """Sleep, and end the connection if a write stalls meanwhile. (A deadline on each write would cost more.)"""
+        """Sleep, and end the connection if a write stalls meanwhile. A deadline on each write would cost more."""
         until_s = trio.current_time() + seconds
         while (left_s := until_s - trio.current_time()) > 0:
             await trio.sleep(min(left_s, _WATCH_S))
@@ -416,6 +398,7 @@ class Connection:
                 raise trio.BrokenResourceError(f"the peer has taken nothing for {self.limits.write_stall_s:g} s")
 
     def _sweep(self) -> None:
+        """Reset the streams that we closed `Limits.linger_s` ago and the peer has not."""
         before_s = trio.current_time() - self.limits.linger_s
         for stream in [stream for stream in self._streams.values() if stream.closed]:
             if stream.closed_at_s <= before_s:
@@ -432,11 +415,11 @@ class Connection:
     def _end(self, why: str) -> None:
         if not self.reason:
             self.reason = why
-            unseen = set(self._accepted)
+            not_accepted = set(self._accepted)
             for stream in list(self._streams.values()):
                 stream.break_(why, keep_unread=True)
-                if stream.over or stream in unseen:  # of the others somebody still reads what is there, or closes them
-                    self._forget(stream)
+                if stream.is_done or stream in not_accepted:  # the users of the others read the rest, or close them
+                    self._forget_stream(stream)
             self._data.clear()
             self._control.clear()
             self.room.unpark_all()
@@ -445,7 +428,7 @@ class Connection:
 
     # The table.
 
-    def _add(self, stream_id: int) -> YamuxStream:
+    def _add_stream(self, stream_id: int) -> YamuxStream:
         self.used_at_s = trio.current_time()
         limits = self.limits
         most_bytes = min(limits.max_window_bytes, INITIAL_WINDOW_BYTES + limits.window_budget_bytes)
@@ -454,7 +437,7 @@ class Connection:
         self.budget.streams += self._is_peers(stream_id)
         return stream
 
-    def _forget(self, stream: YamuxStream) -> None:
+    def _forget_stream(self, stream: YamuxStream) -> None:
         if self._streams.pop(stream.stream_id, None):
             stream.receive_window.release()
             self.budget.streams -= self._is_peers(stream.stream_id)
@@ -465,13 +448,3 @@ class Connection:
 
     def _own_streams(self) -> int:
         return sum(1 for stream_id in self._streams if not self._is_peers(stream_id))
-
-
-class _Closer(trio.abc.AsyncResource):
-    """Lets `trio.aclose_forcefully` close a link."""
-
-    def __init__(self, link: ByteLink) -> None:
-        self._link = link
-
-    async def aclose(self) -> None:
-        await self._link.aclose()

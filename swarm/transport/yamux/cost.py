@@ -1,7 +1,7 @@
-"""What a peer makes us do, counted over all of its connections: work, windows, streams. Pure; the clock is an argument.
+"""Budgets of a peer over all of its connections: work, windows, streams. Pure; the clock is an argument.
 
-The unit of work is one empty frame, 1.5 to 3.5 us of processor time in Python on a core of 2.5 GHz. The other costs are
-measured in it and rounded down, so that nothing that a correct peer does costs it more than it costs us.
+The unit of work is one empty frame: 1.5 to 3.5 us of CPU time in Python on a core of 2.5 GHz. The other costs are
+measured in this unit and rounded down, so that a correct peer is never charged more than it costs us.
 """
 
 from typing import Final
@@ -9,81 +9,83 @@ from typing import Final
 from codec.errors import PeerError
 from swarm.protocol.core.bucket import Bucket
 from swarm.transport.yamux.limits import Limits
-from swarm.transport.yamux.window import Budget
+from swarm.transport.yamux.window import WindowBudget
 
 __all__ = ["Cost", "PeerBudget", "PeerBudgets"]
 
 _MAX_WAITING_BYTES: Final = 1 << 20
-"""Frames of a peer that may wait until its debt is paid: what four reads of a socket bring. Over all its connections it
-is in debt with more only if it floods several of them."""
+"""Bytes of a peer's frames, over all of its connections, that may wait until its debt is paid: four reads of a socket.
+It can exceed this only by flooding several connections."""
 _KEEP_S: Final = 10.0
-"""How long a budget outlives its peer's last connection. A new budget is full, so coming back must not pay; after 10 s
-the old one is full as well (`units_at_once / units_per_s` is 8 s)."""
+"""How long a budget outlives its peer's last connection. A new budget is full, so a peer must gain nothing by coming
+back; after 10 s the old budget is full, too (`units_at_once / units_per_s` is 8 s)."""
 
 
 class Cost:
-    """In units of work."""
+    """Costs in units of work."""
 
     FRAME: Final = 1
     RECEIVE: Final = 12
-    """To be woken for a read of the socket: some 100 us with TLS. That much is free with 6 KiB of bulk."""
+    """One wake-up to read the socket: some 100 us with TLS. A read that brings 6 KiB of bulk earns as much."""
     WAKE: Final = 4
-    """A stream's reader has to run: 20 us and more."""
+    """One wake-up of a stream's reader: 20 us and more."""
     ANSWER: Final = 2
     """A pong or a reset that we write."""
     OPEN: Final = 100
-    """A stream: its object, three tasks in the library, and a negotiation. 210 to 260 us, and again to end it."""
+    """A stream: its object, three tasks in the library, and a negotiation. 210 to 260 us, and as much to end it."""
     BYTES_A_UNIT: Final = 512
-    """So many bytes earn a unit: a stream of 512-byte frames pays for itself."""
+    """This many bytes earn one unit, so that a stream of 512-byte frames pays for itself."""
     TURN: Final = 128
-    """After so much work the read loop lets others run: 0.2 to 0.4 ms. Two hostile connections in the same turn of the
-    loop delay it by twice that; twenty by less than 10 ms."""
+    """After this much work, 0.2 to 0.4 ms, the reader lets other tasks run. Two hostile connections in one turn of
+    trio's loop delay it by twice that, twenty by less than 10 ms."""
 
 
 class PeerBudget:
-    """One for a peer, whichever of its connections causes it. A connection without a peer has one of its own."""
+    """The budget of one peer, shared by its connections. A connection without a peer has its own."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.window = Budget(limits.window_budget_bytes)
+        self.window = WindowBudget(limits.window_budget_bytes)
         self.max_streams = limits.max_inbound_streams
         self.streams = 0
-        """That the peer has opened and that are not over."""
+        """Streams that the peer opened and that are not forgotten yet; counted by `Connection`."""
         self.connections = 0
+        """Connections that run; counted by `Connection`."""
         self._work = Bucket(limits.units_per_s, limits.units_at_once)
         self._reads = Bucket(limits.library_reads_per_s, limits.library_reads_at_once)
-        self._waiting_bytes = 0
+        self._held_bytes = 0
 
     def widen(self, limits: Limits) -> None:
-        """From now on these, if they allow more than the present ones. What was spent before is then forgotten."""
+        """Use these limits if they allow more than the present ones. Work charged so far is then forgotten."""
         if _generosity(limits) > _generosity(self._limits):
-            self.window.give(max(0, limits.window_budget_bytes - self._limits.window_budget_bytes))
+            self.window.give_back(max(0, limits.window_budget_bytes - self._limits.window_budget_bytes))
             self.max_streams = max(self.max_streams, limits.max_inbound_streams)
             self._work = Bucket(limits.units_per_s, limits.units_at_once)
             self._reads = Bucket(limits.library_reads_per_s, limits.library_reads_at_once)
             self._limits = limits
 
-    def let_open(self, streams: int) -> None:
-        """The peer may have at least so many streams open."""
+    def allow_streams(self, streams: int) -> None:
+        """Let the peer have at least this many streams open."""
         self.max_streams = max(self.max_streams, streams)
 
-    def worked(self, units: float, now_s: float) -> float:
-        """The peer has caused `units` of work (less than 0: it brought more bytes than work): seconds until it may be
-        read again."""
+    def charge_work(self, units: float, now_s: float) -> float:
+        """Charge work that the peer has caused; below 0 if its bytes earned more. Returns the seconds until we may read
+        the peer again."""
         return self._work.spend(units, now_s)
 
-    def library_read(self, now_s: float) -> float:
-        """A protocol of the library's reads from the peer: seconds to wait before."""
+    def charge_library_read(self, now_s: float) -> float:
+        """Charge one read by a protocol of the library's. Returns the seconds to wait before it."""
         return self._reads.spend(1.0, now_s)
 
-    def wait_with(self, length: int) -> None:
-        """A connection waits with `length` bytes of frames in hand. `PeerError` if all of them hold too much."""
-        if self._waiting_bytes + length > _MAX_WAITING_BYTES:
+    def hold_bytes(self, length: int) -> None:
+        """A connection holds `length` bytes of frames while the peer is in debt. Raises `PeerError` if the peer's
+        connections together hold too much."""
+        if self._held_bytes + length > _MAX_WAITING_BYTES:
             raise PeerError("yamux: the peer sends small frames faster than it may on too many connections")
-        self._waiting_bytes += length
+        self._held_bytes += length
 
-    def waited_with(self, length: int) -> None:
-        self._waiting_bytes -= length
+    def release_bytes(self, length: int) -> None:
+        self._held_bytes -= length
 
 
 class PeerBudgets:
@@ -91,26 +93,27 @@ class PeerBudgets:
 
     def __init__(self) -> None:
         self._budgets: dict[bytes, PeerBudget] = {}
-        self._left_at_s: dict[bytes, float] = {}  # in the order of time
+        self._left_at_s: dict[bytes, float] = {}  # the earliest first
 
-    def of(self, peer: bytes, limits: Limits, now_s: float) -> PeerBudget:
-        """The peer's, for a new connection with these limits."""
-        self._forget(now_s)
+    def for_connection(self, peer: bytes, limits: Limits, now_s: float) -> PeerBudget:
+        """The peer's budget, widened to the limits of a new connection."""
+        self._forget_unused(now_s)
         budget = self._budgets.get(peer)
         if budget is None:
             budget = self._budgets[peer] = PeerBudget(limits)
         budget.widen(limits)
-        self.left(peer, now_s)  # a connection that never runs must not keep it
+        self.note_departure(peer, now_s)  # a connection that never runs must not keep the budget
         return budget
 
-    def left(self, peer: bytes, now_s: float) -> None:
-        """A connection of the peer has ended, or will begin."""
+    def note_departure(self, peer: bytes, now_s: float) -> None:
+        """A connection of the peer has ended, or has not begun: keep its budget for `_KEEP_S` at least."""
         self._left_at_s.pop(peer, None)
         if peer in self._budgets:
             self._left_at_s[peer] = now_s
 
-    def _forget(self, now_s: float) -> None:
-        """What nobody has used for a while. Those that are in use come back to the end of the line."""
+    def _forget_unused(self, now_s: float) -> None:
+        """Forget budgets that no connection has used for `_KEEP_S`. One in use is looked at again when its connection
+        ends."""
         while self._left_at_s:
             peer, left_at_s = next(iter(self._left_at_s.items()))
             if now_s - left_at_s < _KEEP_S:

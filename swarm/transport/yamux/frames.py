@@ -1,8 +1,8 @@
-"""Yamux on the wire: frames <-> bytes. Pure, so that it can be fuzzed.
+"""Yamux on the wire: frames to bytes and back. Pure, so that it can be fuzzed.
 
 A frame is a header of twelve bytes (version 0, kind, flags, stream id, length; big-endian) and, for data, `length`
 bytes of payload. In other kinds the length field is a number: a window increment, a ping's value, a reason to go away.
-Specification: https://github.com/hashicorp/yamux/blob/master/spec.md (libp2p's id for it is /yamux/1.0.0).
+Specification: https://github.com/hashicorp/yamux/blob/master/spec.md (libp2p's protocol id is /yamux/1.0.0).
 """
 
 import struct
@@ -16,7 +16,6 @@ __all__ = [
     "ACK",
     "FIN",
     "GO_AWAY_NORMAL",
-    "GO_AWAY_PROTOCOL_ERROR",
     "HEADER_BYTES",
     "INITIAL_WINDOW_BYTES",
     "RST",
@@ -30,7 +29,7 @@ __all__ = [
 _HEADER: Final = struct.Struct("!BBHII")
 HEADER_BYTES: Final = _HEADER.size
 INITIAL_WINDOW_BYTES: Final = 262_144
-"""What either side may send on a new stream before it hears of a window; fixed by the specification."""
+"""Bytes that either end may send on a new stream before the first window update; the specification's number."""
 
 SYN: Final = 1
 ACK: Final = 2
@@ -39,7 +38,6 @@ RST: Final = 8
 _ALL_FLAGS: Final = SYN | ACK | FIN | RST
 
 GO_AWAY_NORMAL: Final = 0
-GO_AWAY_PROTOCOL_ERROR: Final = 1
 
 
 class Kind(IntEnum):
@@ -53,7 +51,7 @@ _KINDS: Final = tuple(Kind)
 
 
 class Head(NamedTuple):
-    """One header. `length`: payload bytes (data), increment (window), value (ping), reason (go away)."""
+    """One frame header. `length`: payload bytes (data), increment (window), value (ping) or reason (go away)."""
 
     kind: Kind
     flags: int
@@ -66,26 +64,26 @@ def encode_head(kind: Kind, flags: int, stream_id: int, length: int) -> bytes:
 
 
 class FrameParser:
-    """Bytes in, headers and pieces of payload out. Holds at most an incomplete header, never payload."""
+    """Turns bytes into headers and pieces of payload. It buffers at most an incomplete header, never payload."""
 
     def __init__(self, max_frame_bytes: int) -> None:
         """`max_frame_bytes`: the longest data frame that a peer may send."""
         self._max_frame_bytes = max_frame_bytes
         self._partial = b""
-        self._left = 0
+        self._payload_left = 0
         self._paused = False
         self.rest: memoryview | bytes = b""
-        """What `feed` was given and, because of `pause`, did not read: to be fed next. It stays valid."""
+        """The part of the last input that `feed` did not read because of `pause`; feed it next. It stays valid."""
 
     @property
     def payload_left(self) -> int:
         """Payload bytes of the last data frame that have not arrived yet."""
-        return self._left
+        return self._payload_left
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Head | bytes]:
-        """The headers in `data`, each data header followed by its payload in pieces as they are there (copies).
+        """Yield the headers in `data`, and after each data header its payload, in pieces as they arrive (copies).
 
-        Lazy: consume it before the next call. Raises `PeerError` at the first frame that breaks a rule.
+        Consume the iterator before the next call. Raises `PeerError` at the first frame that breaks a rule.
         """
         view = memoryview(data)
         position, end = 0, len(view)
@@ -95,10 +93,10 @@ class FrameParser:
                 left = view[position:]
                 self.rest = left if isinstance(view.obj, bytes) else bytes(left)
                 return
-            if self._left:
-                piece = bytes(view[position : position + self._left])
+            if self._payload_left:
+                piece = bytes(view[position : position + self._payload_left])
                 position += len(piece)
-                self._left -= len(piece)
+                self._payload_left -= len(piece)
                 yield piece
                 continue
             if self._partial or end - position < HEADER_BYTES:
@@ -113,11 +111,11 @@ class FrameParser:
                 head = self._check(_HEADER.unpack_from(view, position))
                 position += HEADER_BYTES
             if head.kind is Kind.DATA:
-                self._left = head.length
+                self._payload_left = head.length
             yield head
 
     def pause(self) -> None:
-        """End the present `feed` after this event, and leave what follows in `rest`."""
+        """End the running `feed` after this event, and leave the bytes after it in `rest`."""
         self._paused = True
 
     def _check(self, fields: tuple[int, int, int, int, int]) -> Head:

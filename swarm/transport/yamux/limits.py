@@ -10,89 +10,94 @@ _MIB = 1024 * _KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is said "of a peer" holds for all of its connections together (`PeerBudget`).
+    """Limits of a connection. A limit "for a peer" holds for all of its connections together (`PeerBudget`).
 
-    With these defaults a peer has us hold at most 48 x 256 KiB + 32 MiB = 44 MiB of unread data; with those of
-    `lean()` 20 x 256 KiB + 1 MiB = 6 MiB. Unsent are at most 1 MiB a connection.
+    With these defaults a peer can make us hold at most 48 x 256 KiB + 32 MiB = 44 MiB of unread data; with `lean()`,
+    20 x 256 KiB + 1 MiB = 6 MiB. At most 1 MiB of unsent data waits on each connection.
     """
 
     max_frame_bytes: int = 16 * _MIB
-    """Longest data frame that we accept, if its stream's window has room. js-libp2p sends whole windows as one frame;
-    that costs us nothing, since payload is passed on as it arrives."""
+    """Longest data frame that we accept, if its stream's window has room. js-libp2p sends a whole window as one frame;
+    that costs us nothing, since we pass payload on as it arrives."""
 
     send_frame_bytes: int = 128 * _KIB
-    """Longest data frame that we send. Longer: fewer headers; shorter: streams take finer turns."""
+    """Longest data frame that we send. Longer frames need fewer headers; with shorter ones streams alternate more
+    often."""
 
     send_queue_bytes: int = 1 * _MIB
-    """Frames that wait for the socket, all streams together. A writer beyond it waits. More only adds delay."""
+    """Frames that wait for the socket, all streams together; writers wait beyond it. A longer queue only adds delay."""
 
     first_window_bytes: int = 2 * _MIB
-    """A new stream's receive window, as far as the budget goes. What was read is given back half a window at a time, so
-    with this once for four pieces of 256 KiB."""
+    """A new stream's receive window, if the peer's budget has room. Credit is given back half a window at a time, so
+    with this number once for each four pieces of 256 KiB."""
 
     max_window_bytes: int = 16 * _MIB
-    """What a receive window may grow to: 16 MiB fill 1.3 Gbit/s at 100 ms on one stream."""
+    """Largest receive window: 16 MiB fill 1.3 Gbit/s at 100 ms on one stream."""
 
     window_budget_bytes: int = 32 * _MIB
-    """Of a peer: receive windows of all streams together, beyond 256 KiB each."""
+    """For a peer: receive windows of all its streams together, beyond 256 KiB each."""
 
     max_inbound_streams: int = 48
-    """Of a peer: streams that it may have open. One more is refused (RST). A member needs 16 for bulk (half of that as
-    a rule: old ones end later than new ones begin), 16 circuits through us if we are a relay, 2 for the control lane,
-    and some 10 more (gossip, identify, ping, hole punching, the next circuit). A relay of ours may open more
-    (`places.RELAY_STREAMS`)."""
+    """For a peer: streams that it may have open; one more is refused (RST). A member needs 16 for bulk (usually half of
+    that: old ones end after new ones begin), 16 circuits through us if we are a relay, 2 for the control lane, and some
+    10 more (gossip, identify, ping, hole punching, the next circuit). A relay that we use may open more
+    (`reservations.RELAY_STREAMS`)."""
 
     max_outbound_streams: int = 128
+    """Streams that we may have open on one connection."""
 
     accept_backlog: int = 64
-    """Streams that the peer opened and nobody accepted yet. One more is refused (RST)."""
+    """Streams that the peer opened and we have not accepted yet; one more is refused (RST)."""
 
     max_control_frames: int = 4096
-    """Small frames (pongs, windows, resets) that wait for the socket. A peer that provokes more is dropped."""
+    """Small frames (pongs, windows, resets) that wait for the socket. One more ends the connection: the peer causes
+    them and does not read."""
 
     allowance_bytes: int | None = None
-    """Bytes of data frames that the peer may send in all before `widen`; None: no bound. One that sends more loses the
-    connection."""
+    """Bytes of data frames that the peer may send in all before `Connection.widen`; more ends the connection. None: no
+    limit."""
 
     units_per_s: float = 4000.0
-    """Of a peer: work that it may cause in the long run, in `cost.Cost`'s units of some 2.5 us: 1 % of a processor for
-    empty frames. A peer that causes more is read later. Bulk pays for itself (`Cost.BYTES_A_UNIT`); above some 200
-    small messages a second, each in a packet of its own, several are read at once, every few milliseconds."""
+    """For a peer: work that it may cause in the long run, in `cost.Cost`'s units of some 2.5 us: 1 % of a processor for
+    empty frames. A peer that causes more is read later. Bulk pays for itself (`Cost.BYTES_A_UNIT`). Above some 200
+    small messages a second, each in a packet of its own, we read every few milliseconds, several messages at once."""
 
     units_at_once: float = 32_000.0
-    """And so much at once: 2000 small messages, or 320 new streams, before anything waits."""
+    """For a peer: work at once, before anything waits: 2000 small messages, or 320 new streams."""
 
     library_reads_per_s: float = 200.0
-    """Of a peer: reads by the library's own protocols (identify, ping). Each costs some 140 us; 128 KiB of pings are
-    4096 of them. The rest of the peer's bytes waits in its streams' windows."""
+    """For a peer: reads by the library's own protocols (identify, ping) in the long run. One read costs some 140 us,
+    and 128 KiB of pings cause 4096 reads. Meanwhile the peer's bytes wait in its streams' windows."""
 
     library_reads_at_once: float = 500.0
+    """For a peer: such reads at once."""
 
     ping_interval_s: float = 10.0
-    """How often the other end is asked for a sign of life; a longer `silence_s` stretches it. It keeps NAT mappings."""
+    """Time between two pings; at least `silence_s`. Pings also keep NAT mappings alive."""
 
     silence_s: float = 10.0
-    """How long after a ping with nothing heard the peer counts as gone. A stopped one is found within the sum."""
+    """Time after a ping in which something must be heard, or the peer counts as gone. A stopped peer is noticed within
+    `ping_interval_s` + `silence_s`."""
 
     stall_s: float = 180.0
-    """How long a stream's writer waits for a reader that takes nothing. Well over a minute: readers may pause."""
+    """How long a stream's writer waits for a reader that takes nothing. Readers may pause for a minute."""
 
     write_stall_s: float = 30.0
-    """How long the socket may take nothing at all of what we write, before the connection counts as dead."""
+    """How long the socket may take none of the bytes that we write, before the connection counts as dead."""
 
     discard_bytes: int = 64 * _KIB
-    """What may still arrive on a stream that we closed, and is thrown away, before the peer is told to stop (RST)."""
+    """Bytes that may still arrive on a stream that we closed, and are dropped, before we reset it."""
 
     linger_s: float = 30.0
-    """How long a stream that we closed is remembered for the peer to close its half, before it is reset."""
+    """How long we remember a stream that we closed and the peer has not, before we reset it."""
 
     def lean(self) -> "Limits":
-        """For a process that takes no bulk (the seed): a peer can have it hold 6 MiB, so ten of them 60 MiB."""
+        """For a process that receives no bulk (the seed): a peer can make it hold 6 MiB, ten peers 60 MiB."""
         return replace(self, window_budget_bytes=1 * _MIB, max_inbound_streams=20)
 
     def narrow(self, streams: int, allowance_bytes: int = 32 * _KIB) -> "Limits":
-        """For a peer that has shown no grant yet: `streams` streams, 32 KiB in all (a message of 8 KiB, negotiation and
-        identify), and work for ten streams and 150 small messages, or 10 ms."""
+        """For a stranger: this many streams, an allowance (a message of 8 KiB, negotiation and identify need less), and
+        work for ten streams and 150 small messages: 10 ms."""
         return replace(
             self,
             max_inbound_streams=streams,

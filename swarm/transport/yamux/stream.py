@@ -4,53 +4,74 @@ import operator
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
 from swarm.transport.base import Stream
+from swarm.transport.yamux.limits import Limits
 from swarm.transport.yamux.window import ReceiveWindow, SendWindow
 
-if TYPE_CHECKING:
-    from swarm.transport.yamux.connection import Connection
-
-__all__ = ["YamuxStream"]
+__all__ = ["StreamOwner", "YamuxStream"]
 
 _MAX_READ_BYTES: Final = 262_144
-"""What a read without a limit returns at most."""
+"""The most that a read without a limit returns."""
 _JOIN_BYTES: Final = 2_048
-"""Pieces below this are joined as they arrive. Kept one by one, single bytes would cost us thirty times their window in
-objects."""
+"""Pieces below this are joined as they arrive. Single bytes, kept as objects, would take thirty times the memory of
+their window."""
+
+
+class StreamOwner(Protocol):
+    """What a stream needs of its connection. `Connection` documents the methods."""
+
+    limits: Limits
+    room: trio.lowlevel.ParkingLot
+    """Unparked when the queue to the socket has drained, and when a stream or the connection ends."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    def queue_data(self, stream_id: int, payload: memoryview, flags: int = 0) -> None: ...
+
+    def note_read(self, stream: "YamuxStream", length: int) -> None: ...
+
+    def finish_stream(self, stream: "YamuxStream") -> None: ...
+
+    def close_stream(self, stream: "YamuxStream", unread_bytes: int) -> None: ...
+
+    def reset_stream(self, stream: "YamuxStream") -> None: ...
+
+    async def flushed(self) -> None: ...
 
 
 class YamuxStream(Stream):
-    """A stream over a `Connection`; that makes it, feeds it and forgets it.
+    """A stream over a `Connection`, which makes it, delivers its data and forgets it.
 
-    `send_all` returns when its bytes are queued for the socket, in whole frames: cancelling it never harms the
-    connection, though then nobody knows how much was sent. A writer whose peer reads nothing waits, up to
-    `Limits.stall_s`; then the stream is reset. `aclose` waits until what was queued has left.
+    `send_all` returns when its bytes are queued for the socket, in whole frames. So cancelling it never harms the
+    connection, but the caller cannot know how much was sent. A writer whose peer reads nothing waits up to
+    `Limits.stall_s`; then the stream is reset. `aclose` waits until what was queued has been written.
     """
 
-    def __init__(self, connection: "Connection", stream_id: int, window: ReceiveWindow) -> None:
+    def __init__(self, connection: StreamOwner, stream_id: int, window: ReceiveWindow) -> None:
         self.stream_id = stream_id
         self.receive_window = window
         self.send_window = SendWindow()
         self._connection = connection
-        self._chunks: deque[bytes] = deque()
-        self._head_read = 0  # bytes of the first chunk that were read already
-        self._unread = 0  # bytes in all chunks
+        self._unread: deque[bytes] = deque()
+        self._first_read = 0  # bytes of the first piece that were read already
+        self._unread_bytes = 0
         self._least = 1  # bytes that the reader waits for
         self._readers = trio.lowlevel.ParkingLot()
         self._writers = trio.lowlevel.ParkingLot()
         self._sending = False
         self._receiving = False
-        self._parked = False  # the present sender has waited, and so given others their turn
-        self.ended = False  # the peer's FIN came
-        self.finished = False  # our FIN is queued
-        self.broken = ""  # reset by either side, or the connection ended: why
-        self.closed = False  # aclose() was called
+        self._parked = False  # the running `send_all` has waited, so other tasks had their turn
+        self.fin_received = False
+        self.fin_queued = False  # set by the connection
+        self.broken = ""  # why: reset by either end, or the connection ended
+        self.closed = False  # `aclose` was called
         self.closed_at_s = 0.0
-        self.discarded_bytes = 0  # arrived after that
+        self.discarded_bytes = 0  # data that came after `aclose`; counted by the connection
 
     # Sending.
 
@@ -59,22 +80,22 @@ class YamuxStream(Stream):
             await trio.lowlevel.checkpoint_if_cancelled()
             self._check_sendable()
             self._parked = False
-            view = _unchanging(data)
+            view = _frozen(data)
             while view:
                 length = min(await self._wait_sendable(), len(view))
                 self._queue(view[:length])
                 view = view[length:]
-            if not self._parked:  # others get their turn, but once is enough
+            if not self._parked:  # other tasks get their turn once in each call
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
     def send_now(self, data: bytes | bytearray | memoryview) -> bool:
         connection = self._connection
-        if self._sending or self.closed or self.finished or self.broken or not connection.has_room:
+        if self._sending or self.closed or self.fin_queued or self.broken or not connection.has_room:
             return False
         if len(data) > min(self.send_window.credit, connection.limits.send_frame_bytes):
             return False
         if data:
-            self._queue(_unchanging(data))
+            self._queue(_frozen(data))
         return True
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -97,7 +118,7 @@ class YamuxStream(Stream):
         self._connection.queue_data(self.stream_id, frame)
 
     async def _wait_sendable(self) -> int:
-        """How long a frame may be sent now; waits for credit and for room in the connection's queue."""
+        """Wait for credit and for room in the connection's queue. Returns how long a frame may be sent."""
         connection = self._connection
         while True:
             if not self.send_window.credit:
@@ -117,7 +138,7 @@ class YamuxStream(Stream):
             self._check_sendable()
 
     def _check_sendable(self) -> None:
-        if self.closed or self.finished:
+        if self.closed or self.fin_queued:
             raise trio.ClosedResourceError("this stream is closed for sending")
         if self.broken:
             raise trio.BrokenResourceError(self.broken)
@@ -146,39 +167,40 @@ class YamuxStream(Stream):
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             parked = False
-            # Half a window is always to come, however much of the other half is not given back yet.
+            # The peer always has credit for half a window; credit for the other half may not be given back yet.
             self._least = max(1, min(least, self.receive_window.size // 2))
-            while self._unread < self._least and not self.closed and not self.ended and not self.broken:
+            while self._unread_bytes < self._least and not self.closed and not self.fin_received and not self.broken:
                 await self._readers.park()
                 parked = True
             if not parked:
                 await trio.lowlevel.cancel_shielded_checkpoint()
             if self.closed:
                 raise trio.ClosedResourceError("this stream is closed")
-            if not self._chunks:
-                if self.ended:
+            if not self._unread:
+                if self.fin_received:
                     return b""
                 raise trio.BrokenResourceError(self.broken)
-            data = self._take(_MAX_READ_BYTES if max_bytes is None else max_bytes)
+            data = self._take_unread(_MAX_READ_BYTES if max_bytes is None else max_bytes)
         finally:
             self._receiving = False
             self._least = 1
-        self._connection.consumed(self, len(data))
+        self._connection.note_read(self, len(data))
         return data
 
-    def _take(self, max_bytes: int) -> bytes:
-        """What is there, in one piece: a reader's turn costs more than the copy."""
-        chunks, taken, length = self._chunks, [], 0
-        while chunks and length < max_bytes:
-            chunk, start = chunks[0], self._head_read
-            end = min(len(chunk), start + max_bytes - length)
-            taken.append(chunk[start:end] if end - start < len(chunk) else chunk)
+    def _take_unread(self, max_bytes: int) -> bytes:
+        """Remove up to `max_bytes` of the unread data, joined: another wake-up of the reader costs more than the
+        copy."""
+        pieces, taken, length = self._unread, [], 0
+        while pieces and length < max_bytes:
+            piece, start = pieces[0], self._first_read
+            end = min(len(piece), start + max_bytes - length)
+            taken.append(piece[start:end] if end - start < len(piece) else piece)
             length += end - start
-            if end == len(chunk):
-                chunks.popleft()
+            if end == len(piece):
+                pieces.popleft()
                 end = 0
-            self._head_read = end
-        self._unread -= length
+            self._first_read = end
+        self._unread_bytes -= length
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
     # Closing.
@@ -187,54 +209,55 @@ class YamuxStream(Stream):
         if not self.closed:
             self.closed = True
             self.closed_at_s = trio.current_time()
-            self._connection.close_stream(self, self._unread)
+            self._connection.close_stream(self, self._unread_bytes)
             self._forget_unread()
             self._wake()
         await trio.lowlevel.checkpoint()
         await self._connection.flushed()
 
     def reset(self, why: str = "this stream was reset") -> None:
-        """End both directions at once; the peer's end breaks."""
+        """End both directions at once; the stream breaks at the peer's end, too."""
         self._connection.reset_stream(self)
         self.break_(why)
 
-    # What the connection calls.
+    # Called by the connection.
 
     @property
-    def over(self) -> bool:
-        """Both directions have ended and nothing is left to read: the connection may forget it. Sooner, and what is
-        unread would count for no window any more."""
-        return not self._chunks and (bool(self.broken) or (self.ended and self.finished))
+    def is_done(self) -> bool:
+        """Both directions have ended and nothing is left to read, so the connection may forget the stream. If it did so
+        before the last read, unread data would not count against any window."""
+        return not self._unread and (bool(self.broken) or (self.fin_received and self.fin_queued))
 
     def deliver(self, piece: bytes) -> bool:
-        """Whether that wakes a reader."""
-        chunks = self._chunks
-        if len(piece) < _JOIN_BYTES and chunks and len(chunks[-1]) < _JOIN_BYTES:
-            chunks[-1] += piece
+        """Add received data. Returns whether it wakes a reader."""
+        pieces = self._unread
+        if len(piece) < _JOIN_BYTES and pieces and len(pieces[-1]) < _JOIN_BYTES:
+            pieces[-1] += piece
         else:
-            chunks.append(piece)
-        self._unread += len(piece)
-        return self._unread >= self._least and bool(self._readers.unpark_all())
+            pieces.append(piece)
+        self._unread_bytes += len(piece)
+        return self._unread_bytes >= self._least and bool(self._readers.unpark_all())
 
-    def end(self) -> None:
-        self.ended = True
+    def receive_fin(self) -> None:
+        self.fin_received = True
         self._readers.unpark_all()
 
-    def granted(self, increment: int) -> None:
-        self.send_window.raise_by(increment)
+    def add_credit(self, increment: int) -> None:
+        """The peer allows `increment` more bytes. Raises `PeerError` if that overflows its window."""
+        self.send_window.add_credit(increment)
         self._writers.unpark_all()
 
     def break_(self, why: str, *, keep_unread: bool = False) -> None:
-        """No more in either direction. What the peer sent before its FIN stays readable, the rest goes."""
+        """End both directions. Unread data stays readable if the peer's FIN came after it, or with `keep_unread`."""
         if not self.broken:
             self.broken = why
-            if not self.ended and not keep_unread:
+            if not self.fin_received and not keep_unread:
                 self._forget_unread()
             self._wake()
 
     def _forget_unread(self) -> None:
-        self._chunks.clear()
-        self._unread = 0
+        self._unread.clear()
+        self._unread_bytes = 0
 
     def _wake(self) -> None:
         self._readers.unpark_all()
@@ -245,6 +268,6 @@ class YamuxStream(Stream):
         return f"<YamuxStream {self.stream_id}>"
 
 
-def _unchanging(data: bytes | bytearray | memoryview) -> memoryview:
-    """Frames wait in a queue after the caller went on, so what it could change is copied."""
+def _frozen(data: bytes | bytearray | memoryview) -> memoryview:
+    """A view of data that cannot change. Frames wait in a queue after `send_all` returns, so mutable data is copied."""
     return memoryview(data if isinstance(data, bytes) else bytes(data))

@@ -85,7 +85,7 @@ def test_help_texts_are_paragraphs(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setattr(app, "console", Console(width=1000))
     assert run(["join", "--help"]) == 0
     out, _ = texts(capsys)
-    assert "Without it plans reckon with 100, and nothing holds back what is sent. [env var: SWARM_UP_MBIT]" in out
+    assert "Without it planning assumes 100, and sending is not limited. [env var: SWARM_UP_MBIT]" in out
     assert run(["revoke", "--help"]) == 0
     assert "no machine can join with it. A revoked machine is removed too" in texts(capsys)[0]
 

@@ -1,4 +1,4 @@
-"""What a trainer is told, worked out from what a seed says."""
+"""`Swarm.state`, computed from the seed's status."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_expected_arrival_follows_from_the_last_versions(steps: list[Step], expe
     assert standing(report(steps))["expected_arrival_s"] == expected
 
 
-def test_the_rest() -> None:
+def test_the_other_fields() -> None:
     found = standing(report([step(1, 3.0, None)]))
     assert found["sealed"] == {"version": (0, 1), "root": "ab", "age_s": 3.0, "held": 1, "waiting": 1}
     budget = {"step_bytes": 1050, "budget_bytes": 1030 + (64 << 10), "payload": to_plain(EgressStatus())}

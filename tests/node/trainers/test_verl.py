@@ -1,4 +1,4 @@
-"""verl's published classes, unchanged, publish to a swarm of processes and draw tokens from it."""
+"""verl's published classes, unchanged, publish to a swarm of processes and get tokens from it."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ STEPS = 2
 
 
 @pytest.mark.long
-def test_verl_publishes_and_draws(tmp_path: Path) -> None:
+def test_verl_publishes_and_gets_tokens(tmp_path: Path) -> None:
     with drawing(tmp_path) as (swarm, base, url):
         report = train(swarm, "verl_run.py", swarm.home("seed"), base, url)
         status = ask(swarm.home("seed"))

@@ -24,6 +24,7 @@ from swarm.transport.base import Lane, PeerKey, Transport, Unreachable
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
 from swarm.transport.pubsub import BoundedPubsub, Neighbours, cost_of, trimmed
+from swarm.transport.rules import PeerPolicy
 
 
 async def idle(peer: PeerKey, lane: Lane, stream: trio.abc.HalfCloseableStream) -> None:
@@ -50,8 +51,8 @@ class Member:
         await self.announcer.run(self.got.append, task_status=task_status)
 
 
-def libp2p_member(number: int, validate: Callable[[bytes], bool] = valid, **options: object) -> Member:
-    transport = Libp2pTransport(Key(bytes([number + 1]) * 32), ["/ip4/127.0.0.1/tcp/0"], **options)  # type: ignore[arg-type]
+def libp2p_member(number: int, validate: Callable[[bytes], bool] = valid, policy: PeerPolicy | None = None) -> Member:
+    transport = Libp2pTransport(Key(bytes([number + 1]) * 32), ["/ip4/127.0.0.1/tcp/0"], policy=policy)
     return Member(transport, Gossip(transport, "/test", validate))
 
 
@@ -62,7 +63,7 @@ def memory_member(network: MemoryNetwork, number: int, validate: Callable[[bytes
 
 @asynccontextmanager
 async def chain(count: int, make: Callable[[int], Member]) -> AsyncIterator[list[Member]]:
-    """Members of which each knows the one before it."""
+    """Members, each of which is connected to the one before it."""
     members = [make(number) for number in range(count)]
     async with trio.open_nursery() as nursery:
         for index, member in enumerate(members):
@@ -86,7 +87,7 @@ async def _connect_when_serving(transport: Transport, peer: PeerKey, addrs: list
 
 
 async def reaches(near: Member, far: Member) -> None:
-    """Until something that `near` says now gets to `far`."""
+    """Publish at `near` until a message reaches `far`."""
     knock, number = os.urandom(8), 0
     while not any(text.startswith(knock) for text in far.got):
         number += 1
@@ -95,7 +96,7 @@ async def reaches(near: Member, far: Member) -> None:
 
 
 async def settle(members: list[Member]) -> None:
-    """Until an announcement of the first reaches the last: the mesh stands."""
+    """Wait until an announcement of the first member reaches the last: the mesh is built."""
     await reaches(members[0], members[-1])
     await trio.sleep(0.2)
     for member in members:
@@ -103,15 +104,15 @@ async def settle(members: list[Member]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["libp2p", "memory"])
-async def test_all_hear_once_and_nobody_hears_what_is_invalid(kind: str) -> None:
+async def test_valid_messages_are_delivered_once_and_invalid_ones_never(kind: str) -> None:
     in_memory = partial(memory_member, MemoryNetwork(Link(delay_s=0.01)))
     with trio.fail_after(20):
         async with chain(4, libp2p_member if kind == "libp2p" else in_memory) as members:
             await settle(members)
             await members[0].announcer.publish(b"news")
-            await members[1].announcer.publish(b"bad")  # its own validator is not asked; its neighbours' are
+            await members[1].announcer.publish(b"bad")  # its neighbours validate it; the sender does not
             await members[3].announcer.publish(b"more")
-            await members[0].announcer.publish(b"news")  # again: nobody hears it twice
+            await members[0].announcer.publish(b"news")  # again: it is not delivered twice
             await until(lambda: all(len(member.got) == 2 for member in members[1:3]))
             await trio.sleep(0.3)
             assert [sorted(member.got) for member in members] == [
@@ -120,13 +121,13 @@ async def test_all_hear_once_and_nobody_hears_what_is_invalid(kind: str) -> None
                 [b"more", b"news"],
                 [b"news"],
             ]
-            assert all(member.announcer.has_seen(b"news") for member in members)  # so that nobody says it again
+            assert all(member.announcer.has_seen(b"news") for member in members)  # so that no member announces it again
             assert not any(member.announcer.has_seen(b"bad") for member in members[2:])
 
 
 @pytest.mark.parametrize("kind", ["libp2p", "memory"])
-async def test_what_is_invalid_goes_no_further(kind: str) -> None:
-    """To one who would believe it: the validator of whoever stands between is asked before anything is passed on."""
+async def test_invalid_messages_are_not_forwarded(kind: str) -> None:
+    """The last member would accept the message, but the member between them validates before it forwards."""
     make = libp2p_member if kind == "libp2p" else partial(memory_member, MemoryNetwork())
 
     def member(number: int) -> Member:
@@ -141,8 +142,8 @@ async def test_what_is_invalid_goes_no_further(kind: str) -> None:
             assert {text for member in members for text in member.got} == {b"news", b"end"}
 
 
-async def test_what_is_too_long_is_not_heard_and_others_talk_on() -> None:
-    """From a neighbour who keeps to no limits, with a validator that would take anything."""
+async def test_oversized_messages_are_dropped_and_gossip_goes_on() -> None:
+    """From a neighbour that ignores all limits, to a validator that accepts everything."""
     with trio.fail_after(30):
         async with chain(3, partial(libp2p_member, validate=bool)) as members:
             await settle(members)
@@ -151,8 +152,8 @@ async def test_what_is_too_long_is_not_heard_and_others_talk_on() -> None:
             assert liar._pubsub is not None
             await liar._pubsub.publish("/test", bytes(MAX_MESSAGE_BYTES + 1))
             await reaches(members[0], members[2])
-            await liar._pubsub.publish("/test", bytes(5 * MAX_MESSAGE_BYTES))  # over a frame of GossipSub, too
-            for near, far in (members[1:], members[:0:-1]):  # the liar may have put itself out
+            await liar._pubsub.publish("/test", bytes(5 * MAX_MESSAGE_BYTES))  # more than a frame of GossipSub
+            for near, far in (members[1:], members[:0:-1]):  # the liar may have been disconnected
                 await reaches(near, far)
             assert max(len(text) for member in members for text in member.got) < 100
 
@@ -160,19 +161,19 @@ async def test_what_is_too_long_is_not_heard_and_others_talk_on() -> None:
 async def test_without_a_grant_there_is_no_gossip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.gossip.announcements._GREET_S", 0.1)
     granted: set[PeerKey] = set()
-    member, stranger = libp2p_member(0, admits=granted.__contains__), libp2p_member(1)
+    member, stranger = libp2p_member(0, policy=PeerPolicy(admits=granted.__contains__)), libp2p_member(1)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             for each in (member, stranger):
                 addrs = await nursery.start(each.transport.serve, idle)
                 await nursery.start(each.run)
             await member.transport.connect(stranger.transport.key, addrs)
-            await settle([member, stranger])  # whom we dialed is in it
+            await settle([member, stranger])  # the peer that the member dialed gossips
             await member.transport.disconnect(stranger.transport.key)
             await until(lambda: not stranger.transport.peers())
             addrs = [str(address) for address in member.transport.host.get_addrs()]  # type: ignore[attr-defined]
             await stranger.transport.connect(member.transport.key, [addrs[0].partition("/p2p/")[0]])
-            for turn in range(10):  # through many greetings
+            for turn in range(10):  # through many greeting intervals
                 await member.announcer.publish(b"for members %d" % turn)
                 await stranger.announcer.publish(b"from a stranger %d" % turn)
                 await trio.sleep(0.1)
@@ -194,7 +195,7 @@ async def test_sizes(size: int) -> None:
                 await members[0].announcer.publish(bytes(MAX_MESSAGE_BYTES + 1))
 
 
-async def test_a_burst_is_not_thinned_out() -> None:
+async def test_a_burst_is_delivered_whole() -> None:
     with trio.fail_after(20):
         async with chain(3, libp2p_member) as members:
             await settle(members)
@@ -231,13 +232,13 @@ async def test_after_gossip_ends_peers_still_connect() -> None:
             nursery.cancel_scope.cancel()
 
 
-# Neighbours that do their worst.
+# Hostile neighbours.
 
 TOPIC = "/test"
 
 
 def signed(key: Key, data: bytes) -> rpc_pb2.Message:
-    """A message of `key`'s, as GossipSub signs it."""
+    """A message signed by `key` as GossipSub signs it."""
     message = rpc_pb2.Message(data=data, topicIDs=[TOPIC], from_id=id_of(key.public).to_bytes(), seqno=bytes(8))
     message.signature = create_new_key_pair(key.seed).private_key.sign(
         PUBSUB_SIGNING_PREFIX.encode() + message.SerializeToString()
@@ -250,7 +251,7 @@ def id_of(peer: PeerKey) -> ID:
 
 
 def a_frame() -> rpc_pb2.RPC:
-    """One with something of everything."""
+    """A frame with all kinds of fields."""
     rpc = rpc_pb2.RPC(publish=[signed(Key(bytes([5]) * 32), b"hear, hear")], senderRecord=b"whatever")
     rpc.subscriptions.add(subscribe=True, topicid=TOPIC)
     rpc.control.ihave.add(topicID=TOPIC, messageIDs=[bytes(32)])
@@ -273,7 +274,7 @@ def mutated(valid: bytes) -> st.SearchStrategy[bytes]:
 
 
 @given(st.one_of(st.binary(max_size=200), mutated(a_frame().SerializeToString())))
-def test_of_a_frame_only_what_is_ours_is_kept(body: bytes) -> None:
+def test_only_known_fields_of_a_frame_are_kept(body: bytes) -> None:
     rpc = rpc_pb2.RPC()
     try:
         rpc.ParseFromString(body)
@@ -307,8 +308,8 @@ def test_long_lists_are_cut() -> None:
     assert (len(kept.subscriptions), len(kept.publish)) == (8, 256)
 
 
-def test_origins_that_are_no_ed25519_keys_are_not_looked_at() -> None:
-    """Their keys come with the message, of whatever kind and length."""
+def test_origins_that_are_not_ed25519_keys_are_dropped() -> None:
+    """A message brings its origin's key, which may have any type and length."""
     good = signed(Key(bytes([5]) * 32), b"x")
     for from_id in (b"", bytes(38), good.from_id[:-1], b"\x12\x20" + bytes(32)):
         bad = rpc_pb2.Message(data=b"x", topicIDs=[TOPIC], from_id=from_id, key=bytes(2000), signature=bytes(64))
@@ -317,35 +318,35 @@ def test_origins_that_are_no_ed25519_keys_are_not_looked_at() -> None:
         ]
 
 
-def test_a_neighbour_pays_and_forgets_are_few() -> None:
+def test_a_neighbour_has_a_budget_and_its_record_is_bounded() -> None:
     neighbours = Neighbours()
-    assert not any(neighbours.worked(b"a", 1.0, 0.0) for _ in range(250))
-    assert neighbours.worked(b"a", 1.0, 0.0) == pytest.approx(1 / 25)
-    assert not neighbours.worked(b"b", 1.0, 0.0)
-    assert [neighbours.forged(b"a", 0.0) for _ in range(6)] == [False] * 5 + [True]
-    assert not neighbours.forged(b"a", 10.0)  # one in ten seconds is forgiven
+    assert not any(neighbours.charge(b"a", 1.0, 0.0) for _ in range(250))
+    assert neighbours.charge(b"a", 1.0, 0.0) == pytest.approx(1 / 25)
+    assert not neighbours.charge(b"b", 1.0, 0.0)
+    assert [neighbours.charge_forgery(b"a", 0.0) for _ in range(6)] == [False] * 5 + [True]
+    assert not neighbours.charge_forgery(b"a", 10.0)  # one in ten seconds is forgiven
     for number in range(10_000):
-        neighbours.worked(number.to_bytes(4, "big"), 1.0, 0.0)
+        neighbours.charge(number.to_bytes(4, "big"), 1.0, 0.0)
     assert len(neighbours._work) == 4096
 
 
 async def say(liar: Member, peer: PeerKey, *frames: bytes) -> trio.abc.HalfCloseableStream:
-    """Frames of GossipSub, as they are, on a stream of their own."""
+    """Send raw GossipSub frames on a new stream."""
     assert isinstance(liar.transport, Libp2pTransport)
-    stream = await liar.transport.open_library_stream(peer, "/meshsub/1.1.0")
+    stream = await liar.transport.open_protocol_stream(peer, "/meshsub/1.1.0")
     await stream.send_all(b"".join(encode_uvarint(len(frame)) + frame for frame in frames))
     return stream
 
 
-async def test_rubbish_ends_its_stream_and_nothing_else() -> None:
-    """Frames of every kind of nonsense, to the service as it runs: it goes on, and so do its neighbours."""
+async def test_malformed_frames_end_their_stream_only() -> None:
+    """Malformed frames of every kind to a running service: it goes on, and so do its neighbours."""
     draw, valid_frame = random.Random(1), a_frame().SerializeToString()
     with trio.fail_after(60):
         async with chain(3, libp2p_member) as members:
             await settle(members)
             pubsub = members[1].announcer._pubsub  # type: ignore[attr-defined]
             assert isinstance(pubsub, BoundedPubsub)
-            pubsub._neighbours.worked = lambda *_: 0.0  # type: ignore[method-assign]  # as fast as it goes
+            pubsub._neighbours.worked = lambda *_: 0.0  # type: ignore[method-assign]  # without a rate limit
             pubsub._neighbours.forged = lambda *_: False  # type: ignore[method-assign]
             liar = members[0].transport.key
             for _ in range(1500):
@@ -353,8 +354,8 @@ async def test_rubbish_ends_its_stream_and_nothing_else() -> None:
                 for _ in range(draw.randrange(1, 6)):
                     body[draw.randrange(len(body))] = draw.randrange(256)
                 with suppress(PeerError):
-                    await pubsub.take_frame(id_of(liar), liar, bytes(body[: draw.randrange(50, len(body) + 1)]))
-            await pubsub.take_frame(id_of(liar), liar, b"\x0a\x04\x12\x02\xff\xfe")  # no text, so none of our topics
+                    await pubsub.handle_frame(id_of(liar), liar, bytes(body[: draw.randrange(50, len(body) + 1)]))
+            await pubsub.handle_frame(id_of(liar), liar, b"\x0a\x04\x12\x02\xff\xfe")  # no text, so none of our topics
             stream = await say(members[0], members[1].transport.key, b"\xff\xff\xff")
             with suppress(trio.BrokenResourceError):
                 assert await stream.receive_some() == b""
@@ -363,7 +364,7 @@ async def test_rubbish_ends_its_stream_and_nothing_else() -> None:
                 await reaches(near, far)
 
 
-async def test_who_forges_again_and_again_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_neighbour_that_forges_repeatedly_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[PeerKey] = []
     with trio.fail_after(30):
         async with chain(2, libp2p_member) as members:
@@ -391,7 +392,7 @@ async def test_who_forges_again_and_again_is_disconnected(monkeypatch: pytest.Mo
             assert not victim.got
 
 
-async def test_a_flood_is_read_at_the_neighbours_rate_and_none_of_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_is_read_at_the_neighbours_rate_and_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.transport.pubsub._MESSAGES_AT_ONCE", 20.0)
     with trio.fail_after(30):
         async with chain(2, libp2p_member) as members:
@@ -406,9 +407,9 @@ async def test_a_flood_is_read_at_the_neighbours_rate_and_none_of_it_is_lost(mon
             assert trio.current_time() - begun_s > 1.2
 
 
-async def test_the_service_begins_anew_when_the_library_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_service_restarts_when_the_library_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SWARM_STRICT")
-    monkeypatch.setattr("swarm.gossip.announcements._AGAIN_S", 0.1)
+    monkeypatch.setattr("swarm.gossip.announcements._RESTART_S", 0.1)
     with trio.fail_after(30):
         async with chain(2, libp2p_member) as members:
             await settle(members)
@@ -421,7 +422,7 @@ async def test_the_service_begins_anew_when_the_library_ends_it(monkeypatch: pyt
             pubsub.manager.run_task(fail)  # one task may fail
             await until(lambda: guard.bugs[guard.Source.GOSSIP] == before + 1)
             assert members[1].announcer._pubsub is pubsub  # type: ignore[attr-defined]
-            pubsub.manager.run_daemon_task(fail)  # and one of those that the service is made of
+            pubsub.manager.run_daemon_task(fail)  # and one of the service's own tasks
             await until(lambda: members[1].announcer._pubsub not in (None, pubsub))  # type: ignore[attr-defined]
             assert guard.bugs[guard.Source.GOSSIP] == before + 2
             await reaches(members[0], members[1])

@@ -1,4 +1,4 @@
-"""An authority, and who comes to it."""
+"""An authority, and peers that come to it."""
 
 import random
 
@@ -28,6 +28,7 @@ from swarm.protocol.core.events import (  # fmt: skip
     Timer,
 )
 from swarm.protocol.core.wire import Hello, Join  # fmt: skip
+from swarm.protocol.startup import Boot, Saved, Site
 
 TICKET = seal(capability(nodes=100), AUTHORITY)
 
@@ -40,8 +41,8 @@ def an_authority(
     *, boot: int = 1, grants: list[bytes] | None = None, up_mbit: float = 0.0, now: float = 0.0
 ) -> Authority:
     core = Authority(
-        AUTHORITY, ("/sim/authority",), TUNING, random.Random(1),
-        boot=boot, clock=clock, head=manifest(0, 0), grants=grants, up_mbit=up_mbit, now=now,
+        AUTHORITY, TUNING, random.Random(1), Boot(boot, clock), Saved(manifest(0, 0), grants or []),
+        Site(("/sim/authority",), up_mbit=up_mbit), now=now,
     )  # fmt: skip
     core.start(now)
     return core
@@ -56,7 +57,7 @@ def persisted(core: Authority, effects: list[Effect], now: float) -> list[Effect
 
 
 def join(core: Authority, slot: int, now: float = 1.0, message: Join | None = None) -> list[Effect]:
-    """It connects, asks, the disk writes, and the next tick lets it in."""
+    """A peer connects and asks to join; its grant becomes durable, and the next tick admits it."""
     comes(core, slot, now)
     effects = say(core, slot, message or join_message(TICKET), now)
     effects += persisted(core, effects, now)
@@ -71,7 +72,7 @@ def members(core: Authority, count: int) -> Authority:
 
 
 def told(effects: list[Effect], what: str) -> list[dict]:
-    return [e.info for e in only(effects, Notify) if e.what == what]
+    return [e.notice.log_fields() for e in only(effects, Notify) if e.notice.log_name == what]
 
 
 def renewal(core: Authority, slot: int, counter: int, **more) -> bytes:

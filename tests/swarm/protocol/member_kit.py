@@ -1,4 +1,4 @@
-"""A member among made-up neighbours, and what is asked of its effects."""
+"""A member among made-up neighbours, and queries on its effects."""
 
 from protocol_kit import SWARM, admit, key_of, meet, new_peer, only, report, sends
 
@@ -8,7 +8,7 @@ from swarm.protocol.core.wire import Reports
 from swarm.protocol.member import Peer
 
 CHAIN = ((1, 2, -1),)
-"""One stripe: we (slot 0) hang on 1, 1 on 2, 2 on the authority."""
+"""One stripe: the parent of slot 0 (us) is 1, of 1 is 2, of 2 is the authority."""
 
 
 def a_member(parents=CHAIN, **more) -> Peer:

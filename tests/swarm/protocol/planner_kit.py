@@ -12,7 +12,7 @@ STRIPES = st.integers(1, 12)
 
 @st.composite
 def swarms(draw: st.DrawFn, most: int = 40) -> list[Member]:
-    """Members of every kind: leaves, behind NAT, in regions that are known or not."""
+    """Members of every kind: leaves, members behind NAT, in known and unknown regions."""
     slots = draw(st.sets(st.integers(0, 199), min_size=1, max_size=most))
     regions = draw(st.sampled_from([("",), ("", "eu", "us"), ("eu", "us", "jp", "au")]))
     return [
@@ -29,17 +29,17 @@ def swarms(draw: st.DrawFn, most: int = 40) -> list[Member]:
 
 
 def plan(members: list[Member], stripes: int) -> tuple[tuple[int, ...], ...]:
-    """From nothing."""
+    """A plan from nothing."""
     return Planner(stripes).update(members)
 
 
 def as_roster(members: list[Member], stripes: int) -> Roster:
-    """Planned, and opened as a peer would: refused unless it is a plan."""
+    """A plan from nothing as a roster, opened as a peer opens it, which refuses an invalid plan."""
     return as_given(members, plan(members, stripes))
 
 
 def as_given(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> Roster:
-    """Opened as a peer would: refused unless it is a plan."""
+    """These trees as a roster, opened as a peer opens it, which refuses an invalid plan."""
     return open_whole(roster(parents, members), SWARM)[0]
 
 
@@ -48,7 +48,7 @@ def relays(members: list[Member]) -> list[Member]:
 
 
 def given(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> dict[int, int]:
-    """How many children each slot feeds, over all stripes."""
+    """The number of children of each slot, over all stripes."""
     count = dict.fromkeys((m.slot for m in members), 0)
     for row in parents:
         for parent in row:

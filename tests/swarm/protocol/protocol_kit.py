@@ -1,4 +1,4 @@
-"""Keys, signed documents and small swarms of one, for tests that drive the machines by hand."""
+"""Keys, signed documents and single cores, for tests that drive the machines by hand."""
 
 import random
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from codec import ChunkKey, Manifest
 from codec.sign import Key
 from swarm.protocol.core.documents import Capability, Grant, Heartbeat, Report, bit_set, seal
 from swarm.protocol.core.events import Effect, HeaderStored, Heard, PeerUp, Send, VersionId
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Hello, Join, Message, Welcome
 from swarm.protocol.member import Peer
@@ -52,7 +53,7 @@ def header(
     peer: bytes | None = None,
     epoch: int = 0,
 ) -> HeaderStored:
-    """The header of a chunk of version `number`, as the store tells of it."""
+    """The event of a stored header of version `number`."""
     key = ChunkKey(epoch, number, attempt, seq)
     parent = root_of(VersionId(epoch, number - 1))
     return HeaderStored(peer, stripe, key, chunk_id(key), parent, (piece_bytes,) * pieces, 100)
@@ -69,10 +70,10 @@ def manifest(
 
 
 def book_with(chunks: Iterable[HeaderStored], *, held: bool = True) -> tuple[Chunks, list[Chunk]]:
-    """A book that has these chunks; `held`: with every piece."""
-    book, made = Chunks(), []
+    """`Chunks` with these chunks; `held`: with every piece."""
+    book, made = Chunks(Outbox()), []
     for event in chunks:
-        taken = book.header(event, 0.0, [])
+        taken = book.header(event, 0.0)
         assert taken is not None
         made.append(taken[0])
         for index in range(len(event.piece_bytes) if held else 0):
@@ -181,7 +182,7 @@ def admit(
     head: bytes = b"",
     now: float = 0.0,
 ) -> list[Effect]:
-    """Let it in, as slot `slot` of this plan; what it did about it."""
+    """Admit the peer as slot `slot` of this plan; its effects."""
     parents = tuple(parents)
     members = members if members is not None else [member(s) for s in range(len(parents[0]))]
     apply = peer.apply
@@ -200,8 +201,14 @@ def meet(peer: Peer, slot: int, now: float = 0.0, *, key: Key | None = None, hel
 
 
 def say(peer: Any, slot: int | bytes, message: Message, now: float = 0.0) -> list[Effect]:
-    """`peer` (or the authority) hears this from the holder of a slot."""
+    """`peer` (or the authority) gets this message from the holder of a slot; its effects."""
     return peer.apply(Heard(slot if isinstance(slot, bytes) else key_of(slot).public, message), now)
+
+
+def fresh(machine: Any) -> list[Effect]:
+    """The pending effects of this machine, emptied: those of later calls appear in the same list."""
+    machine._outbox.pending.clear()
+    return machine._outbox.pending
 
 
 def only(effects: Iterable[Effect], kind: type[KIND]) -> list[KIND]:

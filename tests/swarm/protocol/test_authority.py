@@ -1,4 +1,4 @@
-"""The authority and its members: leases, restarts and rivals, what it deals."""
+"""The authority and its members: leases, restarts, rivals, and which chunks it assigns."""
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ from protocol_kit import (
 )  # fmt: skip
 
 from codec.errors import PeerError
-from swarm.protocol.authority import LOOKED_FOR
+from swarm.protocol.authority import MEMBERS_DIALED
 from swarm.protocol.core.documents import heartbeat_hash, open_heartbeat, seal
 from swarm.protocol.core.events import (  # fmt: skip
     Announce,
@@ -61,8 +61,8 @@ def test_reports_renew_and_say_what_is_held() -> None:
     assert told(say(core, 0, Reports(0, (renewal(core, 0, 1),)), 5.1), "held") == []
 
 
-def test_a_member_that_takes_back_what_it_held_is_told_of_once_a_version() -> None:
-    """Each time would be a line of the log: a member wrote 25 a second."""
+def test_a_member_that_takes_back_what_it_held_is_noted_once_a_version() -> None:
+    """Each notice is a line of the log: once a member caused 25 a second."""
     core = members(an_authority(), 1)
     core.apply(LocalSeal(manifest(1, 1)), 3.0)
     beaten = heartbeat_hash(core.state.leases.sealed)
@@ -73,14 +73,14 @@ def test_a_member_that_takes_back_what_it_held_is_told_of_once_a_version() -> No
     assert [info["version"] for info in heard] == [version(1)]
 
 
-def test_a_forged_report_expels_who_brings_it() -> None:
+def test_a_forged_report_expels_its_bearer() -> None:
     core = members(an_authority(), 2)
     forged = seal(report(0, heartbeat_hash(core.state.leases.sealed), 9), key_of(1))
     assert [c.peer for c in only(say(core, 1, Reports(0, (forged,)), 5.0), Close)] == [key_of(1).public]
 
 
-def test_an_old_report_that_another_shows_does_not_end_a_lease() -> None:
-    """A replay of a report of an earlier grant: its signer is not told to join again."""
+def test_an_old_report_brought_by_another_member_ends_no_lease() -> None:
+    """A replayed report of an earlier grant does not tell its author to join again."""
     core = members(an_authority(), 2)
     old = renewal(core, 0, 1, serial=3)
     effects = say(core, 1, Reports(0, (old,)), 5.0)
@@ -91,7 +91,7 @@ def test_an_old_report_that_another_shows_does_not_end_a_lease() -> None:
     assert say(core, 0, Credit(0, 5), 5.0) == []  # said before it could know: not held against it
 
 
-def test_expired_peers_are_shut_out_and_forgotten() -> None:
+def test_members_whose_leases_expired_are_closed_and_forgotten() -> None:
     core = members(an_authority(), 2)
     peer = key_of(0).public
     say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 3.0)
@@ -115,7 +115,7 @@ def test_leaving_frees_the_slot_on_disk_too() -> None:
 
 
 @pytest.mark.parametrize("leaving", [True, False])
-def test_a_farewell_that_is_anothers_or_none(leaving: bool) -> None:
+def test_a_goodbye_with_another_members_report_or_without_leaving(leaving: bool) -> None:
     core = members(an_authority(), 2)
     release = renewal(core, 1, 1, leaving=leaving) if leaving else renewal(core, 0, 1)
     assert only(say(core, 0, Bye(release), 5.0), Close)[0].ban_s > 0
@@ -136,7 +136,7 @@ def test_a_kick_ends_lease_and_session() -> None:
     assert [m.slot for m in core.state.roster.members] == [1]
 
 
-def test_hearsay_moves_only_one_that_is_late_itself() -> None:
+def test_hearsay_moves_only_a_member_that_is_late_itself() -> None:
     core = members(an_authority(), 3)
     core.apply(Timer("tick"), 4.5)
     for slot in range(3):
@@ -160,7 +160,7 @@ def records(effects: list[Effect], into: dict[str, bytes]) -> None:
     into.update({wish.name: wish.record for wish in only(effects, Persist)})
 
 
-def test_a_restart_takes_up_leases_addresses_and_serials() -> None:
+def test_a_restart_restores_leases_addresses_and_serials() -> None:
     disk: dict[str, bytes] = {}
     core = an_authority()
     for slot in range(3):
@@ -201,7 +201,7 @@ def test_a_forged_rival_is_expelled() -> None:
 # ---------------------------------------------------------------- versions
 
 
-def test_chunks_go_to_the_head_and_the_seal_to_everyone_attached() -> None:
+def test_chunks_go_to_the_root_child_and_the_seal_to_every_child() -> None:
     core = members(an_authority(), 1)
     say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 3.0)
     effects = core.apply(LocalChunk(header(1, 0, stripe=None)), 3.1)
@@ -240,19 +240,19 @@ def test_an_abandoned_attempt_is_not_assigned() -> None:
     assert only(effects, SendHeader) == []
 
 
-def test_stripes_that_there_are_not() -> None:
+def test_attaching_to_a_stripe_that_does_not_exist() -> None:
     core = members(an_authority(), 1)
     for stripe in range(64):
         say(core, 0, Attach(stripe, 0, 0, 1 << 60, ()), 3.0)
     assert sorted(core.state.exchange.children) == list(range(TUNING.stripes))
 
 
-def test_work_is_handed_to_the_face() -> None:
+def test_work_is_handed_to_the_application() -> None:
     core = members(an_authority(), 1)
     assert told(say(core, 0, Work(b"cargo"), 5.0), "work") == [{"peer": key_of(0).public, "body": b"cargo"}]
 
 
-def test_news_for_a_peer_without_a_session_is_not_heard() -> None:
+def test_a_message_of_a_peer_without_a_session_is_ignored() -> None:
     core = an_authority()
     assert core.apply(Heard(key_of(3).public, join_message(TICKET)), 1.0) == []
 
@@ -274,7 +274,7 @@ def test_addresses_as_the_world_sees_them(
     assert observed_addresses(addrs, seen_at) == expected
 
 
-def test_downlinks_of_those_that_apply_versions() -> None:
+def test_downlinks_of_members_with_a_replica() -> None:
     core = an_authority()
     for slot, (down_mbit, relay_only) in enumerate([(300.0, False), (20.0, True), (50.0, False)]):
         said = msgspec.structs.replace(join_message(TICKET), down_mbit=down_mbit, relay_only=relay_only)
@@ -282,7 +282,7 @@ def test_downlinks_of_those_that_apply_versions() -> None:
     assert core.down_mbits == (300.0, 50.0)
 
 
-def test_one_that_starts_elsewhere_looks_for_its_members_when_nobody_comes() -> None:
+def test_an_authority_that_restarts_elsewhere_dials_its_members_when_none_comes() -> None:
     disk: dict[str, bytes] = {}
     core = an_authority()
     for slot in range(6):
@@ -291,7 +291,7 @@ def test_one_that_starts_elsewhere_looks_for_its_members_when_nobody_comes() -> 
     late = 100.0 + 3 * TUNING.heartbeat_s + 0.1
     assert only(again.apply(Timer("tick"), late - 0.2), Dial) == []
     dialed = only(again.apply(Timer("tick"), late), Dial)
-    assert len(dialed) == LOOKED_FOR
+    assert len(dialed) == MEMBERS_DIALED
     assert {dial.addrs for dial in dialed} == {("/sim/me",)}
     # One of them follows another seed with our key, begun later than we: it shows us that one's heartbeat.
     peer = dialed[0].peer

@@ -1,4 +1,4 @@
-"""What a member with a ticket tries against the authority's core and a member's: each costs it, and nobody else."""
+"""Attacks of a peer with a ticket on the authority's core and on a member's: each costs the attacker only."""
 
 import pytest
 from authority_kit import an_authority, members, renewal
@@ -22,18 +22,18 @@ from swarm.protocol.membership.quota import MOST_BYTES, Fetched
 from swarm.protocol.membership.tickets import Tickets
 
 BAD_TEXT = b"\xa3\xff\xfe\xfd"
-"""A MessagePack string of three bytes that are no UTF-8."""
+"""A MessagePack string of three bytes that are not UTF-8."""
 
 
 def with_bad_text(key: Key) -> bytes:
-    """A report, well signed, whose engine is no text."""
+    """A report with a valid signature whose engine is not UTF-8."""
     good = seal(replace(report(0, bytes(32), 1, key=key), engine="abc"), key)[64:]
     body = good.replace(b"\xa3abc", BAD_TEXT)
     assert body != good
     return key.seal(b"swarm-node report 1", body)
 
 
-def test_a_report_whose_text_is_none_is_a_peers_error() -> None:
+def test_a_report_whose_text_is_not_utf_8_is_a_peer_error() -> None:
     with pytest.raises(PeerError, match="report"):
         open_report(with_bad_text(key_of(0)), SWARM)
 
@@ -64,7 +64,7 @@ def test_a_bad_report_ends_its_bearer_and_nothing_else() -> None:
 
 
 def verified(module, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What the core checks signatures of from now on."""
+    """The list of reports whose signatures the core checks from now on."""
     seen: list[bytes] = []
     real = module.open_report
 
@@ -85,8 +85,8 @@ def test_reports_of_made_up_keys_are_not_verified(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("at", ["authority", "member"])
-def test_one_bearer_has_so_many_reports_verified_and_no_more(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Valid ones, of itself, again and again: what ten of them cost must leave the loop to the others."""
+def test_reports_of_one_bearer_are_verified_up_to_a_limit(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Valid reports of its own, repeated: ten such members must leave the loop time for the others."""
     core = members(an_authority(), 2) if at == "authority" else a_forwarder()
     module = authority_module if at == "authority" else renewals_module
     if at == "member":
@@ -99,7 +99,7 @@ def test_one_bearer_has_so_many_reports_verified_and_no_more(at: str, monkeypatc
     assert len(seen) <= 2 * 3 * 12 + 10 * 3 * 12 / TUNING.heartbeat_s
 
 
-def test_a_forged_report_of_a_member_is_the_bearers_end() -> None:
+def test_a_forged_report_of_a_member_ends_its_bearers_session() -> None:
     core = members(an_authority(), 2)
     forged = bytes(64) + renewal(core, 1, 9)[64:]
     effects = say(core, 0, Reports(0, (forged,)), 3.0)
@@ -107,7 +107,7 @@ def test_a_forged_report_of_a_member_is_the_bearers_end() -> None:
 
 
 @given(st.lists(st.integers(0, (1 << 63) - 1), max_size=8))
-def test_whatever_is_said_of_fetched_bytes_can_be_written_down(said: list[int]) -> None:
+def test_any_claim_of_fetched_bytes_can_be_stored(said: list[int]) -> None:
     fetched, tickets, ticket = Fetched(), Tickets(), bytes(16)
     for giver, total in enumerate(said):
         for more in (fetched.own(b"a", total), fetched.said(bytes([giver]), b"a", total), fetched.gave(b"a", total)):
@@ -119,7 +119,7 @@ def test_whatever_is_said_of_fetched_bytes_can_be_written_down(said: list[int]) 
 
 
 def test_nobody_is_dialed_back_by_name() -> None:
-    """A name server of the member's own could lead the seed, or others, to any host of their networks."""
+    """A member's own name server could lead the seed or other members to any host of their networks."""
     addrs = ("/dns4/metadata.internal/tcp/80", "/ip4/8.8.8.8/tcp/4001", "/dns/box/tcp/1/p2p-circuit")
     enrolment = Enrolment(replace(join_message(), addrs=addrs), "/ip4/9.9.9.9/tcp/5")
     assert enrolment.claims() == ("/ip4/8.8.8.8/tcp/4001",)
@@ -141,11 +141,11 @@ def test_nobody_is_dialed_back_by_name() -> None:
         ("/ip4/0.0.0.0/tcp/80", Scope.HERE),
     ],
 )
-def test_an_address_is_as_near_as_the_one_that_it_stands_for(address: str, scope: Scope) -> None:
+def test_an_ipv6_address_has_the_scope_of_the_ipv4_address_in_it(address: str, scope: Scope) -> None:
     assert scope_of(address) is scope
 
 
-def test_a_stripe_that_there_is_not_is_none() -> None:
+def test_a_frame_of_a_stripe_that_does_not_exist_has_no_stripe() -> None:
     peer = a_forwarder()
     event = header(1, 0, stripe=200, peer=key_of(1).public)
     peer.apply(event, 1.0)
@@ -156,13 +156,13 @@ def test_a_stripe_that_there_is_not_is_none() -> None:
         peer.apply(Timer("tick"), float(second))  # it is pulled like any other
 
 
-def test_a_question_asked_again_and_again_is_answered_seldom() -> None:
+def test_repeated_roster_questions_are_answered_at_a_limited_rate() -> None:
     core = members(an_authority(), 2)
     answered = sum(bool(sends(say(core, 0, WantRoster(1), 3.0), (RosterStep, RosterNews))) for _ in range(500))
     assert answered <= 40
 
 
-def test_names_of_chunks_that_there_are_not_fill_no_memory() -> None:
+def test_names_of_chunks_that_do_not_exist_fill_no_memory() -> None:
     from swarm.protocol.core.wire import Skip
 
     peer = a_forwarder()
@@ -176,12 +176,12 @@ def test_the_kit_signs_as_the_authority_does() -> None:
     assert AUTHORITY.public == SWARM
 
 
-def test_one_that_attaches_where_the_plan_does_not_hang_it_waits_for_the_others(
+def test_a_child_that_attaches_against_the_plan_waits_for_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ten machines on one ticket that attach to everybody would else take all uplinks, and the trainer's first."""
+    """Otherwise ten machines on one ticket that attach to every peer would take all uplinks, the trainer's first."""
     core = members(an_authority(), 2)
-    monkeypatch.setattr(core.scheme, "is_head", lambda stripe, peer: peer == key_of(0).public)
+    monkeypatch.setattr(core.state.exchange, "_entitled", lambda stripe, peer: peer == key_of(0).public)
     for slot in (0, 1):
         say(core, slot, Attach(0, 0, 0, 1 << 40, ()), 3.0)
     edges = core.state.exchange.children[0]
@@ -189,8 +189,8 @@ def test_one_that_attaches_where_the_plan_does_not_hang_it_waits_for_the_others(
     assert edges[key_of(1).public].late_joiner
 
 
-def test_the_trainer_reckons_its_uplink_where_late_joiners_ask_for_it() -> None:
-    """It stands in no roster, so nobody else says what it carries; unknown, guests would get all of it."""
+def test_the_trainer_estimates_its_uplink_where_late_joiners_ask_for_it() -> None:
+    """No roster names the trainer's uplink. While it is unknown, late joiners would get all of it."""
     core = members(an_authority(up_mbit=8.0), 2)
     exchange = core.state.exchange
     assert exchange.has_time(3.0)
@@ -212,7 +212,7 @@ def test_an_orphan_is_served_at_once_and_a_late_joiner_again_when_its_parent_is_
     assert edge.late_joiner
 
 
-def test_attaching_again_and_again_ends_the_session() -> None:
+def test_attaching_too_often_ends_the_session() -> None:
     core = members(an_authority(), 2)
     closed = [only(say(core, 0, Attach(0, 0, 0, 0, ()), 3.0), Close) for _ in range(1100)]
     assert sum(map(len, closed)) == 1

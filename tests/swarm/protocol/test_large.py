@@ -1,7 +1,8 @@
-"""Swarms of many, simulated: what the trainer keeps, what newcomers may do, what a boast is worth, who is put out."""
+"""Large simulated swarms: sessions of the trainer, newcomers, overstated uplinks, and removals."""
 
 from scenarios.sim.simulator import Link, Node, World
 from swarm.protocol.authority import Authority
+from swarm.protocol.core.notices import JoinRefused, LeaseExpired
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.member import Peer
 
@@ -44,7 +45,7 @@ def step(world: World, chunks: int = 16) -> None:
     world.run(world.now + 1)
 
 
-def test_the_trainer_keeps_few_sessions_and_nobody_is_lost() -> None:
+def test_the_trainer_keeps_few_sessions_and_loses_no_member() -> None:
     world, joined = a_swarm(80)
     world.run(world.now + 4)
     kept = core_of(world).state.tuning.sessions_kept
@@ -53,13 +54,13 @@ def test_the_trainer_keeps_few_sessions_and_nobody_is_lost() -> None:
     step(world)
     world.run(world.now + 8)  # longer than leases last without renewal
     assert len(world.authority.sessions) <= kept
-    assert [n for n in world.authority.told if n.what == "lease_expired"] == []
+    assert [n for n in world.authority.told if isinstance(n, LeaseExpired)] == []
     roster = core_of(world).state.roster
     assert roster is not None
     assert {n.core.state.rosters.stamp for n in joined} == {roster.stamp}
 
 
-def test_after_a_restart_only_a_few_come_to_the_trainer() -> None:
+def test_after_a_restart_only_a_few_members_dial_the_trainer() -> None:
     world, joined = a_swarm(80)
     grants = [grant_of(n) for n in joined]
     world.run(world.now + 4)
@@ -73,7 +74,7 @@ def test_after_a_restart_only_a_few_come_to_the_trainer() -> None:
     step(world)
 
 
-def test_a_newcomer_stands_outside_until_it_has_served() -> None:
+def test_a_newcomer_is_a_leaf_until_it_has_served() -> None:
     world, _ = a_swarm(6)
     step(world)
     newcomer = world.join(held=world.base)
@@ -92,7 +93,7 @@ def test_a_newcomer_stands_outside_until_it_has_served() -> None:
     assert children(world, newcomer) > 0
 
 
-def test_one_that_offers_nothing_is_a_leaf_for_ever() -> None:
+def test_a_member_that_offers_no_uplink_stays_a_leaf() -> None:
     world = World(Tuning.loopback())
     for _ in range(4):
         world.join(held=world.base)
@@ -107,8 +108,8 @@ def test_one_that_offers_nothing_is_a_leaf_for_ever() -> None:
     assert idle.sent_bytes == 0
 
 
-def test_a_boast_is_found_out() -> None:
-    """It says 800 Mbit/s and has 20: after two versions it feeds no more than its like."""
+def test_an_overstated_uplink_is_found_out() -> None:
+    """A member offers 800 Mbit/s and has 20: after two versions it has no more children than others of 20 Mbit/s."""
     world, joined = a_swarm(8)
     boaster = world.join(Link(up_mbit=20.0), held=world.base, known_mbit=800.0)
     world.run(world.now + 3)
@@ -121,7 +122,7 @@ def test_a_boast_is_found_out() -> None:
     assert children(world, boaster) <= min(children(world, n) for n in joined)
 
 
-def test_a_revoked_ticket_puts_its_nodes_out_and_lets_nobody_in() -> None:
+def test_a_revoked_ticket_removes_its_nodes_and_admits_none() -> None:
     world, joined = a_swarm(5)
     ticket = core_of(world).book.leases[grant_of(joined[0]).slot].grant.capability
     world._carry_out(world.authority, core_of(world).revoke(ticket, world.now))
@@ -130,7 +131,7 @@ def test_a_revoked_ticket_puts_its_nodes_out_and_lets_nobody_in() -> None:
     late = world.join(held=world.base)
     world.run(world.now + 2)
     assert grant_of(late) is None
-    assert [n.info["code"] for n in late.told if n.what == "refused"][:1] == ["ticket"]
+    assert [n.code for n in late.told if isinstance(n, JoinRefused)][:1] == ["ticket"]
     world.restart_authority()
     again = world.join(held=world.base)
     world.run(world.now + 2)

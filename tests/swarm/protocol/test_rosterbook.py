@@ -1,4 +1,4 @@
-"""The roster as a peer holds it: changes in and out of order, gaps, and whom it asks."""
+"""The roster as a peer holds it: changes in and out of order, gaps, and which peer it asks."""
 
 import random
 
@@ -6,6 +6,7 @@ from planner_kit import plan
 from protocol_kit import AUTHORITY as KEY
 from protocol_kit import SWARM, TUNING, key_of, member
 
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.membership.roster import Member, Roster, difference, seal_change, whole
 from swarm.protocol.membership.rosterbook import LOG_CHANGES, RosterBook
 from swarm.protocol.membership.session import Sessions
@@ -16,7 +17,7 @@ def members(count: int) -> list[Member]:
 
 
 def story(length: int) -> tuple[list[Roster], list[bytes]]:
-    """A swarm that grows by one, again and again: its rosters, and the sealed change that led to each."""
+    """A swarm that grows by one member at a time: its rosters, and the sealed change that led to each."""
     rosters: list[Roster] = []
     changes: list[bytes] = []
     for serial in range(1, length + 1):
@@ -53,7 +54,7 @@ def test_changes_that_overtake_one_another() -> None:
     assert book.roster == rosters[4]
 
 
-def test_it_gives_what_led_from_another_to_its_own() -> None:
+def test_it_sends_the_changes_from_another_roster_to_its_own() -> None:
     rosters, changes = story(6)
     book = book_at(rosters, changes, 2)
     for change in changes[2:]:
@@ -86,7 +87,7 @@ def ask(book: RosterBook, sessions: Sessions, now: float, *, head: bool = False)
 
 def test_a_gap_is_asked_for_after_a_while() -> None:
     rosters, changes = story(3)
-    book, sessions = book_at(rosters, changes, 1), Sessions(TUNING, random.Random(1))
+    book, sessions = book_at(rosters, changes, 1), Sessions(TUNING, random.Random(1), Outbox())
     ready(sessions, key_of(1).public, rosters[2].stamp)
     assert ask(book, sessions, 0.0) is None
     book.hear_of(rosters[2].stamp, 0.0)
@@ -95,8 +96,8 @@ def test_a_gap_is_asked_for_after_a_while() -> None:
     assert ask(book, sessions, TUNING.heartbeat_s + 0.1) is None
 
 
-def test_the_authority_is_asked_last_unless_we_hang_on_it() -> None:
-    sessions = Sessions(TUNING, random.Random(1))
+def test_the_authority_is_asked_last_unless_it_is_our_parent() -> None:
+    sessions = Sessions(TUNING, random.Random(1), Outbox())
     ready(sessions, SWARM, 9)
     nothing = RosterBook(SWARM, TUNING)
     assert ask(nothing, sessions, 0.1) is None

@@ -1,4 +1,4 @@
-"""A machine that has sent its day's bytes: it says so at once, stands in no tree, gives nothing, and comes back."""
+"""A machine that has sent its day's bytes: it reports that at once, is a leaf, sends no content, and recovers."""
 
 from authority_kit import TICKET, an_authority, join
 from hypothesis import given, settings
@@ -24,6 +24,7 @@ from protocol_kit import (
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.documents import heartbeat_hash, open_report, seal
 from swarm.protocol.core.events import LocalBudget, Notify, PeerDown, PieceStored, SendBlob, SendBlock, SendPiece, Timer
+from swarm.protocol.core.notices import BudgetChanged
 from swarm.protocol.core.wire import Attach, Blob, Lacks, LacksChunk, Reports, WantBlob, WantBlock, WantChunk
 from swarm.protocol.member import Peer
 
@@ -31,7 +32,7 @@ LOW, NONE, AMPLE = LocalBudget(True, False), LocalBudget(True, True), LocalBudge
 
 
 def with_a_chunk(peer: Peer) -> Peer:
-    """It holds a chunk of version 1, in stripe 0."""
+    """The peer, with a whole chunk of version 1 in stripe 0."""
     event = header(1, 0, peer=key_of(1).public)
     peer.apply(event, 1.0)
     for index in range(4):
@@ -39,19 +40,19 @@ def with_a_chunk(peer: Peer) -> Peer:
     return peer
 
 
-def test_it_says_so_at_once_and_only_when_it_changes() -> None:
+def test_saving_is_reported_at_once_and_only_when_it_changes() -> None:
     peer = a_member()
     meet(peer, 1)
     tick(peer, 0.5)
     effects = peer.apply(LOW, 1.0)
-    assert [e.info for e in only(effects, Notify) if e.what == "budget"] == [{"saving": True}]
+    assert [e.notice for e in only(effects, Notify)] == [BudgetChanged(saving=True)]
     assert [r.saving for r in reports_in(tick(peer, 1.0 + TUNING.report_batch_s))] == [True]
     assert reports_in(peer.apply(LOW, 2.0) + tick(peer, 2.1)) == []
     peer.apply(AMPLE, 3.0)
     assert [r.saving for r in reports_in(tick(peer, 3.1))] == [False]
 
 
-def test_while_it_saves_it_still_gives_and_then_nothing() -> None:
+def test_a_saving_member_still_sends_and_a_spent_one_does_not() -> None:
     peer = with_a_chunk(a_forwarder())
     want = [WantChunk(0, 1, 0, 0, b""), WantBlob(1, Blob.LAYOUT, bytes(32), 0), WantBlock(2, 0)]
     peer.apply(LOW, 2.0)
@@ -65,7 +66,7 @@ def test_while_it_saves_it_still_gives_and_then_nothing() -> None:
     assert only(refused, SendBlob) + only(refused, SendBlock) == []
 
 
-def test_whoever_asks_it_is_sent_on_and_whoever_hangs_on_it_goes_on_the_next_day() -> None:
+def test_requests_are_refused_today_and_children_are_served_again_tomorrow() -> None:
     peer = with_a_chunk(a_forwarder())
     peer.apply(NONE, 2.0)
     assert len(sends(say(peer, 2, WantChunk(0, 1, 0, 0, b""), 2.0), LacksChunk, to=2)) == 1
@@ -73,16 +74,16 @@ def test_whoever_asks_it_is_sent_on_and_whoever_hangs_on_it_goes_on_the_next_day
     assert len(only(peer.apply(AMPLE, 9.0), SendPiece)) == 4
 
 
-def test_with_no_uplink_there_is_nothing_to_give_on_any_day() -> None:
+def test_a_member_without_uplink_sends_nothing_on_any_day() -> None:
     peer = new_peer(0)
     peer.membership._join = join_message(up_mbit=0.0)
-    peer.state.exchange.gives = False
+    peer.state.exchange.give(False, 0.0)
     admit(peer)
     meet(peer, 1)
     assert only(peer.apply(AMPLE, 1.0) + say(peer, 1, WantBlock(1, 0), 1.0), SendBlock) == []
 
 
-def test_nobody_hangs_on_one_without_uplink_because_its_parent_is_gone() -> None:
+def test_a_member_without_uplink_becomes_no_failover_parent() -> None:
     idle = member(2, up_mbit=0.0, leaf=True)
     peer = a_member(((1, -1, 1, 1),), members=[member(0), member(1), idle, member(3)])
     for slot in (1, 2, 3):
@@ -104,7 +105,7 @@ def says(core: Authority, slot: int, counter: int, saving: bool, now: float) -> 
 
 @given(words=st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=24))
 @settings(max_examples=20, deadline=None)
-def test_no_plan_has_one_that_saves_inside_a_tree(words: list[tuple[int, bool]]) -> None:
+def test_a_saving_member_is_a_leaf_in_every_plan(words: list[tuple[int, bool]]) -> None:
     core, now = an_authority(), 1.0
     for slot in range(6):
         join(core, slot, now, join_message(TICKET))
@@ -125,7 +126,7 @@ def test_no_plan_has_one_that_saves_inside_a_tree(words: list[tuple[int, bool]])
             assert inside == set(), "then all hang on the trainer"
 
 
-def test_a_report_says_it_in_few_bytes() -> None:
+def test_saving_costs_a_report_few_bytes() -> None:
     plain = report(0, bytes(32), 1)
     assert len(seal(replace(plain, saving=True), key_of(0))) == len(seal(plain, key_of(0)))
     assert open_report(seal(replace(plain, saving=True), key_of(0)), SWARM).saving

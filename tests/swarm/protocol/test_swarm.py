@@ -1,4 +1,4 @@
-"""Whole swarms on the simulator: the product's own peers and authority, and what may befall them."""
+"""Whole swarms on the simulator: the product's own cores, under failures."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ UP_BPS = 200e6
 
 
 def a_swarm(nodes: int, seed: int = 0) -> tuple[World, list[Node]]:
-    """Members that hold version 0 and stand in their trees."""
+    """A swarm whose members hold version 0 and are attached in every tree."""
     world = World(Tuning.loopback(), seed=seed)
     joined = [world.join(held=world.base) for _ in range(nodes)]
     assert world.run_until(lambda: all(grant_of(n) is not None for n in joined), 5)
@@ -42,12 +42,12 @@ def grant_of(node: Node):
 
 
 def bound_s(published: Published) -> float:
-    """The time in which one could at best have it all: one copy through one uplink."""
+    """A lower bound on the time to get a version, in seconds: one copy through one uplink."""
     return published.payload_bytes * 8 / UP_BPS
 
 
 def told(node: Node, what: str) -> list[dict]:
-    return [n.info for n in node.told if n.what == what]
+    return [n.log_fields() for n in node.told if n.log_name == what]
 
 
 def all_get(world: World, published: Published, limit_s: float = 20.0) -> float:
@@ -66,7 +66,7 @@ def lacking(world: World, published: Published) -> str:
 
 
 def an_interior_node(world: World) -> Node:
-    """Who has most children in the trees."""
+    """The member with most children in the trees."""
     roster = core_of(world).state.roster
     assert roster is not None
 
@@ -96,7 +96,7 @@ def test_three_versions_leave_the_trainer_once_each_and_arrive_once(nodes: int) 
 
 
 def test_the_first_version_of_a_swarm_of_newcomers() -> None:
-    """Everybody is a leaf, so the trainer feeds them itself: no worse than a star."""
+    """All members are leaves, so the trainer feeds them itself: no worse than a star."""
     world = World(Tuning.loopback())
     for _ in range(3):
         world.join(held=world.base)
@@ -106,12 +106,12 @@ def test_the_first_version_of_a_swarm_of_newcomers() -> None:
     assert world.authority.sent_bytes <= 3 * published.payload_bytes
 
 
-def test_a_version_that_is_empty() -> None:
+def test_an_empty_version() -> None:
     world, _ = a_swarm(3)
     all_get(world, world.publish(chunks=0), 2.0)
 
 
-def test_versions_faster_than_they_travel() -> None:
+def test_versions_published_faster_than_they_travel() -> None:
     world, _ = a_swarm(4)
     for _ in range(5):
         published = world.publish(chunks=8)
@@ -160,7 +160,7 @@ def test_a_frozen_node_thaws_after_its_lease_ended_and_catches_up() -> None:
     assert not any(n.banned for n in joined)
 
 
-def test_a_nap_within_the_lease_costs_nothing_but_time() -> None:
+def test_a_pause_within_the_lease_costs_only_time() -> None:
     world, joined = a_swarm(4)
     world.freeze(joined[1])
     published = world.publish(chunks=20)
@@ -192,7 +192,7 @@ def test_a_silent_node_loses_its_lease_and_joins_again() -> None:
     assert world.run_until(lambda: len(core_of(world).book.leases) == 3, 5)
 
 
-def test_a_slot_that_a_newcomer_took_is_his() -> None:
+def test_a_slot_that_a_newcomer_took_stays_with_it() -> None:
     world, joined = a_swarm(3)
     gone = joined[0]
     slot = grant_of(gone).slot
@@ -257,8 +257,8 @@ def test_a_joiner_while_versions_keep_coming() -> None:
     all_get(world, published)
 
 
-def test_joiners_when_all_that_hold_anything_are_frozen() -> None:
-    """Their sources do not answer: the authority is the last resort, and is asked."""
+def test_joiners_are_served_by_the_authority_when_all_holders_are_frozen() -> None:
+    """The other sources do not answer, so the authority is asked as the last resort."""
     world, joined = a_swarm(2)
     for node in joined:
         world.freeze(node)
@@ -266,7 +266,7 @@ def test_joiners_when_all_that_hold_anything_are_frozen() -> None:
     assert world.run_until(lambda: joiner.core.state.held == VersionId(0, 0), 60)
 
 
-def test_leaving_frees_the_slot_and_harms_nobody() -> None:
+def test_leaving_frees_the_slot_and_disturbs_no_other() -> None:
     world, joined = a_swarm(5)
     published = world.publish(chunks=40)
     world.run(world.now + bound_s(published) / 2)
@@ -279,7 +279,7 @@ def test_leaving_frees_the_slot_and_harms_nobody() -> None:
     assert told(world.authority, "lease_expired") == []
 
 
-def test_leaving_without_a_path_kind_to_the_authority() -> None:
+def test_leaving_without_a_path_to_the_authority() -> None:
     world, joined = a_swarm(5)
     world.cut(joined[0], world.authority)
     world.leave(joined[0])
@@ -300,8 +300,8 @@ def test_the_authority_is_killed_while_publishing_and_tries_again() -> None:
     assert all(key.attempt == 1 for n in world.members() for key in n.headers if key.version == 1)
 
 
-def test_an_authority_that_starts_again_keeps_its_leases_and_its_plan() -> None:
-    """Nobody joins again, nobody is fed by the trainer in place of a parent: that would be a star."""
+def test_an_authority_that_restarts_keeps_its_leases_and_its_plan() -> None:
+    """No member joins again, and none is fed by the trainer instead of its parent, which would be a star."""
     world, joined = a_swarm(5)
     all_get(world, world.publish(chunks=8))
     grants = [grant_of(n) for n in joined]
@@ -317,7 +317,7 @@ def test_an_authority_that_starts_again_keeps_its_leases_and_its_plan() -> None:
     assert all(peer_of(n).state.roster == roster for n in joined)
 
 
-def test_a_grant_of_a_boot_before_never_passes_for_one_of_this() -> None:
+def test_a_grant_of_an_earlier_boot_never_passes_for_one_of_this_boot() -> None:
     world, joined = a_swarm(3)
     goer = joined[2]
     old = grant_of(goer)
@@ -386,8 +386,8 @@ def test_cut_from_the_authority_alone() -> None:
     all_get(world, world.publish(chunks=20), 15.0)
 
 
-def test_cut_from_everybody_for_a_moment_and_from_the_authority_for_good() -> None:
-    """Failed dials are tried again, though only the authority used to be."""
+def test_cut_from_all_for_a_moment_and_from_the_authority_for_good() -> None:
+    """Failed dials to any peer are tried again; once only those to the authority were."""
     world, joined = a_swarm(4)
     for node in [world.authority, *joined[1:]]:
         world.cut(joined[0], node)
@@ -428,10 +428,10 @@ def test_a_relay_passes_on_without_a_replica() -> None:
     st.integers(3, 5),
     st.sampled_from(["nothing", "kill", "freeze", "join", "restart"]),
 )
-def test_whatever_befalls_messages_all_hold_the_head_in_the_end(
+def test_with_any_message_faults_all_hold_the_head_in_the_end(
     seed: int, drop: float, repeat: float, delay: float, nodes: int, mishap: str
 ) -> None:
-    """Lost, repeated, late and overtaken control messages, which real streams would not even let happen."""
+    """Control messages are lost, repeated, late and reordered, which real streams do not allow."""
     world, joined = a_swarm(nodes, seed=seed)
     world.faults = Faults(drop, repeat, delay, 0.5)
     for step in range(2):
@@ -468,7 +468,7 @@ print(eventful(int(sys.argv[2])))
 
 
 def eventful(seed: int) -> str:
-    """A short story with a bit of everything; its digest."""
+    """The digest of a short run with some of every kind of event."""
     world, joined = a_swarm(5, seed=seed)
     world.faults = Faults(0.02, 0.05, 0.1, 0.2)
     world.publish(chunks=12)
@@ -482,7 +482,7 @@ def eventful(seed: int) -> str:
     return f"{world.digest} {world.events}"
 
 
-def test_one_seed_one_story_whatever_python_hashes() -> None:
+def test_one_seed_gives_one_run_for_any_hash_seed() -> None:
     here = str(Path(__file__).parent)
     house = Path(__file__).parents[3]
     story = eventful(3)

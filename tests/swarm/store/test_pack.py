@@ -1,4 +1,4 @@
-"""Extents written whole or by pieces, past the page cache or through it, and found again."""
+"""Packs: extents written at once or piece by piece, around the page cache or through it, are found again."""
 
 import errno
 import os
@@ -12,14 +12,14 @@ from swarm.store.pack import Pack
 
 
 class Buffered(Disk):
-    """Where the system cannot write past its page cache."""
+    """A system that cannot write around its page cache."""
 
     def open_unbuffered(self, path: Path) -> int | None:
         return None
 
 
 class Refusing(Disk):
-    """A file system that opens such files, and then does not take what is written."""
+    """A file system that opens files with O_DIRECT, but then refuses to write them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,18 +39,18 @@ CHUNKS = [
     (b"h" * 700, [os.urandom(65_536) for _ in range(3)]),
     (b"i" * 40, [b"x"]),
     (b"j" * (PAGE_BYTES - 16 - 4), [b"1234"]),  # fills its page
-    (b"k" * 100, [os.urandom(1_500_001), os.urandom(3_000_000)]),  # more than is written at a time
+    (b"k" * 100, [os.urandom(1_500_001), os.urandom(3_000_000)]),  # more than one write
 ]
 
 
 @pytest.mark.parametrize("kind", [Disk, Buffered, Refusing])
-def test_what_is_put_is_found(tmp_path: Path, kind: type[Disk]) -> None:
+def test_extents_are_found_by_a_scan(tmp_path: Path, kind: type[Disk]) -> None:
     path = tmp_path / "pack"
     pack = Pack(path, kind())
     places = []
     for number, (header, parts) in enumerate(CHUNKS):
         body = b"".join(parts)
-        if number == 1:  # piece by piece, among the others
+        if number == 1:  # piece by piece
             at = pack.add(header, len(body))
             pack.write(parts, at)
         else:
@@ -70,7 +70,7 @@ def test_what_is_put_is_found(tmp_path: Path, kind: type[Disk]) -> None:
     again.close()
 
 
-def test_what_is_written_leaves_nothing_of_what_was_written_before(tmp_path: Path) -> None:
+def test_padding_contains_nothing_of_earlier_writes(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     disk = Disk()

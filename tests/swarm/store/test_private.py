@@ -1,4 +1,4 @@
-"""Databases are their owner's alone, whoever made the folder and whatever was there before."""
+"""Databases are readable only by their owner, regardless of the folder and of earlier modes."""
 
 import os
 import sqlite3
@@ -17,7 +17,7 @@ from swarm.store.records import Records
 
 @pytest.fixture
 def wide(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which everybody may do everything, and a process that hides nothing."""
+    """A folder with mode 0777, and a process with umask 0."""
     before = os.umask(0)
     folder = tmp_path / "wide"
     folder.mkdir()
@@ -30,7 +30,7 @@ def modes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
 
 
-def test_what_is_made_is_private(wide: Path) -> None:
+def test_new_files_are_private(wide: Path) -> None:
     book, records = Book(wide / "ledger.sqlite"), Records(wide / "swarm.sqlite", Disk())
     records.put([("a", b"b")])
     Disk().write_whole(wide / "clean.json", b"{}")
@@ -44,7 +44,7 @@ def test_what_is_made_is_private(wide: Path) -> None:
     records.close()
 
 
-def test_what_was_open_to_others_is_closed_and_told(wide: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_readable_file_is_made_private_with_a_warning(wide: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = wide / "ledger.sqlite"
     kept = sqlite3.connect(path)
     kept.execute("pragma journal_mode = wal")
@@ -61,11 +61,11 @@ def test_what_was_open_to_others_is_closed_and_told(wide: Path, caplog: pytest.L
     kept.close()
 
 
-def test_what_is_not_there_or_not_ours_is_let_be(wide: Path) -> None:
+def test_missing_files_and_those_of_others_are_not_changed(wide: Path) -> None:
     assert not close_to_others(wide / "nothing")
     assert list(wide.iterdir()) == []
 
 
-def test_a_ledger_that_cannot_be_made_is_told(wide: Path) -> None:
+def test_a_ledger_that_cannot_be_created_raises(wide: Path) -> None:
     with pytest.raises(UsageError, match="Cannot open the ledger"):
         Book(wide / "no folder" / "ledger.sqlite")

@@ -1,4 +1,4 @@
-"""Crashes between any two writes, full disks, and files that are not what they were."""
+"""The store: crashes between any two writes, full disks, and damaged files."""
 
 import errno
 import itertools
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shell_kit import AUTHORITY, CONFIG, Killed, layout, new_replica, step
+from runtime_kit import AUTHORITY, CONFIG, Killed, layout, new_replica, step
 
 from codec import Chunk, ChunkKey, Manifest, Replica, open_header, seal_chunk, state_root
 from codec.errors import UsageError
@@ -20,7 +20,7 @@ from swarm.store import Disk, DiskFull, Seal, Store, TwoSeals
 
 
 def kill_at(count: int) -> tuple[Disk, list[str]]:
-    """A disk whose process dies ahead of its `count`-th step, and the steps that were taken."""
+    """A disk whose process dies before its `count`-th step; it counts the steps."""
     steps: list[str] = []
 
     def before(step: str, path: Path) -> None:
@@ -45,7 +45,7 @@ def full_after(count: int) -> Disk:
 
 
 def make_version(replica: Replica, number: int, attempt: int = 0) -> tuple[Manifest, bytes, list[Chunk]]:
-    """The chunks and the seal of a step on `replica`, which stays as it is."""
+    """The chunks and the seal of a step on `replica`, which does not change."""
     deltas = step(replica, number)
     hashes = replica.hashes.copy()
     chunks = []
@@ -71,19 +71,19 @@ def put(store: Store, chunks: list[Chunk]) -> None:
 
 
 def advance(store: Store, model: Model, number: int, attempt: int = 0) -> bytes:
-    """A version through stage, seal and scatter; its root."""
+    """Stage, seal and scatter a version; its root."""
     assert model.replica is not None
     manifest, sealed, chunks = make_version(model.replica, number, attempt)
     put(store, chunks)
     for chunk in store.chunks.of(VersionId(0, number), attempt):
         model.stage(chunk)
     model.prepare(manifest, sealed)
-    model.scatter(manifest)
+    model.apply(manifest)
     return manifest.root
 
 
 def life(store: Store) -> list[bytes]:
-    """From an empty folder, or wherever an earlier life ended, to version 4; an anchor at 2. The roots on the way."""
+    """Run to version 4, from an empty folder or where an earlier run ended, with an anchor at 2; the roots."""
     model = Model(store)
     restored = model.restore()
     if restored is None:
@@ -96,7 +96,7 @@ def life(store: Store) -> list[bytes]:
         store.records.put([(f"attempts/{number}", str(attempt).encode())])
         roots.append(advance(store, model, number, attempt))
         if number == 2:
-            model.write_anchor()
+            model.write_checkpoint()
     store.evict(VersionId(0, 4), 3)
     return roots
 
@@ -132,11 +132,11 @@ def test_a_kill_between_any_two_writes_loses_nothing_sealed(tmp_path: Path, firs
             life(store)
             assert [seal.root for seal in store.records.seals()] == expected, steps[-1:]
         count += stride
-    assert count > 60  # the machine has that many places to die in
+    assert count > 60  # steps before which the process can die
 
 
 def _release(folder: Path) -> None:
-    """A dead process holds no lock; in one process the dead store's descriptor must go by hand."""
+    """A dead process holds no lock. Within one process, the dead store's descriptor must be closed here."""
     import fcntl
     import os
 
@@ -148,7 +148,7 @@ def _release(folder: Path) -> None:
             continue
 
 
-def test_a_full_disk_says_so_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_raises_and_damages_nothing(tmp_path: Path) -> None:
     messages: list[str] = []
     for count in itertools.count(0, 5):
         folder = tmp_path / f"room{count}"
@@ -189,7 +189,7 @@ def test_a_version_is_sealed_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [lambda b: b[:-5000], lambda b: b[:200] + bytes(1) * 60 + b[260:], lambda b: b"x" + b]
 )
-def test_pieces_that_rotted_are_not_there(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+def test_damaged_pieces_are_ignored(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     with Store(tmp_path, AUTHORITY.public) as store:
         _, _, chunks = make_version(new_replica(), 1)
         put(store, chunks)
@@ -204,13 +204,13 @@ def test_pieces_that_rotted_are_not_there(tmp_path: Path, spoil: Callable[[bytes
         assert len(whole) < len(held)
 
 
-def test_what_was_under_path_kind_is_found_again(tmp_path: Path) -> None:
+def test_pieces_of_an_unfinished_version_are_found_again(tmp_path: Path) -> None:
     replica = new_replica()
     _, _, chunks = make_version(replica, 1)
     with Store(tmp_path, AUTHORITY.public) as store:
         put(store, chunks[:1])
         header = open_header(chunks[1].header, AUTHORITY.public)
-        store.chunks.put_header(header, chunks[1].header)  # never written: nothing of it is lost that mattered
+        store.chunks.put_header(header, chunks[1].header)  # never written, so nothing of value is lost
     with Store(tmp_path, AUTHORITY.public) as store:
         (found,) = store.chunks.all()
         assert found.whole
@@ -235,7 +235,7 @@ def test_memory_is_counted_and_spilled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_a_chunk_is_written_once_whoever_asks_for_it(tmp_path: Path, wanted: bool) -> None:
+def test_a_chunk_is_written_once_by_concurrent_spills(tmp_path: Path, wanted: bool) -> None:
     _, _, chunks = make_version(new_replica(), 1)
     with Store(tmp_path, AUTHORITY.public) as store:
         for chunk in chunks:
@@ -255,7 +255,7 @@ def test_a_chunk_is_written_once_whoever_asks_for_it(tmp_path: Path, wanted: boo
         assert [store.chunks.body(chunk.key) for chunk in store.chunks.all()] == [chunk.body for chunk in chunks]
 
 
-def test_what_is_dropped_while_it_is_written_is_counted_once(tmp_path: Path) -> None:
+def test_a_chunk_dropped_while_it_is_written_is_subtracted_once(tmp_path: Path) -> None:
     _, _, chunks = make_version(new_replica(), 1)
     header = open_header(chunks[0].header, AUTHORITY.public)
     droppers: list[threading.Thread] = []
@@ -275,7 +275,7 @@ def test_what_is_dropped_while_it_is_written_is_counted_once(tmp_path: Path) -> 
         assert store.chunks.memory_bytes == 0
 
 
-def test_an_anchor_that_was_touched_is_hashed_and_one_that_lies_is_not_used(tmp_path: Path) -> None:
+def test_a_changed_anchor_is_hashed_and_a_wrong_one_is_not_used(tmp_path: Path) -> None:
     with Store(tmp_path, AUTHORITY.public) as store:
         life(store)
         (anchor,) = store.anchors.list()
@@ -287,11 +287,11 @@ def test_an_anchor_that_was_touched_is_hashed_and_one_that_lies_is_not_used(tmp_
     with Store(tmp_path, AUTHORITY.public) as store:
         assert not store.anchors.list()[0].trusted
         model = Model(store)
-        assert model.restore() is None  # nothing false is ever called a version
+        assert model.restore() is None  # wrong bits are never called a version
         assert store.anchors.list() == []
 
 
-def test_evicting_keeps_what_a_start_needs(tmp_path: Path) -> None:
+def test_evict_keeps_what_a_restart_needs(tmp_path: Path) -> None:
     with Store(tmp_path, AUTHORITY.public) as store:
         roots = life(store)  # keeps 3, with the anchor at 2
         assert {chunk.key.version for chunk in store.chunks.all()} == {2, 3, 4}
@@ -302,8 +302,8 @@ def test_evicting_keeps_what_a_start_needs(tmp_path: Path) -> None:
         assert [seal.id.version for seal in store.recover().replay] == [3, 4]
 
 
-def test_evicting_lets_be_what_is_being_written(tmp_path: Path) -> None:
-    """An eviction after version 4 meets the hash list of version 5, at each step of its way to the disk."""
+def test_evict_keeps_a_hash_list_that_is_being_written(tmp_path: Path) -> None:
+    """An eviction after version 4 runs at each step of writing the hash list of version 5."""
     with Store(tmp_path, AUTHORITY.public) as store:
         life(store)
         met = list[str]()
@@ -324,8 +324,8 @@ def test_evicting_lets_be_what_is_being_written(tmp_path: Path) -> None:
         assert store.hashes(b"5" * 32) is None, "but of an earlier process nothing is to come"
 
 
-def test_a_path_kind_back_is_where_a_start_ends(tmp_path: Path) -> None:
-    """4 versions, an anchor at 2, then back to 2 and to 1 in new epochs: old roots under new names."""
+def test_a_restart_ends_at_a_rollback(tmp_path: Path) -> None:
+    """4 versions, an anchor at 2, then rollbacks to 2 and to 1 in new epochs: old roots under new versions."""
 
     def path_kind_back(store: Store, to: Seal, epoch: int) -> Seal:
         newest = store.newest()
@@ -359,11 +359,11 @@ def test_a_seed_keeps_two_anchors(tmp_path: Path) -> None:
         genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
         for number in (1, 2, 3):
             advance(store, model, number)
-            model.write_anchor()
+            model.write_checkpoint()
         assert [anchor.version for anchor in store.anchors.list()] == [VersionId(0, 3), VersionId(0, 2)]
 
 
-def test_files_are_what_their_names_say(tmp_path: Path) -> None:
+def test_files_have_the_hashes_of_their_names(tmp_path: Path) -> None:
     with Store(tmp_path, AUTHORITY.public) as store:
         name = store.put_file(b"hello")
         assert store.file(name) == b"hello"
@@ -389,11 +389,10 @@ def test_records_survive_and_the_newest_wins(tmp_path: Path) -> None:
         store.records.put([("grant/1", b"a"), ("grant/2", b"b"), ("grant/1", b"c")])
     with Store(tmp_path, AUTHORITY.public) as store:
         assert store.records.all("grant/") == {"grant/1": b"c", "grant/2": b"b"}
-        store.records.delete(["grant/1"])
-        assert store.records.get("grant/1") is None
+        assert store.records.get("grant/1") == b"c"
 
 
-def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "swarm.sqlite").write_bytes(b"not a database at all" * 100)
     with pytest.raises(UsageError, match="cannot be read"):
         Store(tmp_path, AUTHORITY.public)

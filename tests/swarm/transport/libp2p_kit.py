@@ -10,6 +10,7 @@ import trio
 from codec.sign import Key
 from swarm.transport.base import Accept, Lane, PeerKey
 from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.rules import TransportRules
 from swarm.transport.yamux import Limits
 
 ANY = "/ip4/127.0.0.1/tcp/0"
@@ -27,12 +28,12 @@ async def until_ended(stream: Stream) -> None:
 
 
 def transport(seed: int, limits: Limits | None = None) -> Libp2pTransport:
-    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], limits=limits)
+    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], rules=TransportRules(limits=limits or Limits()))
 
 
 @asynccontextmanager
 async def two(accept: Accept = echo) -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport, list[str]]]:
-    """Two that serve; the first is connected to the second. Ten seconds for whatever the test does."""
+    """Two transports that serve; the first is connected to the second. The test has ten seconds."""
     a, b = transport(1), transport(2)
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
@@ -59,7 +60,7 @@ trio.run(main)
 
 @asynccontextmanager
 async def a_process() -> AsyncIterator[tuple[subprocess.Popen[str], PeerKey, str]]:
-    """Another process that serves and says nothing; its key and address. It is killed at the end."""
+    """Another process that serves and sends nothing, its key and its address. It is killed at the end."""
     with subprocess.Popen([sys.executable, "-c", _CHILD], stdout=subprocess.PIPE, text=True) as child:  # noqa: ASYNC220
         try:
             assert child.stdout is not None

@@ -1,7 +1,7 @@
-"""A relay, one that is reached through it, and one that wants to reach it, for tests."""
+"""A relay, a peer that is reached through it, and a peer that calls it, for tests."""
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from swarm.protocol.core.reach import circuit
 from swarm.transport.base import Lane, PeerKey
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.nat.relay import RelayRules
+from swarm.transport.rules import PeerPolicy, TransportRules
 
 ANY = "/ip4/127.0.0.1/tcp/0"
 Stream = trio.abc.HalfCloseableStream
@@ -31,12 +32,12 @@ def free_port() -> int:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - nobody tells
+    while not condition():  # noqa: ASYNC110 - no event to wait for
         await trio.sleep(0.01)
 
 
 async def ended(stream: trio.abc.ReceiveStream) -> bool:
-    """It ends, one way or the other, with nothing more on it."""
+    """Whether the stream ends or breaks without more data."""
     try:
         return await stream.receive_some() == b""
     except trio.BrokenResourceError:
@@ -45,21 +46,23 @@ async def ended(stream: trio.abc.ReceiveStream) -> bool:
 
 @dataclass
 class World:
-    """A relay, one that is reached through it (`hidden`), and one that wants to reach it (`caller`)."""
+    """A relay, a peer that is reached through it (`hidden`), and a peer that wants to reach that one (`caller`)."""
 
     relay: Libp2pTransport
     hidden: Libp2pTransport
     caller: Libp2pTransport
     address: str
-    """The relay's own."""
+    """The relay's own address."""
     nursery: trio.Nursery
 
     async def call(self) -> None:
         await self.caller.connect(self.hidden.key, [circuit(self.address)])
 
 
-def transport(seed: int, **options: object) -> Libp2pTransport:
-    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], **options)  # type: ignore[arg-type]
+def transport(
+    seed: int, via: Sequence[str] = (), *, policy: PeerPolicy | None = None, rules: TransportRules | None = None
+) -> Libp2pTransport:
+    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], via=via, policy=policy, rules=rules)
 
 
 @asynccontextmanager
@@ -67,26 +70,27 @@ async def world(
     rules: RelayRules | None = None,
     *,
     may_reserve: Callable[[PeerKey], bool] = lambda peer: True,
-    place: bool = True,
-    **options: object,
+    admits: Callable[[PeerKey], bool] | None = None,
+    reserve: bool = True,
 ) -> AsyncIterator[World]:
-    """`options`: of the relay's transport."""
-    relay = transport(1, relay_for=may_reserve, relay_rules=rules, **options)
+    """`rules`, `may_reserve`, `admits`: the relay's. `reserve`: wait until `hidden` holds a reservation."""
+    policy = PeerPolicy(admits=admits, may_reserve=may_reserve)
+    relay = transport(1, policy=policy, rules=TransportRules(relay=rules or RelayRules()))
     with trio.fail_after(15):
         async with trio.open_nursery() as nursery:
             (address,) = await nursery.start(relay.serve, echo)
             hidden, caller = transport(2, via=[address]), transport(3)
             await nursery.start(hidden.serve, echo)
             await nursery.start(caller.serve, echo)
-            made = World(relay, hidden, caller, address, nursery)
-            if place:
+            peers = World(relay, hidden, caller, address, nursery)
+            if reserve:
                 await until(lambda: not hidden.reservations.state[address])
-            yield made
+            yield peers
             nursery.cancel_scope.cancel()
 
 
 async def exchange(stream: Stream, data: bytes, pause_s: float = 0.0) -> bytes:
-    """Send it, 64 KiB at a time, and read what comes back."""
+    """Send `data`, 64 KiB at a time, and return what comes back."""
     back = bytearray()
 
     async def send() -> None:

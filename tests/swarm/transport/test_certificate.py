@@ -1,4 +1,4 @@
-"""What a peer's certificate has to prove, and that nothing that it shows ends in another error than one."""
+"""What a peer's certificate must prove, and that any other one raises `HandshakeFailure` and no other error."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -33,7 +33,7 @@ def spki(key: Any) -> bytes:
 
 
 def signed_key(identity: Any = ANNA, key: Any = KEY) -> bytes:
-    """What the extension holds."""
+    """The value of libp2p's extension."""
     return encode_signed_key(identity.public_key.serialize(), identity.private_key.sign(PREFIX + spki(key)))
 
 
@@ -65,7 +65,7 @@ def refusal(der: bytes) -> str:
     return str(caught.value)
 
 
-def test_ours_proves_our_key_to_us_and_to_the_library() -> None:
+def test_our_certificate_proves_our_key_to_us_and_to_the_library() -> None:
     pem, _ = make_certificate(ANNA)
     ours = x509.load_pem_x509_certificate(pem.encode())
     assert verified_key(ours.public_bytes(Encoding.DER)) == ANNA.public_key
@@ -89,7 +89,7 @@ def test_other_keys_that_a_certificate_may_have(make: Callable[[], Any]) -> None
     assert verified_key(certificate(names(signed_key(key=key)), key=key, digest=digest)) == ANNA.public_key
 
 
-def test_an_extension_that_nobody_knows() -> None:
+def test_an_unknown_extension() -> None:
     strange = x509.UnrecognizedExtension(OTHER, b"x")
     assert verified_key(certificate((strange, False), names(signed_key()))) == ANNA.public_key
     assert verified_key(certificate(names(signed_key(), critical=True))) == ANNA.public_key
@@ -97,7 +97,7 @@ def test_an_extension_that_nobody_knows() -> None:
     assert "critical" in refusal(certificate(names(signed_key()), (x509.BasicConstraints(False, None), True)))
 
 
-def test_what_proves_nothing() -> None:
+def test_certificates_that_prove_nothing() -> None:
     assert "names no peer" in refusal(certificate())
     other = ec.derive_private_key(8, ec.SECP256R1())
     assert "InvalidSignature" in refusal(certificate(names(signed_key(key=other))))  # signed for another certificate
@@ -109,15 +109,15 @@ def test_what_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize("identity", [create_rsa_key_pair(2048), create_secp256k1_key_pair()])
-def test_a_peer_with_another_kind_of_key_is_none_of_ours(identity: Any) -> None:
+def test_a_peer_with_another_kind_of_key_is_refused(identity: Any) -> None:
     assert "no signed Ed25519 key" in refusal(certificate(names(signed_key(identity))))
 
 
 @pytest.mark.parametrize("garbage", [
     b"", b"\x08\x01\x12\x20" + bytes(31), b"\xff" * 36, b"\x08\x01\x12\x20" + b"\xff" * 32,
 ])  # fmt: skip
-def test_a_key_of_garbage_is_refused_as_anything_else(garbage: bytes) -> None:
-    """This ended the process that dialed back: `DecodeError` was not expected."""
+def test_an_invalid_key_is_refused(garbage: bytes) -> None:
+    """Regression: an unexpected `DecodeError` ended the process that dialed back."""
     value = bytes([0x30, len(garbage) + 68, 0x04, len(garbage)]) + garbage + b"\x04\x40" + bytes(64)
     refusal(certificate(names(value)))
 
@@ -135,7 +135,7 @@ def test_changed_bytes_are_refused(changes: list[tuple[int, int]]) -> None:
 
 
 @given(st.integers(0, len(VALID)), st.binary(max_size=20), st.integers(0, 40))
-def test_bytes_taken_out_and_put_in_are_refused(at: int, inserted: bytes, removed: int) -> None:
+def test_removed_and_inserted_bytes_are_refused(at: int, inserted: bytes, removed: int) -> None:
     der = VALID[:at] + inserted + VALID[at + removed :]
     if der != VALID:
         refusal(der)
@@ -147,7 +147,7 @@ def test_bytes_taken_out_and_put_in_are_refused(at: int, inserted: bytes, remove
         lambda change: signed_key()[: change[0]] + bytes([change[1]]) + signed_key()[change[0] + 1 :]
     ),
 ))  # fmt: skip
-def test_any_extension_well_signed_around(value: bytes) -> None:
+def test_any_extension_in_a_well_signed_certificate(value: bytes) -> None:
     if value != signed_key():
         refusal(certificate(names(value)))
 

@@ -1,4 +1,4 @@
-"""Many connections, from one peer or from many, honest or not: what is refused, and that nobody else suffers."""
+"""Many connections, from one peer or from many: which are refused, and that no other peer suffers."""
 
 import time
 from contextlib import suppress
@@ -14,7 +14,7 @@ async def test_one_peer_makes_a_limited_number_of_connections(monkeypatch: pytes
     monkeypatch.setattr("swarm.transport.libp2p.MAX_CONNECTIONS_A_PEER", 3)
     async with two() as (a, b, addrs):
         for _ in range(6):
-            with suppress(Unreachable, trio.BrokenResourceError):  # it is served, or it is over
+            with suppress(Unreachable, trio.BrokenResourceError):  # the connection is served or closed
                 stream = await a.open_on(await a._dial(b.key, addrs, Lane.BULK), "/ipfs/ping/1.0.0")
                 await stream.send_all(bytes(32))
                 await stream.receive_some()
@@ -46,7 +46,7 @@ async def test_all_peers_together_make_a_limited_number_of_connections(monkeypat
 
 
 async def test_the_task_of_an_inbound_connection_ends_with_it() -> None:
-    """Else a node that lives long would take no connections any more."""
+    """Otherwise a node that runs for long would accept no more connections."""
     async with two() as (a, b, addrs):
         tasks = trio.lowlevel.current_statistics().tasks_living
         for _ in range(5):
@@ -76,7 +76,7 @@ async def test_many_transports_and_a_quick_end() -> None:
     assert time.perf_counter() - start_s < 5
 
 
-async def test_strangers_who_talk_nonsense_do_no_harm() -> None:
+async def test_invalid_bytes_from_strangers_do_no_harm() -> None:
     async with two() as (a, b, addrs):
         port = int(addrs[0].rsplit("/", 1)[1])
         hello = b"\x13/multistream/1.0.0\n"

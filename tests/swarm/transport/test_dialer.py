@@ -1,3 +1,5 @@
+"""Which addresses are dialed when, and how long a peer is left alone after failures."""
+
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ Attempt = Callable[[PeerKey, str], Awaitable[Any]]
 
 
 def network(answers: dict[str, float | None]) -> tuple[list[tuple[float, str]], Attempt]:
-    """What `attempt` does: seconds until an address answers, or None when it refuses; and the log of attempts."""
+    """The log of attempts, and an `attempt`. `answers`: seconds until an address answers, or None if it refuses."""
     log: list[tuple[float, str]] = []
 
     async def attempt(peer: PeerKey, address: str) -> str:
@@ -27,10 +29,10 @@ def network(answers: dict[str, float | None]) -> tuple[list[tuple[float, str]], 
     return log, attempt
 
 
-async def test_the_first_that_answers_wins(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_first_address_that_answers_wins(autojump_clock: trio.testing.MockClock) -> None:
     log, attempt = network({"slow": 8.0, "mute": 1e9, "good": 0.1})
     assert await Dialer(DialRules(), attempt).dial(PEER, ["refusing", "mute", "slow", "good"]) == "good"  # type: ignore[comparison-overlap]
-    assert log == [(0, "refusing"), (0, "mute"), (0.5, "slow"), (1.0, "good")]  # a refusal is not waited out
+    assert log == [(0, "refusing"), (0, "mute"), (0.5, "slow"), (1.0, "good")]  # after a refusal there is no pause
     assert trio.current_time() == pytest.approx(1.1)
 
 
@@ -51,7 +53,7 @@ async def test_backoff_grows_and_is_forgiven(autojump_clock: trio.testing.MockCl
         failed_s = trio.current_time()
         while True:
             try:
-                await dialer.dial(PEER, [])  # too early: says so, and tries nothing
+                await dialer.dial(PEER, [])  # too early: raises, and tries no address
             except Unreachable as error:
                 if "next try in" not in str(error):
                     break

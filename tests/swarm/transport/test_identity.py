@@ -1,3 +1,5 @@
+"""PeerIds: they agree with py-libp2p, and invalid ones are refused."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

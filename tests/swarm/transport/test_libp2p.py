@@ -1,4 +1,4 @@
-"""Our transport over real sockets on loopback, against itself and against stock py-libp2p."""
+"""The libp2p transport over real sockets on loopback, against itself and against stock py-libp2p."""
 
 import signal
 import socket
@@ -21,15 +21,17 @@ from codec.errors import PeerError, UsageError
 from codec.sign import Key
 from swarm.transport.base import Lane, PeerKey, Unreachable
 from swarm.transport.connection import tls
+from swarm.transport.dialer import DialRules
 from swarm.transport.identity import peer_id, peer_key
 from swarm.transport.lanes import TARGET_CONNECTIONS_ID
-from swarm.transport.libp2p import DialRules, Libp2pTransport
+from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.parallel import CONNECTION_COUNTS
+from swarm.transport.rules import TransportRules
 from swarm.transport.tuning import tune
 from swarm.transport.yamux import Limits
 
 
-async def test_echo_both_target_connections_on_both_lanes() -> None:
+async def test_echo_in_both_directions_on_both_lanes() -> None:
     async with two() as (a, b, _):
         await trio.testing.wait_all_tasks_blocked(0.01)
         for near, far in ((a, b), (b, a)):
@@ -112,7 +114,7 @@ async def test_disconnect_breaks_streams_at_both_ends() -> None:
             await a.open_stream(b.key, Lane.CONTROL)
         await trio.testing.wait_all_tasks_blocked(0.02)
         assert b.peers() == []
-        await a.connect(b.key, addrs)  # and again, at once
+        await a.connect(b.key, addrs)  # again, at once
 
 
 async def test_a_peer_error_drops_the_peer() -> None:
@@ -161,7 +163,7 @@ async def test_a_bug_that_a_stream_finds_drops_its_peer_and_nobody_else(
     assert any("ZeroDivisionError" in (record.exc_text or "") for record in caplog.records)
 
 
-async def test_a_bug_in_a_handler_of_ours_ends_its_stream_and_is_told(
+async def test_a_bug_in_a_handler_of_ours_ends_its_stream_and_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SWARM_STRICT")
@@ -171,7 +173,7 @@ async def test_a_bug_in_a_handler_of_ours_ends_its_stream_and_is_told(
 
     async with two() as (a, b, _):
         b._serves[TARGET_CONNECTIONS_ID] = broken
-        stream = await a.open_library_stream(b.key, TARGET_CONNECTIONS_ID)
+        stream = await a.open_protocol_stream(b.key, TARGET_CONNECTIONS_ID)
         with pytest.raises(trio.BrokenResourceError):
             await until_ended(stream)
         assert [record.levelname for record in caplog.records if "ZeroDivisionError" in (record.exc_text or "")] == [
@@ -180,9 +182,9 @@ async def test_a_bug_in_a_handler_of_ours_ends_its_stream_and_is_told(
         assert a.peers() == [b.key]
 
 
-async def test_a_peer_that_asks_for_more_connections_and_says_no_number(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_peer_that_asks_for_more_connections_without_a_number(caplog: pytest.LogCaptureFixture) -> None:
     async with two() as (a, b, _):
-        stream = await a.open_library_stream(b.key, TARGET_CONNECTIONS_ID)
+        stream = await a.open_protocol_stream(b.key, TARGET_CONNECTIONS_ID)
         await stream.send_eof()
         await until_ended(stream)
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -218,14 +220,14 @@ async def test_every_address_is_tried() -> None:
         await a.disconnect(b.key)
         with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts and says nothing
             dead = f"/ip4/127.0.0.1/tcp/{mute.getsockname()[1]}"
-            await a.connect(b.key, ["/ip4/127.0.0.1/tcp/1", "rubbish", dead, *addrs])  # a mute one is given 12 s
+            await a.connect(b.key, ["/ip4/127.0.0.1/tcp/1", "nonsense", dead, *addrs])  # a mute address gets 12 s
         assert a.peers() == [b.key]
 
 
-async def test_failed_dials_back_off_and_no_longer_than_we_say() -> None:
+async def test_failed_dials_back_off_no_longer_than_the_rules_say() -> None:
     rules = DialRules(backoff_first_s=0.2, backoff_most_s=0.4)
     async with two() as (_, b, addrs):
-        a = Libp2pTransport(Key.generate(), [ANY], dial_rules=rules)
+        a = Libp2pTransport(Key.generate(), [ANY], rules=TransportRules(dial=rules))
         with pytest.raises(Unreachable, match="not serving"):
             await a.connect(b.key, addrs)
         async with trio.open_nursery() as nursery:
@@ -238,7 +240,7 @@ async def test_failed_dials_back_off_and_no_longer_than_we_say() -> None:
                 with pytest.raises(Unreachable, match="next try in"):
                     await a.connect(b.key, addrs)
                 await trio.sleep(0.41)
-            await a.connect(b.key, addrs)  # the library would have blocked it for a minute
+            await a.connect(b.key, addrs)  # the library would block the peer for a minute
             nursery.cancel_scope.cancel()
 
 
@@ -248,7 +250,7 @@ async def test_someone_else_at_the_address() -> None:
             await a.connect(Key(bytes([9]) * 32).public, addrs)
 
 
-async def test_a_peer_that_speaks_yamux_but_nonsense_on_a_stream() -> None:
+async def test_a_peer_that_sends_invalid_bytes_on_a_stream() -> None:
     async with two() as (a, b, _):
         connection = a._connections(b.key)[0].yamux
         for words in (b"\x04\xff\xfe\xfd\n" * 10, b"\x13/multistream/1.0.0\n\x03xy\n\xff\xff\xff\x7f", b"\0"):
@@ -263,7 +265,7 @@ async def test_a_peer_that_speaks_yamux_but_nonsense_on_a_stream() -> None:
 async def test_a_dead_and_a_stopped_process_are_found(number: signal.Signals) -> None:
     near = transport(1, replace(Limits(), ping_interval_s=0.8, silence_s=0.8))
     async with a_process() as (child, far, address):
-        with trio.fail_after(15):  # the limits that ship would take up to 20; test_patience waits for those
+        with trio.fail_after(15):  # with the default limits it takes up to 20 s; test_patience tests those
             async with trio.open_nursery() as nursery:
                 await nursery.start(near.serve, echo)
                 await near.connect(far, [address])
@@ -278,7 +280,7 @@ async def test_a_dead_and_a_stopped_process_are_found(number: signal.Signals) ->
 
 @pytest.mark.parametrize("ours_dials", [True, False])
 async def test_a_stock_peer(ours_dials: bool) -> None:
-    """py-libp2p as it comes: noise first, its own yamux, its own multistream."""
+    """py-libp2p, unchanged: noise first, its own yamux, its own multistream."""
     key_pair = create_new_key_pair(bytes(range(32)))
     stock = libp2p.new_host(key_pair=key_pair, listen_addrs=[Multiaddr(ANY)])
     protocol = TProtocol("/swarm-node/control/1")
@@ -336,7 +338,7 @@ async def test_library_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("gone", [True, False])
 async def test_a_peer_that_asks_for_connections_and_keeps_none(monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
-    """We dial it as often as it may ask for, and not at all once its last connection has closed."""
+    """We dial it at most as often as it may ask for, and not at all once its last connection has ended."""
     async with two() as (a, b, _):
         dialed: list[PeerKey] = []
 
@@ -359,8 +361,8 @@ async def test_a_peer_that_asks_for_connections_and_keeps_none(monkeypatch: pyte
 
 @pytest.mark.parametrize("dialer_sends", [True, False])
 async def test_a_long_path_gets_several_bulk_connections(monkeypatch: pytest.MonkeyPatch, dialer_sends: bool) -> None:
-    """Also when the end that sends is the one that was dialed: it asks the other to dial again."""
-    monkeypatch.setattr("swarm.transport.libp2p.target_connections", lambda *_: 4)
+    """Also when the sender is the end that was dialed: it asks the other end to dial again."""
+    monkeypatch.setattr("swarm.transport.bulk_connections.target_connections", lambda *_: 4)
     on: list[object] = []
 
     async def note(peer: PeerKey, lane: Lane, stream: Stream) -> None:
@@ -394,7 +396,7 @@ async def test_a_long_path_gets_several_bulk_connections(monkeypatch: pytest.Mon
             nursery.cancel_scope.cancel()
 
 
-async def test_what_paces_a_connection_is_known() -> None:
+async def test_the_congestion_control_of_a_connection_is_known() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         expected = tune(sock)
     async with two() as (a, b, _):

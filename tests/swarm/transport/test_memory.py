@@ -1,3 +1,5 @@
+"""The memory transport: streams, delay and rate, firewalls and relays."""
+
 import pytest
 import trio
 import trio.testing
@@ -58,7 +60,7 @@ async def test_delay_and_shared_rate(autojump_clock: trio.testing.MockClock) -> 
     near, far = pair(Link(delay_s=0.1, rate_bytes_s=1000, buffer_bytes=10_000))
     start_s = trio.current_time()
     await near.send_all(bytes(500))
-    assert trio.current_time() == start_s  # sending does not wait for the wire
+    assert trio.current_time() == start_s  # sending does not wait for the link
     assert len(await far.receive_some()) == 500
     assert trio.current_time() - start_s == pytest.approx(0.6)
     await near.send_eof()
@@ -142,7 +144,7 @@ async def test_serve_ends_and_breaks_streams() -> None:
         await a.connect(b.key, addrs)
 
 
-async def test_nobody_dials_a_shielded_peer(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
+async def test_a_shielded_peer_cannot_be_dialed(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
     network = MemoryNetwork()
     a, b = MemoryTransport(network, A), MemoryTransport(network, B)
     (to_a,) = await nursery.start(a.serve, echo)
@@ -151,7 +153,7 @@ async def test_nobody_dials_a_shielded_peer(autojump_clock: trio.testing.MockClo
     assert (await a.probe(b.key, to_b), await b.probe(a.key, to_a)) == (False, True)
     with pytest.raises(Unreachable):
         await a.connect(b.key, [to_b])
-    await b.connect(a.key, [to_a])  # it dials as it likes
+    await b.connect(a.key, [to_a])  # the shielded peer can dial
     assert (a.path_kind(b.key), b.path_kind(a.key)) == (PathKind.ACCEPTED, PathKind.DIALED)
     async with await a.open_stream(b.key, Lane.CONTROL) as stream:
         await stream.send_all(b"hello")
@@ -161,7 +163,7 @@ async def test_nobody_dials_a_shielded_peer(autojump_clock: trio.testing.MockClo
     assert a.path_kind(bytes(32)) is None
 
 
-async def test_a_relay_leads_to_whoever_keeps_a_place(
+async def test_a_relay_leads_to_a_peer_with_a_reservation(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     network = MemoryNetwork()
@@ -180,7 +182,7 @@ async def test_a_relay_leads_to_whoever_keeps_a_place(
         assert await stream.receive_some() == b"hello"
     await nursery.start(caller.serve, echo)
     assert await hidden.probe(caller.key, caller.address)
-    assert hidden.path_kind(caller.key) is PathKind.DIALED  # what was found took the circuit's place
+    assert hidden.path_kind(caller.key) is PathKind.DIALED  # the probe's connection replaced the circuit
     await caller.disconnect(hidden.key)
     network.kill(relay.key)
     with pytest.raises(Unreachable):

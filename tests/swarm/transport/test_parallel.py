@@ -1,3 +1,5 @@
+"""How many connections a path needs."""
+
 import pytest
 
 from swarm.transport.parallel import CONNECTION_COUNTS, socket_window_bytes, target_connections
@@ -22,12 +24,12 @@ def test_target_connections(round_trip_s: float, window_bytes: int, mbit: float,
     assert target_connections(round_trip_s, window_bytes, mbit, True) == expected
 
 
-def test_many_where_losses_halve_the_rate() -> None:
+def test_many_connections_where_losses_halve_the_rate() -> None:
     assert target_connections(0.1, 30 * MB, 50, False) == CONNECTION_COUNTS[-1]
     assert target_connections(0.01, 30 * MB, 50, False) == 1
 
 
-def test_longer_never_takes_fewer() -> None:
+def test_a_longer_path_never_takes_fewer() -> None:
     counts = [target_connections(ms / 1000, 3 * MB, 1000, True) for ms in range(400)]
     assert counts == sorted(counts)
     assert set(counts) == set(CONNECTION_COUNTS)

@@ -1,4 +1,4 @@
-"""What only a real clock shows, with the limits that ship: readers that pause, processes that stop. Minutes."""
+"""What only a real clock shows, with the default limits: readers that pause, processes that stop. Takes minutes."""
 
 import signal
 
@@ -38,7 +38,7 @@ async def test_a_reader_that_pauses_a_minute_loses_nothing() -> None:
             async with await near.open_stream(far.key, Lane.BULK) as stream:
                 started_s = trio.current_time()
                 await stream.send_all(bytes(LENGTH))
-                assert trio.current_time() - started_s > PAUSE_S - 5  # it did wait for the reader
+                assert trio.current_time() - started_s > PAUSE_S - 5  # the writer waited for the reader
             await done.wait()
             nursery.cancel_scope.cancel()
     assert got == LENGTH

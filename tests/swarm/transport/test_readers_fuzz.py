@@ -1,4 +1,4 @@
-"""Whatever a peer or a relay says before it is known: each reader gives a value or `PeerError`, and nothing else."""
+"""Any bytes from a peer or a relay that has proved nothing: each reader returns a value or raises `PeerError`."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -39,7 +39,7 @@ NOT_TEXT = b"\xff\xfe\xc3"
 
 
 class Said:
-    """A stream, and a multistream channel, that says `data` and ends."""
+    """A stream, and a multistream channel, that brings `data` and ends."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -56,7 +56,7 @@ class Said:
 
 
 def outcome(read: Callable[..., Awaitable[Any]], data: bytes, *args: object) -> object:
-    """What it reads; None where it raised `PeerError`. Anything else fails the test."""
+    """What `read` returns; None if it raised `PeerError`. Any other error fails the test."""
 
     async def run() -> object:
         return await read(cast("Any", Said(data)), *args)
@@ -67,7 +67,7 @@ def outcome(read: Callable[..., Awaitable[Any]], data: bytes, *args: object) -> 
 
 
 def mutated(valid: bytes) -> st.SearchStrategy[bytes]:
-    """`valid` with some bytes changed, cut or put in."""
+    """`valid` with some bytes changed, removed or inserted."""
 
     def change(edits: list[tuple[int, int, bytes]]) -> bytes:
         data = bytearray(valid)
@@ -104,7 +104,7 @@ def test_stop_messages(data: bytes) -> None:
 
 
 def look_at(message: object) -> None:
-    """At everything that is looked at in a message."""
+    """Use every field of a message that the product uses."""
     if message is None:
         return
     assert isinstance(message, HopMessage | StopMessage)
@@ -113,7 +113,7 @@ def look_at(message: object) -> None:
         assert len(key_in(message.peer)) == 32
     seen_at = observed_in(message.peer)
     assert seen_at is None or isinstance(seen_at, str)
-    peer_in(KEY, seen_at)  # we pass it on
+    peer_in(KEY, seen_at)  # a relay passes it on
 
 
 @given(st.one_of(st.binary(max_size=100), mutated(peer_in(KEY, None).id)), st.binary(max_size=100))
@@ -136,7 +136,7 @@ def test_meetings(body: bytes) -> None:
 
 
 @given(st.lists(st.text(max_size=80) | st.sampled_from(["/dns4/" + "a" * 80 + ".b/tcp/1", "/ip4/1.2.3.4/tcp/0"])))
-def test_meeting_places(addrs: list[str]) -> None:
+def test_meeting_addresses(addrs: list[str]) -> None:
     look_at_meeting(outcome(punch._receive, framed_meeting(addrs)))
 
 
@@ -145,24 +145,27 @@ def framed_meeting(addrs: list[str]) -> bytes:
     return len(body).to_bytes(2, "little") + body
 
 
+def puncher() -> Puncher:
+    """It is seen at a public address."""
+    return Puncher(cast("Any", None), cast("Any", SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1")))
+
+
 def look_at_meeting(meeting: object) -> None:
     if meeting is not None:
-        transport = SimpleNamespace(relayed_links=SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1"))
-        targets = Puncher(cast("Any", transport))._targets(cast("Any", meeting).addrs)
+        targets = puncher()._targets(cast("Any", meeting).addrs)
         assert all(punch._is_ip(host) for host, _ in targets)
 
 
 def test_a_meeting_that_is_no_text() -> None:
-    """It ended whoever dialed a circuit."""
+    """Regression: it ended the process that had dialed a circuit."""
     body = b"\x92\xc4\x10" + bytes(16) + b"\x91\xa3" + NOT_TEXT
     assert outcome(punch._receive, len(body).to_bytes(2, "little") + body) is None
 
 
 def test_names_are_not_dialed_to_punch() -> None:
-    """They may lead into our own network, whoever says them."""
-    transport = SimpleNamespace(relayed_links=SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1"))
+    """A name may resolve to a host in our own network."""
     addrs = ["/dns4/localhost/tcp/22", "/dns/x.example/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip4/8.8.4.4/tcp/1"]
-    assert Puncher(cast("Any", transport))._targets(addrs) == {("8.8.4.4", 1)}
+    assert puncher()._targets(addrs) == {("8.8.4.4", 1)}
 
 
 @given(st.one_of(st.binary(max_size=200), mutated(encode(HEADER, "/a/1", "ls", "na", "/b/1"))))
@@ -176,7 +179,7 @@ def test_negotiation(data: bytes) -> None:
 async def test_what_a_relay_answers_is_no_trouble(
     expire: int, status: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """An absurd time, a status that nobody knows, an address that is none."""
+    """An absurd time, an unknown status, an invalid address."""
     tries = 0
 
     async def open_stream(*_: object) -> trio.abc.HalfCloseableStream:
@@ -185,7 +188,7 @@ async def test_what_a_relay_answers_is_no_trouble(
         near, far = trio.testing.memory_stream_pair()
         reply = HopMessage(type=HopMessage.STATUS, reservation=Reservation(expire=expire), peer=peer_in(KEY, None))
         reply.peer.addrs.append(b"\xff\xff")
-        with suppress(ValueError):  # where the library knows no other numbers, none can be sent either
+        with suppress(ValueError):  # where protobuf refuses unknown numbers, none can arrive either
             reply.status = cast("Any", status)
         await write_message(far, reply)
         return near
@@ -193,19 +196,21 @@ async def test_what_a_relay_answers_is_no_trouble(
     async def connect(*_: object) -> bytes:
         return KEY
 
-    async def parted(*_: object) -> None:
+    async def wait_disconnected(*_: object) -> None:
         await trio.sleep_forever()
 
-    relayed_links = SimpleNamespace(connect_relay=connect, saw_us=lambda relay, seen_at: None)
-    transport = SimpleNamespace(
-        relayed_links=relayed_links, open_library_stream=open_stream, parted=parted, let_open=lambda peer, streams: None
+    relays = SimpleNamespace(connect=connect, note_observed=lambda relay, seen_at: None)
+    connections = SimpleNamespace(
+        open_protocol_stream=open_stream,
+        wait_disconnected=wait_disconnected,
+        allow_streams=lambda peer, streams: None,
     )
-    places = Reservations(cast("Any", transport), ["/ip4/1.2.3.4/tcp/5"])
+    reservations = Reservations(cast("Any", connections), cast("Any", relays), ["/ip4/1.2.3.4/tcp/5"])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(places.keep)
+        nursery.start_soon(reservations.keep_all)
         await trio.sleep(3600)
         nursery.cancel_scope.cancel()
-    assert 2 <= tries <= 130  # asked for anew, and never in a hurry
+    assert 2 <= tries <= 130  # it is asked again, at most every 30 s
 
 
 @pytest.mark.usefixtures("no_punching")
@@ -220,7 +225,7 @@ async def test_what_a_relay_answers_is_no_trouble(
 async def test_a_relay_goes_on_after_nonsense(said: Callable[[World], bytes]) -> None:
     async with world() as w:
         await w.caller.connect(w.relay.key, [w.address])
-        stream = await w.caller.open_library_stream(w.relay.key, HOP_ID)
+        stream = await w.caller.open_protocol_stream(w.relay.key, HOP_ID)
         await stream.send_all(said(w))
         with suppress(trio.BrokenResourceError):
             assert await stream.receive_some() == b""

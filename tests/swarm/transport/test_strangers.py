@@ -1,4 +1,4 @@
-"""Strangers at a real port: silent, slow, hostile, many. Whoever has business there is served meanwhile."""
+"""Strangers at a real port: silent, slow, hostile, many. Members and newcomers are served meanwhile."""
 
 import os
 import socket
@@ -25,6 +25,7 @@ from swarm.transport.connection.certificate import make_certificate
 from swarm.transport.connection.gate import GateRules
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.probe import who_answers
+from swarm.transport.rules import PeerPolicy, TransportRules
 
 HELLO = b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n"
 RULES = AdmissionRules(pending=40, pending_per_address=8, silent_s=0.5)
@@ -39,9 +40,11 @@ async def a_node(
     limit_s: float = 30,
 ) -> AsyncIterator[tuple[Libp2pTransport, str]]:
     node = Libp2pTransport(
-        Key(b"n" * 32), [ANY],
-        admits=admitted.__contains__, knows=known.__contains__, admission_rules=rules, gate_rules=gate,
-    )  # fmt: skip
+        Key(b"n" * 32),
+        [ANY],
+        policy=PeerPolicy(admits=admitted.__contains__, knows=known.__contains__),
+        rules=TransportRules(admission=rules or AdmissionRules(), gate=gate or GateRules()),
+    )
     with trio.fail_after(limit_s):
         async with trio.open_nursery() as nursery:
             (address,) = await nursery.start(node.serve, echo)
@@ -50,7 +53,7 @@ async def a_node(
 
 
 async def comes(address: str, number: int) -> trio.SocketStream:
-    """A TCP connection from 127.1.x.y."""
+    """Connect from 127.1.x.y."""
     sock = trio.socket.socket()
     await sock.bind((f"127.1.{number >> 8}.{number & 255}", 0))
     await sock.connect(("127.0.0.1", int(address.rsplit("/", 1)[1])))
@@ -87,7 +90,7 @@ async def shakes_hands(stream: trio.SocketStream, context: ssl.SSLContext) -> tr
 
 
 async def is_served(near: Libp2pTransport, far: Libp2pTransport, address: str) -> float:
-    """Seconds until it has an answer."""
+    """Seconds until `near` has an answer from `far`."""
     started_s = trio.current_time()
     while True:
         try:
@@ -101,13 +104,13 @@ async def is_served(near: Libp2pTransport, far: Libp2pTransport, address: str) -
 
 
 def tables(node: Libp2pTransport) -> list[Any]:
-    """All that a stranger could leave behind."""
+    """Every table in which a stranger could leave an entry."""
     assert node.host is not None
     assert node.tcp is not None
     swarm: Any = node.host.get_network()
     host: Any = node.host
     return [
-        node.tcp.live, node.tcp.reception._held, node.tcp.reception._watched.get_map(), node._gate._strange,
+        node.tcp.live, node.tcp.reception._held, node.tcp.reception._watched.get_map(), node._gate._strangers,
         node._gate._by_host, node._edges, node._addresses, node._connecting, node._arriving, node._dialer._backoff,
         swarm.connections, swarm.tag_store._tags, swarm.auto_connector._recent_disconnects, swarm.manager._root_tasks,
         host._identified_peers, host._identify_inflight, node._admission._silent, node._admission._waiting,
@@ -115,8 +118,8 @@ def tables(node: Libp2pTransport) -> list[Any]:
     ]  # fmt: skip
 
 
-async def test_silent_connections_from_everywhere_keep_nobody_out() -> None:
-    """Twice as many as there are places; each is replaced at once when it is closed."""
+async def test_silent_connections_from_many_addresses_keep_no_newcomer_out() -> None:
+    """Twice as many as the table holds; each is replaced at once when it is closed."""
     newcomer = transport(1)
     async with a_node(set(), RULES) as (node, address), trio.open_nursery() as nursery:
         await nursery.start(newcomer.serve, echo)
@@ -141,12 +144,12 @@ async def test_silent_connections_from_everywhere_keep_nobody_out() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_connection_that_says_nothing_is_closed_in_time() -> None:
+async def test_a_silent_connection_is_closed_in_time() -> None:
     async with a_node(set(), RULES) as (_, address), await comes(address, 1) as stream:
         assert 0.3 < await closed_after(stream) < 2
 
 
-async def test_a_stranger_that_proves_a_key_and_says_nothing_is_closed_in_time() -> None:
+async def test_a_stranger_that_proves_a_key_and_stays_silent_is_closed_in_time() -> None:
     async with a_node(set(), gate=GateRules(speak_s=0.5)) as (node, address):
         stream = await shakes_hands(await comes(address, 1), credentials(1))
         while not node.peers():  # noqa: ASYNC110
@@ -176,7 +179,7 @@ async def test_members_stay_while_strangers_come_and_go() -> None:
         strangers = []
         for number in range(16):
             strangers.append(await shakes_hands(await comes(address, number // 2), credentials(number)))
-        while len(node.peers()) > 5 or len(node._gate._strange) != 4:  # noqa: ASYNC110
+        while len(node.peers()) > 5 or len(node._gate._strangers) != 4:  # noqa: ASYNC110
             await trio.sleep(0.01)
         assert node._connections(member.key) == [connection]
         for each in strangers:
@@ -184,7 +187,7 @@ async def test_members_stay_while_strangers_come_and_go() -> None:
         await member.disconnect(node.key)
         while [len(each) for each in tables(node)] != before:  # noqa: ASYNC110
             await trio.sleep(0.02)
-        assert len(node._gate._homes) == 1
+        assert len(node._gate._member_hosts) == 1
         nursery.cancel_scope.cancel()
 
 
@@ -217,7 +220,7 @@ async def test_too_much_handshake_is_not_read() -> None:
 
 @asynccontextmanager
 async def resetting(after_s: float = 0.0) -> AsyncIterator[str]:
-    """Accepts, and resets."""
+    """A listener that accepts and resets."""
     listener = trio.socket.socket()
     await listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -235,8 +238,8 @@ async def resetting(after_s: float = 0.0) -> AsyncIterator[str]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_listener_that_accepts_and_resets_is_nobody() -> None:
-    """`getpeername` failed on such a connection, which ended the process that dialed back."""
+async def test_a_listener_that_accepts_and_resets_is_unreachable() -> None:
+    """Regression: `getpeername` failed on such a connection, and that ended the process that dialed back."""
     peer = Key(b"p" * 32).public
     async with a_node(set()) as (node, _), resetting() as address:
         for _ in range(20):
@@ -249,8 +252,8 @@ async def test_a_listener_that_accepts_and_resets_is_nobody() -> None:
         assert node.tcp.live == set()
 
 
-async def test_a_connection_that_is_gone_before_we_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without luck: as if the reset had come between `connect` and `getpeername`."""
+async def test_a_connection_that_ends_before_we_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the reset had come between `connect` and `getpeername`, without depending on chance."""
     peer = Key(b"p" * 32).public
     async with a_node(set()) as (node, address), resetting(0.02) as there:
         tcp = node.tcp
@@ -273,7 +276,7 @@ async def test_a_connection_that_is_gone_before_we_look(monkeypatch: pytest.Monk
             tcp.own(stream)
         assert stream.socket.fileno() < 0
         assert tcp.live == set()
-        reset = await comes(address, 1)  # and the same at our own port
+        reset = await comes(address, 1)  # the same at our own port
         await reset.send_all(HELLO)
         reset.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         reset.socket.close()
@@ -283,7 +286,7 @@ async def test_a_connection_that_is_gone_before_we_look(monkeypatch: pytest.Monk
 
 @asynccontextmanager
 async def showing(der_of: Any) -> AsyncIterator[str]:
-    """A listener with a certificate of its own making."""
+    """A listener that shows the certificate of `der_of`, which gets its private key."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -310,8 +313,8 @@ async def showing(der_of: Any) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["garbage", "critical", "nothing"])
-async def test_a_certificate_that_nobody_can_read_proves_nothing(kind: str) -> None:
-    """The seed dials back whoever joins: this ended it, and again at every start."""
+async def test_an_unreadable_certificate_proves_nothing(kind: str) -> None:
+    """Regression: the seed dials every joiner back, and such a certificate ended it, again at every start."""
     from cryptography import x509
     from test_certificate import OTHER, certificate, names, signed_key
 
@@ -346,8 +349,8 @@ async def test_a_chain_of_certificates_is_refused() -> None:
         assert node.peers() == []
 
 
-async def test_sockets_that_were_closed_meanwhile_are_read_as_closed() -> None:
-    """trio took the second for the first, and said that it is busy: that error was expected nowhere."""
+async def test_reading_a_closed_socket_says_that_it_is_closed() -> None:
+    """Regression: trio took the second closed socket for the first and reported it as busy, an unexpected error."""
     async with a_node(set()) as (node, address):
         assert node.tcp is not None
         for number in range(2):
@@ -392,13 +395,13 @@ trio.run(main)
 
 
 async def gets_in(node: Libp2pTransport, address: str, number: int) -> float:
-    """Seconds until a newcomer from an address of its own is there, with a key that is proved."""
+    """Seconds until a newcomer from an address of its own has proved its key."""
     started_s, key = trio.current_time(), Key(number.to_bytes(32, "big")).public
     while True:
         stream = await comes(address, number)
         try:
             await shakes_hands(stream, credentials(number))
-            with trio.move_on_after(1):  # it is done for us before it is for them, who may close it
+            with trio.move_on_after(1):  # our end finishes the handshake before the node does, which may still close it
                 while key not in node.peers():  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 return trio.current_time() - started_s
@@ -410,12 +413,12 @@ async def gets_in(node: Libp2pTransport, address: str, number: int) -> float:
 
 @pytest.mark.slow
 async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third of them silent, a third stop amid the handshake, a third prove a key; all come again when closed.
+    """A third of them are silent, a third stop amid the handshake, a third prove a key; all connect again when closed.
 
-    How long a newcomer waits is counted in handshakes of others, of which there are 111 a second at most, and the usual
-    newcomer is judged: on a machine that is busy otherwise, seconds and the slowest say more about that machine.
+    A newcomer's wait is counted in handshakes of others, at most 111 a second, and the median newcomer is judged. On a
+    busy machine, seconds and the slowest newcomer say more about that machine.
     """
-    turns, begun = Admission.turns, 0
+    turns, begun = Admission.next_turns, 0
 
     def counted(self: Admission, now_s: float) -> tuple[list[Arrival], list[Arrival]]:
         nonlocal begun
@@ -423,7 +426,7 @@ async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pyt
         begun += len(result[0])
         return result
 
-    monkeypatch.setattr(Admission, "turns", counted)
+    monkeypatch.setattr(Admission, "next_turns", counted)
     member = transport(2)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
     async with a_node(set(), known={member.key}, limit_s=150) as (node, address), trio.open_nursery() as nursery:

@@ -1,3 +1,5 @@
+"""Socket options: set where the system allows them, left alone where it does not."""
+
 import socket
 import struct
 from pathlib import Path
@@ -18,7 +20,7 @@ def test_bbr_where_it_is_allowed() -> None:
 
 
 class Refusing:
-    """A kernel that lets nobody set anything."""
+    """A kernel that refuses every option."""
 
     def setsockopt(self, *_: object) -> None:
         raise PermissionError
@@ -27,13 +29,13 @@ class Refusing:
         raise PermissionError
 
 
-def test_what_is_refused_is_left() -> None:
+def test_refused_options_are_left_alone() -> None:
     assert tune(Refusing()) == ""
     awaken(Refusing())
 
 
 class Kernel:
-    """One that tells of BBR and takes what it is told."""
+    """A kernel that reports BBR's state and records which algorithm is chosen."""
 
     def __init__(self, gain: int) -> None:
         self.info = struct.pack("5I", 1000, 0, 100_000, gain, gain)
@@ -47,7 +49,7 @@ class Kernel:
         self.chosen.append(value)
 
 
-def test_what_knows_its_path_is_left_alone_and_what_never_learnt_it_begins_again() -> None:
+def test_only_a_connection_in_bbrs_startup_phase_starts_again() -> None:
     learning, cruising, empty = Kernel(739), Kernel(320), Kernel(739)
     empty.info = b""
     for kernel in (learning, cruising, empty):

@@ -1,4 +1,4 @@
-"""The muxer as its users see it: two ends over an in-memory stream."""
+"""Yamux as its users see it: two ends over an in-memory stream."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ async def test_is_a_stream() -> None:
         assert not far.closed
 
 
-async def test_many_streams_both_target_connections() -> None:
+async def test_many_streams_in_both_directions() -> None:
     async with session() as (near, far):
 
         async def send(connection: Connection, number: int) -> None:
@@ -92,7 +92,7 @@ async def test_a_reader_that_stops_for_good(autojump_clock: trio.testing.MockClo
         with pytest.raises(trio.BrokenResourceError, match="read nothing for 180 s"):
             await writer.send_all(bytes(5_000_000))
         assert trio.current_time() - start_s == pytest.approx(180)
-        other, _ = await stream_pair(near, far)  # the connection itself is well
+        other, _ = await stream_pair(near, far)  # the connection itself still works
         await other.send_all(b"x")
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(trio.BrokenResourceError):
@@ -146,7 +146,7 @@ async def test_window_grows_for_a_fast_reader_within_the_budget(autojump_clock: 
             await writer.aclose()
             await reader.aclose()
         await trio.testing.wait_all_tasks_blocked()
-        first, _ = await stream_pair(near, far)  # the budget came back
+        first, _ = await stream_pair(near, far)  # the budget was given back
         await trio.testing.wait_all_tasks_blocked()
         assert first.send_window.credit == limits.first_window_bytes
 
@@ -183,7 +183,7 @@ async def test_accept_queue_and_stream_limits() -> None:
         assert not near.closed
 
 
-async def test_close_says_everything_first() -> None:
+async def test_close_sends_everything_first() -> None:
     async with session() as (near, far):
         writer, reader = await stream_pair(near, far)
         await writer.send_all(bytes(900_000))
@@ -204,7 +204,7 @@ async def test_a_closed_stream_that_the_peer_keeps_open_is_swept(autojump_clock:
         assert near.stream_count == 0
         with pytest.raises(trio.BrokenResourceError):
             await other.send_all(b"x")
-        assert await other.receive_some() == b""  # our FIN had come first
+        assert await other.receive_some() == b""  # our FIN had come before the reset
 
 
 async def test_a_reply_survives_closing_with_the_request_unended() -> None:
@@ -231,7 +231,7 @@ async def test_both_ends_reset_at_once() -> None:
         assert not far.closed
 
 
-async def test_lost_connection_breaks_streams_but_keeps_what_came() -> None:
+async def test_a_lost_connection_breaks_streams_but_keeps_received_data() -> None:
     async with session() as (near, far):
         writer, reader = await stream_pair(near, far)
         await writer.send_all(b"last words")
@@ -249,7 +249,7 @@ async def test_round_trip_is_measured() -> None:
     async with session() as (near, _):
         while not near.round_trip_s:  # noqa: ASYNC110
             await trio.sleep(0.001)
-        assert 0 < near.path_kind_s <= near.round_trip_s < 10
+        assert 0 < near.shortest_round_trip_s <= near.round_trip_s < 10
 
 
 async def test_a_reader_sleeps_until_enough_is_there() -> None:
@@ -285,7 +285,7 @@ async def test_a_reader_that_gave_up_has_the_next_one_wait_for_a_byte() -> None:
 
 
 @pytest.mark.parametrize(("how", "left"), [("reset", b""), ("connection", b"not enough")])
-async def test_whoever_waits_for_more_hears_that_the_stream_broke(how: str, left: bytes) -> None:
+async def test_a_reader_that_waits_for_more_learns_that_the_stream_broke(how: str, left: bytes) -> None:
     async with session() as (near, far):
         writer, reader = await stream_pair(near, far)
         await writer.send_all(b"not enough")
@@ -308,7 +308,7 @@ async def test_whoever_waits_for_more_hears_that_the_stream_broke(how: str, left
 
 
 async def test_more_than_a_window_is_not_waited_for() -> None:
-    """The writer could never send it."""
+    """The writer could never send that much at once."""
     limits = replace(Limits(), window_budget_bytes=0)
     async with session(limits) as (near, far):
         writer, reader = await stream_pair(near, far)
@@ -325,7 +325,7 @@ async def test_more_than_a_window_is_not_waited_for() -> None:
         assert got == content
 
 
-async def test_what_needs_no_waiting_is_sent_at_once() -> None:
+async def test_data_that_need_not_wait_is_sent_at_once() -> None:
     async with session() as (near, far):
         writer, reader = await stream_pair(near, far)
         data = bytearray(b"at once")
@@ -335,7 +335,7 @@ async def test_what_needs_no_waiting_is_sent_at_once() -> None:
         assert writer.send_now(b"")
 
 
-async def test_what_would_wait_is_not_sent_at_all() -> None:
+async def test_data_that_would_wait_is_not_sent_at_all() -> None:
     async with session(replace(Limits(), window_budget_bytes=0)) as (near, far):
         writer, reader = await stream_pair(near, far)
         await trio.testing.wait_all_tasks_blocked()

@@ -1,4 +1,4 @@
-"""What a peer can make us hold, whatever it sends and however it cuts it."""
+"""How much memory a peer can make us use, whatever it sends in whatever pieces."""
 
 import sys
 from dataclasses import replace
@@ -14,21 +14,21 @@ from swarm.transport.yamux.frames import FIN, INITIAL_WINDOW_BYTES, RST, SYN, He
 BARE = replace(LIMITS, window_budget_bytes=0)
 
 
-async def test_bytes_that_come_one_by_one_take_the_memory_of_as_many() -> None:
+async def test_single_bytes_take_no_more_memory_than_a_block() -> None:
     async with acted(BARE) as peer:
         sent = bytes(range(256)) * 160
         pairs = (data(1, sent[at : at + 2]) for at in range(0, len(sent), 2))
         await peer.send(window(1, flags=SYN), *pairs)
         (stream,) = await peer.streams()
-        held = sys.getsizeof(stream._chunks) + sum(map(sys.getsizeof, stream._chunks))
+        held = sys.getsizeof(stream._unread) + sum(map(sys.getsizeof, stream._unread))
         assert held < 1.2 * len(sent)
-        got = await stream.receive_some(1)  # what is read in part is not joined with too much or too little
+        got = await stream.receive_some(1)  # a piece that is read in part must still be joined correctly
         await peer.send(data(1, b"and more", FIN))
         assert got + b"".join([part async for part in stream]) == sent + b"and more"
 
 
-async def test_what_ended_and_was_reset_counts_until_it_is_read() -> None:
-    """Else a peer could send a window, end, reset, and begin anew for as long as our reader has something to do."""
+async def test_an_ended_and_reset_stream_counts_until_it_is_read() -> None:
+    """Otherwise a peer could send a window, end, reset, and start again while our reader is busy."""
     async with acted(replace(BARE, max_inbound_streams=2)) as peer:
         for stream_id in (1, 3):
             await peer.send(data(stream_id, bytes(INITIAL_WINDOW_BYTES), SYN | FIN), data(stream_id, flags=RST))
@@ -36,8 +36,8 @@ async def test_what_ended_and_was_reset_counts_until_it_is_read() -> None:
         await peer.send(window(5, flags=SYN))
         assert Head(Kind.WINDOW, RST, 5, 0) in await peer.heard()
         assert peer.ours.unread_bytes == 2 * INITIAL_WINDOW_BYTES
-        assert sum([len(part) async for part in first]) == INITIAL_WINDOW_BYTES  # it had ended well before
-        await second.aclose()  # or nobody wants it
+        assert sum([len(part) async for part in first]) == INITIAL_WINDOW_BYTES  # its FIN came before the reset
+        await second.aclose()  # closing without reading also frees it
         assert peer.ours.stream_count == 0
         await peer.send(window(7, flags=SYN))
         assert len(await peer.streams()) == 1
@@ -57,7 +57,7 @@ async def test_a_reset_that_waits_for_its_reader_can_be_dropped(close: bool) -> 
         else:
             stream.reset()
         assert peer.ours.stream_count == 0
-        assert [head for head in await peer.heard() if head.flags & RST] == []  # the peer has said it first
+        assert [head for head in await peer.heard() if head.flags & RST] == []  # the peer has reset it already
         assert not peer.ours.closed
 
 
@@ -75,7 +75,7 @@ async def test_a_frame_that_dribbles_into_a_closed_stream_is_answered_once() -> 
         assert await other.receive_some() == b"whole"
 
 
-async def test_what_waits_for_the_socket_is_bounded_however_many_write() -> None:
+async def test_data_that_waits_for_the_socket_is_bounded_for_any_number_of_writers() -> None:
     near_io, far_io = trio.testing.lockstep_stream_pair()  # takes nothing until it is read
     ours = Connection(StreamLink(near_io), client=True, limits=LIMITS)
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""What a peer's frames, streams and bytes cost it, over all of its connections."""
+"""What a peer is charged for its frames, streams and bytes, over all of its connections."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ EMPTY = encode_head(Kind.WINDOW, 0, 99, 0)
 
 
 class Burst:
-    """A link that brings `data` in one read, in memory that the next read uses anew, and then nothing."""
+    """A link that brings `data` in one read, in memory that the next read would reuse, and then nothing."""
 
     def __init__(self, data: bytes) -> None:
         self._view: memoryview | None = memoryview(bytearray(data))
@@ -44,15 +44,15 @@ class Burst:
 
 
 async def test_others_have_their_turn_among_many_frames() -> None:
-    """256 KiB of empty frames came in one read and were done in one go: others waited for 40 to 400 ms."""
+    """Regression: 256 KiB of empty frames in one read were handled at once, and other tasks waited for 40 to 400 ms."""
     link = Burst(window(1, flags=SYN) + EMPTY * 20_000 + data(1, b"after them", FIN))
     ours = Connection(link, client=False, limits=LIMITS)
     turns = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ours.run)
         stream = await ours.accept()
-        link.overwrite()  # what is left of the read is ours by now
-        while not stream.ended:
+        link.overwrite()  # the rest of the read must have been copied by now
+        while not stream.fin_received:
             turns += 1
             await trio.lowlevel.checkpoint()
         assert turns >= 20_000 // Cost.TURN - 1
@@ -107,11 +107,11 @@ async def test_pings_are_answered_while_in_debt(autojump_clock: trio.testing.Moc
         await peer.stream.send_all(encode_head(Kind.PING, SYN, 0, 7))
         while Head(Kind.PING, ACK, 0, 7) not in peer._heads:  # noqa: ASYNC110
             await trio.sleep(0.1)
-        assert trio.current_time() - begun_s < 7  # what is before it is paid for first, and no more
+        assert trio.current_time() - begun_s < 7  # the frames before it are paid for first
 
 
 async def test_the_connection_of_a_peer_in_debt_lives(autojump_clock: trio.testing.MockClock) -> None:
-    """It is heard as long as there is anything of it to be read."""
+    """A peer counts as heard while frames of it wait to be handled."""
     limits = replace(SLOW, units_per_s=200.0, ping_interval_s=1.0, silence_s=3.0)
     async with acted(limits) as peer:
         await peer.stream.send_all(EMPTY * 3000 + data(1, b"last", SYN))
@@ -124,7 +124,7 @@ async def test_the_connection_of_a_peer_in_debt_lives(autojump_clock: trio.testi
     [
         (7600, 16_384, 1, 1),  # bulk at a gigabit a second, in records of TLS
         (500, 262_144, 3, 1),  # the same in large reads
-        (4000, 32_768, 32, 2),  # frames of 1 KiB, as fast as they go
+        (4000, 32_768, 32, 2),  # frames of 1 KiB at full speed
         (200, 120, 2, 1),  # control
         (50, 60, 2, 0),  # pings and windows
     ],
@@ -132,15 +132,15 @@ async def test_the_connection_of_a_peer_in_debt_lives(autojump_clock: trio.testi
 def test_honest_traffic_never_waits(reads_per_s: int, read_bytes: int, frames: int, woken: int) -> None:
     budget = PeerBudget(Limits())
     units = Cost.RECEIVE + frames * Cost.FRAME + woken * Cost.WAKE - read_bytes // Cost.BYTES_A_UNIT
-    assert not any(budget.worked(units, turn / reads_per_s) for turn in range(60 * reads_per_s))
+    assert not any(budget.charge_work(units, turn / reads_per_s) for turn in range(60 * reads_per_s))
 
 
 def test_a_step_of_many_small_messages_does_not_wait() -> None:
     budget = PeerBudget(Limits())
     units = Cost.RECEIVE + Cost.FRAME + Cost.WAKE
-    assert not any(budget.worked(units, turn / 1000) for turn in range(2000))
-    # And if it goes on, reads are some milliseconds apart, each of which brings several messages.
-    assert max(budget.worked(units, 2 + turn / 200) for turn in range(10_000)) < 0.01
+    assert not any(budget.charge_work(units, turn / 1000) for turn in range(2000))
+    # If it goes on, reads are some milliseconds apart, and each brings several messages.
+    assert max(budget.charge_work(units, 2 + turn / 200) for turn in range(10_000)) < 0.01
 
 
 # One budget for all connections of a peer.
@@ -165,7 +165,7 @@ async def test_streams_and_windows_are_counted_over_all_connections() -> None:
         assert [head.flags for head in await second.heard()] == [ACK, RST]
         held = first.ours.unread_bytes + second.ours.unread_bytes
         assert held == 3 * INITIAL_WINDOW_BYTES + (3 << 20)
-        await first.stream.aclose()  # what it held may be had by the other one
+        await first.stream.aclose()  # its share of the budget is free for the other connection
         await trio.testing.wait_all_tasks_blocked()
         await second.send(window(5, flags=SYN), window(7, flags=SYN))
         assert [head.flags for head in await second.heard()] == [ACK, ACK]
@@ -186,7 +186,7 @@ async def test_work_is_counted_over_all_connections(autojump_clock: trio.testing
 
 
 async def test_what_nobody_has_read_counts_although_the_connection_has_ended() -> None:
-    """Else a peer could fill windows, go, come back, and fill them again."""
+    """Otherwise a peer could fill windows, leave, come back, and fill them again."""
     budget = PeerBudget(LIMITS)
     async with trio.open_nursery() as nursery:
         peer = await act(nursery, budget)
@@ -196,7 +196,7 @@ async def test_what_nobody_has_read_counts_although_the_connection_has_ended() -
         await peer.stream.aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert peer.ours.closed
-        assert budget.streams == 1  # not the one without data, nor the one that nobody will accept
+        assert budget.streams == 1  # neither the one without data nor the one that is not accepted
         assert await unread.receive_some() == bytes(1000)
         assert budget.streams == 0
         await empty.aclose()
@@ -217,16 +217,16 @@ async def test_frames_in_hand_are_bounded_over_all_connections(autojump_clock: t
 
 def test_a_budget_outlives_its_connections_for_a_while() -> None:
     budgets = PeerBudgets()
-    spent = budgets.of(b"a", LIMITS, 0.0)
-    spent.worked(LIMITS.units_at_once, 0.0)
-    budgets.left(b"a", 1.0)
-    assert budgets.of(b"a", LIMITS, 2.0) is spent  # coming back does not pay
-    budgets.left(b"a", 3.0)
-    assert budgets.of(b"b", LIMITS, 14.0) is not spent
-    assert budgets.of(b"a", LIMITS, 14.0) is not spent
-    used = budgets.of(b"c", LIMITS, 15.0)
+    spent = budgets.for_connection(b"a", LIMITS, 0.0)
+    spent.charge_work(LIMITS.units_at_once, 0.0)
+    budgets.note_departure(b"a", 1.0)
+    assert budgets.for_connection(b"a", LIMITS, 2.0) is spent  # coming back gives no new budget
+    budgets.note_departure(b"a", 3.0)
+    assert budgets.for_connection(b"b", LIMITS, 14.0) is not spent
+    assert budgets.for_connection(b"a", LIMITS, 14.0) is not spent
+    used = budgets.for_connection(b"c", LIMITS, 15.0)
     used.connections = 1
-    assert budgets.of(b"c", LIMITS, 100.0) is used
+    assert budgets.for_connection(b"c", LIMITS, 100.0) is used
     assert len(budgets._budgets) == 1
 
 
@@ -237,11 +237,11 @@ async def test_a_stranger_has_an_allowance() -> None:
     async with acted(LIMITS.narrow(6)) as peer:
         await peer.send(data(1, bytes(30_000), SYN), data(3, bytes(2_768), SYN))
         assert not peer.ours.closed
-        await peer.send(encode_head(Kind.DATA, 0, 1, 1))  # its head is enough
+        await peer.send(encode_head(Kind.DATA, 0, 1, 1))  # the header alone exceeds it
         assert "over 32768 bytes" in peer.ours.reason
 
 
-async def test_who_is_admitted_has_none() -> None:
+async def test_an_admitted_peer_has_no_allowance() -> None:
     async with acted(LIMITS.narrow(1)) as peer:
         await peer.send(data(1, bytes(30_000), SYN), window(3, flags=SYN))
         assert [head.flags for head in await peer.heard()] == [ACK, RST]
@@ -252,7 +252,7 @@ async def test_who_is_admitted_has_none() -> None:
         assert peer.ours.budget.max_streams == LIMITS.max_inbound_streams
 
 
-def test_ten_members_have_a_seed_hold_no_more_than_64_mib() -> None:
+def test_ten_members_can_make_a_seed_hold_at_most_64_mib() -> None:
     lean = Limits().lean()
     assert 10 * (lean.max_inbound_streams * INITIAL_WINDOW_BYTES + lean.window_budget_bytes) <= 64 << 20
 
@@ -261,7 +261,7 @@ def test_ten_members_have_a_seed_hold_no_more_than_64_mib() -> None:
 
 
 async def test_what_the_library_reads_is_paced(autojump_clock: trio.testing.MockClock) -> None:
-    """4096 pings fit into one frame; each is echoed by itself."""
+    """4096 pings fit into one frame, and the library answers each one separately."""
     async with acted() as peer:
         await peer.send(data(1, bytes(32 * 1700), SYN))
         (stream,) = await peer.streams()

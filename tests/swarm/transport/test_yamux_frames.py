@@ -1,4 +1,4 @@
-"""The frame parser: bytes in, frames out, whatever the bytes."""
+"""The frame parser: it turns any bytes into frames or a `PeerError`."""
 
 import random
 from itertools import pairwise
@@ -76,7 +76,7 @@ def test_what_breaks_a_rule_is_named(header: bytes, field: str) -> None:
 @settings(max_examples=300)
 @given(st.lists(st.binary(max_size=64), max_size=20))
 def test_fuzz(pieces: list[bytes]) -> None:
-    """Any bytes at all: frames or a PeerError, and never more held back than an incomplete header."""
+    """Random bytes give frames or a `PeerError`; the parser never holds back more than an incomplete header."""
     parser = FrameParser(MAX_FRAME)
     taken = 0
     try:
@@ -88,7 +88,7 @@ def test_fuzz(pieces: list[bytes]) -> None:
 
 
 def test_fuzz_from_valid_frames() -> None:
-    """A valid conversation with single bytes changed: random bytes alone hardly ever get past the first header."""
+    """A valid conversation with single bytes changed, since random bytes hardly ever get past the first header."""
     source = random.Random(4)
     good = b"".join(
         encode_head(Kind.DATA, SYN if n == 0 else 0, 1 + 2 * (n % 3), n * 7) + bytes(n * 7) for n in range(20)

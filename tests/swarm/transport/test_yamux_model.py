@@ -1,4 +1,4 @@
-"""Frames in any order, cut anywhere, against a plain model of what each stream should be."""
+"""Frames in any order, cut anywhere, compared with a simple model of each stream."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +15,7 @@ from swarm.transport.yamux.frames import FIN, INITIAL_WINDOW_BYTES, RST, SYN
 
 @dataclass
 class Modelled:
-    """What one stream should be."""
+    """The expected state of one stream."""
 
     sent: bytes = b""
     ended: bool = False
@@ -29,16 +29,16 @@ class Model:
     broken: bool = False
 
     def breaks(self, verb: str, stream_id: int, number: int) -> bool:
-        """Whether the peer may not do this now."""
+        """Whether this action breaks a rule now."""
         known = self.streams.get(stream_id)
         if known is None:
             return False
-        if verb == "open":  # a number may be used again once its stream is gone, that is, once it was read as well
+        if verb == "open":  # an id may be used again once its stream is forgotten, so not before it was read
             return not known.reset or (known.ended and bool(known.sent))
         return verb == "data" and not known.reset and (known.ended or number > known.credit)
 
     def apply(self, verb: str, stream_id: int, number: int) -> bytes:
-        """The frame for an action, and what it should do."""
+        """Apply an action to the model and return its frame."""
         self.broken = self.breaks(verb, stream_id, number)
         known = self.streams.get(stream_id)
         live = known is not None and not known.reset and not self.broken
@@ -65,7 +65,7 @@ actions = st.lists(
         st.sampled_from(["open", "open", "data", "data", "data", "data", "fin", "rst"]),
         st.sampled_from([1, 3]),
         st.sampled_from([1, 2, 100, 5_000, 150_000]),
-        st.integers(0, 15).map(lambda roll: roll == 0),  # whether it is done although it may not be
+        st.integers(0, 15).map(lambda roll: roll == 0),  # whether it is done although it breaks a rule
     ),
     min_size=10,
     max_size=30,
@@ -98,7 +98,7 @@ async def _play(script: list[tuple[str, int, int, bool]], cuts: list[int]) -> No
         found = await peer.streams()
         assert len(found) == len(expected)
         counted = peer.ours._streams.values()
-        assert model.broken or all(stream in counted for stream in found if stream._chunks)  # all is in some window
+        assert model.broken or all(stream in counted for stream in found if stream._unread)  # counts in its window
         for stream, meant in zip(found, expected, strict=True):
             got, ending = await _drain(stream)
             if meant.reset:

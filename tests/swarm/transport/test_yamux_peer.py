@@ -1,4 +1,4 @@
-"""The muxer against a peer that is acted out frame by frame: the seven ways for each step."""
+"""Yamux against a peer that the test controls frame by frame: seven kinds of misbehaviour at each step."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ async def test_window_of_the_syn_counts() -> None:
     "frames",
     [
         [window(1, flags=SYN), window(1, flags=SYN)],  # duplicated
-        [window(2, flags=SYN)],  # our own side of the numbers
+        [window(2, flags=SYN)],  # an id that only our end may use
         [data(1, b"x", SYN), data(1, b"x", SYN)],
     ],
 )
@@ -56,7 +56,7 @@ async def test_opens_beyond_the_limit_are_refused() -> None:
         refused = [head for head in await peer.heard() if head.flags & RST]
         assert {head.stream_id for head in refused} == {5}
         assert not peer.ours.closed
-        await peer.send(data(1, flags=RST), window(7, flags=SYN))  # one ends, another may come
+        await peer.send(data(1, flags=RST), window(7, flags=SYN))  # one ends, so another may be opened
         assert [head.flags for head in await peer.heard()] == [ACK]
 
 
@@ -72,7 +72,7 @@ async def test_bytes_one_at_a_time() -> None:
 
 
 async def test_duplicated_and_reordered_data_are_just_data() -> None:
-    """The link below is ordered; a stream takes frames as they come, and streams do not disturb one another."""
+    """The link is ordered; a stream takes frames as they come, and streams do not affect one another."""
     async with acted() as peer:
         await peer.send(window(1, flags=SYN), window(3, flags=SYN))
         await peer.send(data(3, b"b"), data(1, b"a"), data(1, b"a"), data(3, b"c"))
@@ -80,14 +80,14 @@ async def test_duplicated_and_reordered_data_are_just_data() -> None:
         assert (await one.receive_some(), await three.receive_some()) == (b"aa", b"bc")
 
 
-async def test_past_the_window() -> None:
+async def test_data_past_the_window_ends_the_connection() -> None:
     async with acted(replace(LIMITS, window_budget_bytes=0)) as peer:
         await peer.send(window(1, flags=SYN), data(1, bytes(INITIAL_WINDOW_BYTES)))
         (stream,) = await peer.streams()
         assert not peer.ours.closed
-        await peer.send(encode_head(Kind.DATA, 0, 1, 1))  # caught by the header; no byte of it is kept
+        await peer.send(encode_head(Kind.DATA, 0, 1, 1))  # the header is refused before any payload
         assert "past a window of 0" in peer.ours.reason
-        assert len(await stream.receive_some()) > 0  # what it sent while it kept the rules
+        assert len(await stream.receive_some()) > 0  # the valid data stays readable
 
 
 async def test_a_whole_window_may_be_one_frame() -> None:
@@ -98,7 +98,7 @@ async def test_a_whole_window_may_be_one_frame() -> None:
         assert sum([len(piece) async for piece in stream]) == LIMITS.first_window_bytes
 
 
-async def test_longer_than_a_frame_may_be() -> None:
+async def test_a_frame_that_is_too_long_ends_the_connection() -> None:
     async with acted() as peer:
         await peer.send(window(1, flags=SYN), encode_head(Kind.DATA, 0, 1, LIMITS.max_frame_bytes + 1))
         assert "yamux length" in peer.ours.reason
@@ -149,12 +149,12 @@ async def test_our_end_and_theirs_cross(end: int) -> None:
         await stream.aclose()
         await peer.heard()
         await peer.send(data(1, b"late"), window(1, 10), data(1, flags=end))
-        assert await peer.heard() == []  # it could not know yet
+        assert await peer.heard() == []  # the peer could not know of our end yet, so it gets no RST
         assert peer.ours.stream_count == 0
         assert not peer.ours.closed
 
 
-async def test_what_keeps_coming_after_we_closed_is_reset() -> None:
+async def test_a_stream_that_keeps_sending_after_we_closed_is_reset() -> None:
     async with acted() as peer:
         await peer.send(window(1, flags=SYN))
         (stream,) = await peer.streams()
@@ -176,7 +176,7 @@ async def test_reset_wakes_reader_and_writer() -> None:
                 await trio.testing.wait_all_tasks_blocked()
                 await peer.send(data(1, flags=RST))
         with pytest.raises(trio.BrokenResourceError, match="the peer reset"):
-            await stream.receive_some()  # and what was unread is gone: a reset means that nobody vouches for it
+            await stream.receive_some()  # unread data is dropped with the reset
 
 
 async def test_half_closed_and_still_sending() -> None:
@@ -214,7 +214,7 @@ async def test_pings_are_answered_and_a_flood_of_them_ends_it(autojump_clock: tr
         heads: list[Head] = []
         while Head(Kind.PING, ACK, 0, 77) not in heads:
             heads += [event for event in parser.feed(await far_io.receive_some(1000)) if isinstance(event, Head)]
-        await far_io.send_all(encode_head(Kind.PING, SYN, 0, 1) * 5000)  # and it reads none of the answers
+        await far_io.send_all(encode_head(Kind.PING, SYN, 0, 1) * 5000)  # the peer reads none of the answers
     assert "asks for answers and does not read them" in ours.reason
 
 
@@ -225,7 +225,7 @@ async def test_the_link_ends_in_the_middle_of_a_frame() -> None:
         await peer.stream.aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert await stream.receive_some() == b"wholehalf"
-        with pytest.raises(trio.BrokenResourceError):  # not the end: its FIN never took effect
+        with pytest.raises(trio.BrokenResourceError):  # the frame with the FIN is incomplete, so there is no end
             await stream.receive_some()
 
 
@@ -236,7 +236,7 @@ async def test_cancelled_in_the_middle_of_a_frame_closes_the_connection() -> Non
         nursery.start_soon(ours.run)
         stream = await ours.open()
         await stream.send_all(bytes(1000))
-        await far_io.receive_some(30)  # the writer is inside a frame now
+        await far_io.receive_some(30)  # now the writer is in the middle of a frame
         nursery.cancel_scope.cancel()
     assert ours.closed
     with pytest.raises(trio.BrokenResourceError):

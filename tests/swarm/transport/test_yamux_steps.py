@@ -1,5 +1,5 @@
-"""The steps of the muxer that only steer: windows, ends, resets, pings, going away. Split, duplicated, reordered,
-oversized, forged, cancelled midway and silent, as far as `test_yamux` and `test_yamux_peer` do not act them out."""
+"""Yamux frames without data: windows, ends, resets, pings, going away. Split, duplicated, reordered, oversized, forged,
+cancelled midway and silent, as far as `test_yamux` and `test_yamux_peer` do not have the case."""
 
 from dataclasses import replace
 
@@ -90,7 +90,7 @@ async def test_a_window_may_end_or_reset_its_stream() -> None:
 # Ends and resets.
 
 
-async def test_an_end_said_twice_is_one_end() -> None:
+async def test_a_repeated_end_is_one_end() -> None:
     async with acted() as peer:
         stream = await opened(peer)
         await peer.send(data(1, b"x", FIN), data(1, flags=FIN))
@@ -107,7 +107,7 @@ async def test_a_reset_with_an_end_beside_it(frames: list[int]) -> None:
     async with acted() as peer:
         stream = await opened(peer)
         await peer.send(data(1, b"said"), *(data(1, flags=each) for each in frames))
-        if frames[0] & FIN:  # all of it came before the reset, and nothing of it was taken back
+        if frames[0] & FIN:  # all data came before the end, so the reset does not drop it
             assert [await stream.receive_some(), await stream.receive_some()] == [b"said", b""]
         else:
             with pytest.raises(trio.BrokenResourceError, match="the peer reset"):
@@ -161,7 +161,7 @@ async def test_each_ping_is_answered_with_its_own_value_also_in_pieces() -> None
         assert answers == [7, 7, 2**32 - 1]
 
 
-async def test_answers_to_pings_that_nobody_sent_measure_nothing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_answers_to_pings_that_we_never_sent_measure_nothing(autojump_clock: trio.testing.MockClock) -> None:
     async with acted() as peer:
         await trio.sleep(3)
         await peer.send(ping(0, ACK), ping(2, ACK), ping(2**32 - 1, ACK))
@@ -169,8 +169,8 @@ async def test_answers_to_pings_that_nobody_sent_measure_nothing(autojump_clock:
         await peer.send(ping(1, ACK))
         assert peer.ours.round_trip_s == pytest.approx(3)
         await trio.sleep(50)
-        await peer.send(ping(1, ACK))  # a second time, much later: the shortest counts as the distance
-        assert peer.ours.path_kind_s == pytest.approx(3)
+        await peer.send(ping(1, ACK))  # again, much later: the shortest round trip stays
+        assert peer.ours.shortest_round_trip_s == pytest.approx(3)
         assert not peer.ours.closed
 
 

@@ -1,4 +1,4 @@
-"""A yamux peer that is acted out frame by frame, for tests of our end. It is the dialer (odd stream ids)."""
+"""A yamux peer that tests control frame by frame, against our end. It is the dialer (odd stream ids)."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -23,7 +23,7 @@ def window(stream_id: int, increment: int = 0, flags: int = 0) -> bytes:
 
 
 class Peer:
-    """The other end of the wire."""
+    """The other end of our connection."""
 
     def __init__(self, stream: trio.abc.Stream, ours: Connection) -> None:
         self.stream = stream
@@ -41,13 +41,13 @@ class Peer:
         await trio.testing.wait_all_tasks_blocked()
 
     async def heard(self) -> list[Head]:
-        """The headers that came since the last call, pings aside."""
+        """The headers that came since the last call, without pings."""
         await trio.testing.wait_all_tasks_blocked()
         heads, self._heads = self._heads, []
         return [head for head in heads if head.kind is not Kind.PING]
 
     async def streams(self) -> list[YamuxStream]:
-        """Those that wait to be accepted."""
+        """Accept every stream that is waiting."""
         found: list[YamuxStream] = []
 
         async def accept() -> None:
@@ -60,7 +60,7 @@ class Peer:
 
 
 async def until_blocked(work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work` as far as it goes without anything new happening."""
+    """Run `work` until every task is blocked, then cancel it."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work)
         await trio.testing.wait_all_tasks_blocked()

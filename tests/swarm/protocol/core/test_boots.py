@@ -1,4 +1,4 @@
-"""One hostile heartbeat does not use up the boot numbers: neither for members nor for the seed, by virtual clocks."""
+"""Boot numbers: one hostile heartbeat uses them up neither for members nor for the seed. Clocks are virtual."""
 
 import pytest
 from authority_kit import an_authority, join, members, told
@@ -13,7 +13,7 @@ from swarm.protocol.membership.roster import Roster, difference, seal_change, wh
 from swarm.protocol.membership.rosterbook import RosterBook
 
 WALL = 1_800_000_000.0
-"""Unix time at the local time 0 of everybody here: 2027."""
+"""Unix time at local time 0 of all peers here: 2027."""
 HONEST = next_boot(0, WALL)
 DAY = 86_400
 
@@ -33,13 +33,13 @@ def test_boots_are_numbered_by_the_second_and_always_rise() -> None:
 
 
 @pytest.mark.parametrize("last", [MAX_BOOT, HONEST + 400 * DAY, HONEST + 30 * DAY])
-def test_a_number_that_nobody_believes_is_not_gone_on_from(last: int) -> None:
-    """Our own clock was once a year ahead, say: our next heartbeats must be believed all the same."""
+def test_a_boot_number_that_is_not_believed_is_not_continued(last: int) -> None:
+    """Even if our own clock was a year ahead once, our next heartbeats must be believed."""
     assert HONEST < next_boot(last, WALL) <= latest_boot(WALL)
 
 
 @pytest.mark.parametrize("unix_s", [0.0, 946_684_800.0, 1_767_225_599.0])
-def test_a_clock_that_is_not_set_refutes_nothing(unix_s: float) -> None:
+def test_a_clock_that_is_not_set_rejects_no_boot(unix_s: float) -> None:
     assert latest_boot(unix_s) == MAX_BOOT
     assert next_boot(HONEST, unix_s) == HONEST + 1
 
@@ -47,7 +47,7 @@ def test_a_clock_that_is_not_set_refutes_nothing(unix_s: float) -> None:
 # ---------------------------------------------------------------- members
 
 
-def test_a_member_passes_over_the_last_boot_that_there_is_and_goes_on_with_the_honest_one() -> None:
+def test_a_member_ignores_the_highest_boot_number_and_follows_the_honest_one() -> None:
     peer = a_member()
     peer.state.latest_boot = believed
     meet(peer, 1)
@@ -65,7 +65,7 @@ def test_a_member_passes_over_the_last_boot_that_there_is_and_goes_on_with_the_h
     assert peer.state.leases.sealed == again, "and the honest seed, started again, is followed again"
 
 
-def test_a_member_says_once_that_the_clocks_are_apart() -> None:
+def test_a_member_notes_once_that_the_clocks_are_apart() -> None:
     peer = a_member()
     peer.state.latest_boot = believed
     meet(peer, 1)
@@ -73,7 +73,7 @@ def test_a_member_says_once_that_the_clocks_are_apart() -> None:
     assert sum(map(len, said)) == 1
 
 
-def test_a_roster_of_a_boot_that_nobody_believes_is_passed_over() -> None:
+def test_a_roster_of_a_boot_that_is_not_believed_is_ignored() -> None:
     rosters, changes = story(3)
     hostile = Roster(SWARM, MAX_BOOT, 1, rosters[0].authority, rosters[0].members, rosters[0].parents)
     change = seal_change(difference(None, hostile), AUTHORITY)
@@ -88,7 +88,7 @@ def test_a_roster_of_a_boot_that_nobody_believes_is_passed_over() -> None:
 # ---------------------------------------------------------------- the seed
 
 
-def test_the_seed_does_not_stop_for_a_boot_that_nobody_believes() -> None:
+def test_the_seed_does_not_stop_for_a_boot_that_is_not_believed() -> None:
     core = members(an_authority(boot=HONEST), 1)
     core.state.latest_boot = believed
     for boot in (MAX_BOOT, HONEST + 31 * DAY):
@@ -100,7 +100,7 @@ def test_the_seed_does_not_stop_for_a_boot_that_nobody_believes() -> None:
     assert (core.state.leases.heartbeat.boot, core.state.leases.heartbeat.live) == (HONEST, b"\x03")
 
 
-def test_a_superseded_seed_started_again_numbers_its_boot_above_what_it_saw_and_is_followed() -> None:
+def test_a_superseded_seed_that_restarts_takes_a_higher_boot_number_and_is_followed() -> None:
     core = members(an_authority(boot=HONEST), 1)
     core.state.latest_boot = believed
     rival = HONEST + 20 * DAY

@@ -1,4 +1,4 @@
-"""Who can dial whom, who does, and what is believed about addresses."""
+"""Which peer can dial which, which end dials, and which addresses are believed."""
 
 import random
 
@@ -23,14 +23,16 @@ from protocol_kit import (
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.documents import AuthorityTime, seal
 from swarm.protocol.core.events import Dial, Effect, PeerDown, PeerUp, Persist, Persisted, Probe, Probed, Timer
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.reach import Place, Scope, circuit, direct, is_circuit, joins, relay_of, scope, to_dial
 from swarm.protocol.membership.enrolment import PROBE_AGAIN_S, Enrolment, Enrolments
+from swarm.protocol.startup import Boot, Saved, Site
 
 WORLD, LAN, HERE = "/ip4/8.8.8.8/tcp/1", "/ip4/192.168.1.5/tcp/1", "/ip4/127.0.0.1/tcp/1"
 TICKET = seal(capability(nodes=100), AUTHORITY)
 RELAY = "/ip4/9.9.9.9/tcp/4001"
 NAT = Place((circuit(RELAY),))
-"""It cannot be dialed, and keeps a place at a relay."""
+"""A peer that cannot be dialed, and has a reservation at a relay."""
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ places = st.builds(
 
 
 @given(places, places)
-def test_an_edge_is_dialed_by_somebody_if_it_can_be(a: Place, b: Place) -> None:
+def test_one_end_of_an_edge_dials_if_either_can(a: Place, b: Place) -> None:
     assert joins(a, b) == joins(b, a)
     if joins(a, b):
         assert to_dial(a, b) or to_dial(b, a)
@@ -104,14 +106,14 @@ def test_an_edge_is_dialed_by_somebody_if_it_can_be(a: Place, b: Place) -> None:
 
 
 def enrolled(seen_at: str | None, *addrs: str) -> tuple[Enrolments, list[Effect]]:
-    effects: list[Effect] = []
-    book = Enrolments(effects.append)
+    outbox = Outbox()
+    book, effects = Enrolments(outbox), outbox.pending
     message = join_message()
     book[b"x"] = Enrolment(replace(message, addrs=addrs), seen_at)
     return book, effects
 
 
-def test_nobody_hears_of_an_address_before_its_owner_answers_there() -> None:
+def test_an_address_is_published_only_after_its_owner_answered_there() -> None:
     book, effects = enrolled("/ip4/8.8.8.8/tcp/5", "/ip4/0.0.0.0/tcp/1", "/ip4/9.9.9.9/tcp/2", circuit(RELAY))
     book.probe(b"x", 1.0)
     assert effects == [Probe(b"x", (WORLD, "/ip4/9.9.9.9/tcp/2"))]
@@ -126,7 +128,7 @@ def test_nobody_hears_of_an_address_before_its_owner_answers_there() -> None:
 
 
 def test_private_addresses_of_a_stranger_are_never_dialed() -> None:
-    """Else whoever has a ticket could have us dial into our own network."""
+    """Otherwise a peer with a ticket could have us dial into our own network."""
     book, effects = enrolled("/ip4/8.8.8.8/tcp/5", LAN, HERE, "/ip4/10.0.0.1/tcp/22")
     book.probe(b"x", 1.0)
     assert effects == []
@@ -141,7 +143,7 @@ def test_many_addresses_cost_few_dials() -> None:
     assert len(only(effects, Probe)[0].addrs) == 4
 
 
-def test_each_is_asked_again_now_and_then_one_at_a_time() -> None:
+def test_members_are_dialed_back_again_at_intervals_one_at_a_time() -> None:
     book, effects = enrolled(None, WORLD)
     book[b"y"] = Enrolment(book[b"x"].join, None)
     book.probe(b"x", 0.0)
@@ -174,16 +176,16 @@ def test_a_child_waits_to_be_dialed_by_a_parent_that_can() -> None:
 
 def an_authority(addrs: tuple[str, ...], grants: list[bytes] | None = None) -> Authority:
     core = Authority(
-        AUTHORITY, addrs, TUNING, random.Random(1),
-        boot=1 if grants is None else 2, clock=lambda now: AuthorityTime(1000.0 + now), head=manifest(0, 0),
-        grants=grants,
+        AUTHORITY, TUNING, random.Random(1),
+        Boot(1 if grants is None else 2, clock=lambda now: AuthorityTime(1000.0 + now)),
+        Saved(manifest(0, 0), grants or []), Site(addrs),
     )  # fmt: skip
     core.start(0.0)
     return core
 
 
 def comes_in(core: Authority, slot: int, seen_at: str, addrs: tuple[str, ...], now: float = 1.0) -> list[Effect]:
-    """It connects and asks to join; the disk is quick."""
+    """The peer connects and asks to join; its grant is durable at once."""
     peer, join = key_of(slot).public, replace(join_message(TICKET), addrs=addrs)
     effects = core.apply(PeerUp(peer, False, seen_at), now) + say(core, slot, join, now)
     for wish in only(effects, Persist):
@@ -198,7 +200,7 @@ def stands(core: Authority, slot: int) -> tuple[tuple[str, ...], bool]:
     return member.addrs, member.dialable
 
 
-def test_the_roster_follows_what_dialing_back_finds_and_so_does_the_disk() -> None:
+def test_addresses_found_by_dialing_back_reach_the_roster_and_the_disk() -> None:
     core = an_authority((WORLD,))
     effects = comes_in(core, 0, "/ip4/9.9.9.9/tcp/999", ("/ip4/0.0.0.0/tcp/4001",))
     assert only(effects, Probe) == [Probe(key_of(0).public, ("/ip4/9.9.9.9/tcp/4001",))]
@@ -216,7 +218,7 @@ def test_the_roster_follows_what_dialing_back_finds_and_so_does_the_disk() -> No
     assert stands(core, 0) == ((), False)
 
 
-def test_an_authority_that_cannot_be_dialed_dials_its_heads() -> None:
+def test_an_authority_that_cannot_be_dialed_dials_its_root_children() -> None:
     hidden, open_ = an_authority((circuit(RELAY),)), an_authority((WORLD,))
     for core in (hidden, open_):
         comes_in(core, 0, "/ip4/9.9.9.9/tcp/999", ("/ip4/9.9.9.9/tcp/4001",))

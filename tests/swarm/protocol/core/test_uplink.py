@@ -1,4 +1,4 @@
-"""What has yet to leave: what was handed over, less what an uplink of this rate sent meanwhile."""
+"""The estimate of queued bytes: those handed over, less those that an uplink of this rate has sent since."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from swarm.protocol.core.uplink import CAREFUL_SHARE, Uplink
 
 
-def test_what_was_handed_over_leaves_at_the_rate() -> None:
+def test_bytes_handed_over_leave_at_the_rate() -> None:
     uplink = Uplink(lambda: 1000.0)
     uplink.take(600, 10.0)
     uplink.take(400, 10.0)
@@ -21,7 +21,7 @@ def test_idle_time_is_not_saved_up() -> None:
     assert uplink.queued_bytes(60.0) == 500.0
 
 
-def test_care_is_to_reckon_with_less() -> None:
+def test_a_careful_estimate_assumes_a_lower_rate() -> None:
     careful = True
     uplink = Uplink(lambda: 1000.0, lambda: careful)
     uplink.take(1000, 0.0)
@@ -30,7 +30,7 @@ def test_care_is_to_reckon_with_less() -> None:
     assert uplink.queued_bytes(1.0) == 0.0
 
 
-def test_while_nobody_knows_the_rate_nothing_is_known_to_wait() -> None:
+def test_nothing_is_queued_while_the_rate_is_unknown() -> None:
     rate = 0.0
     uplink = Uplink(lambda: rate)
     uplink.take(1000, 0.0)
@@ -41,9 +41,7 @@ def test_while_nobody_knows_the_rate_nothing_is_known_to_wait() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 10)), max_size=20), st.floats(1, 1e9))
-def test_it_is_never_more_than_was_handed_over_nor_less_than_nothing(
-    steps: list[tuple[int, float]], rate: float
-) -> None:
+def test_the_queue_is_never_negative_nor_more_than_was_handed_over(steps: list[tuple[int, float]], rate: float) -> None:
     uplink, now, total = Uplink(lambda: rate), 0.0, 0
     for size, wait_s in steps:
         uplink.take(size, now)

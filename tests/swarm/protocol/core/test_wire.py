@@ -1,4 +1,4 @@
-"""Every message and frame head: round trips, and nothing but `PeerError` for whatever else may come."""
+"""Every message and frame head makes a round trip; any other bytes raise `PeerError` and nothing else."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ KINDS = sorted(Message.__subclasses__(), key=lambda kind: kind.__struct_config__
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Whatever a field of this type may hold, its bounds respected (long things kept short)."""
+    """Any value that a field of this type may hold, within its bounds; long values are kept short."""
     info = msgspec.inspect.type_info(kind)
     return _of(info)
 
@@ -156,7 +156,7 @@ def test_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0, -0.1, 1.1e7])
-def test_no_rate_that_a_plan_could_choke_on(rate: float) -> None:
+def test_rates_that_are_not_finite_or_too_large_are_refused(rate: float) -> None:
     with pytest.raises(PeerError):
         decode(packed([1, b"", [], "", "", rate, 0.0, False]))
 
@@ -175,7 +175,7 @@ def test_more_items_than_a_list_may_have(message: Message, bound: int) -> None:
         decode(encode(message))
 
 
-def test_we_never_send_what_nobody_may_read() -> None:
+def test_a_message_that_is_too_large_is_not_sent() -> None:
     with pytest.raises(ValueError, match="more than a message may have"):
         encode(Attach(0, 0, 0, 0, (Have(1 << 31, 1 << 62, 1 << 31, 1 << 31, bytes(128)),) * 40000))
 
@@ -239,6 +239,6 @@ def test_frame_refused(frame: Frame) -> None:
         unpack_frame_head(pack_frame(frame))
 
 
-def test_a_label_that_no_message_could_name_is_refused() -> None:
+def test_a_frame_of_a_version_that_no_message_could_name_is_refused() -> None:
     with pytest.raises(PeerError, match="version"):
         unpack_frame_head(pack_frame(Frame(FrameKind.PART, 255, ChunkKey(0, 1 << 63, 0, 0), 1, 0, 10, 10)))

@@ -23,7 +23,8 @@ from protocol_kit import (
 )  # fmt: skip
 
 from swarm.protocol.core.documents import open_heartbeat, open_report
-from swarm.protocol.core.events import Close, Effect, LocalLeave, PeerDown, PeerUp, PieceStored, Send
+from swarm.protocol.core.events import Close, Effect, LocalLeave, Notify, PeerDown, PeerUp, PieceStored, Send
+from swarm.protocol.core.notices import JoinRefused
 from swarm.protocol.core.wire import (  # fmt: skip
     Attach,
     Bye,
@@ -50,6 +51,7 @@ from swarm.protocol.core.wire import (  # fmt: skip
 from swarm.protocol.member import Peer
 from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.membership import DOUBT_S
+from swarm.protocol.transfer.sources import block_sources
 
 # ---------------------------------------------------------------- joining
 
@@ -73,7 +75,7 @@ def test_a_refusal_is_told_and_not_argued_with() -> None:
     peer = new_peer(0)
     peer.apply(PeerUp(SWARM, True), 0.0)
     effects = say(peer, SWARM, Refused("ticket", "expired"))
-    assert [e.info for e in effects if getattr(e, "what", "") == "refused"] == [{"code": "ticket", "why": "expired"}]
+    assert [e.notice for e in only(effects, Notify)] == [JoinRefused("ticket", "expired")]
     assert sends(tick(peer, 1.0), Join) == []
     assert len(sends(tick(peer, 16 * TUNING.dial_retry_s + 0.1), Join)) == 1
 
@@ -331,7 +333,7 @@ def test_a_parent_that_is_stuck_is_asked_and_then_replaced_until_it_answers() ->
     assert parents(peer) == {0: key_of(2).public}
     assert len(sends(effects, Detach, to=1)) == 1
     assert only(effects, Close) == []
-    assert key_of(1).public not in peer._sources()
+    assert key_of(1).public not in block_sources(peer.state)
     say(peer, 1, Pong(0), 4.0)
     assert parents(peer) == {0: key_of(1).public}
 
@@ -349,7 +351,7 @@ def test_whoever_was_asked_for_a_chunk_and_does_not_answer_makes_path_kind_for_t
     (first_at, first), (second_at, second) = asked
     assert first != second
     assert second_at - first_at < 2 * DOUBT_S + 4 * TUNING.tick_s < TUNING.pull_deadline_s
-    assert first not in peer._sources()
+    assert first not in block_sources(peer.state)
 
 
 def test_a_parent_that_answers_or_owes_nothing_is_not_stuck() -> None:

@@ -1,4 +1,4 @@
-"""The planner's properties: trees, one head each, leaves, budgets, regions, balance, and few moves."""
+"""Properties of plans: trees with one root child each, leaves, loads, regions, balance, and few moves."""
 
 import random
 
@@ -26,14 +26,14 @@ def test_every_tree_reaches_everyone_without_a_cycle(members: list[Member], stri
 
 
 @given(swarms(), STRIPES, st.randoms(use_true_random=False))
-def test_the_order_of_the_members_is_of_no_account(members: list[Member], stripes: int, rng) -> None:
+def test_the_order_of_the_members_does_not_matter(members: list[Member], stripes: int, rng) -> None:
     shuffled = list(members)
     rng.shuffle(shuffled)
     assert plan(shuffled, stripes) == plan(members, stripes)
 
 
 @given(swarms(), STRIPES)
-def test_the_trainer_feeds_one_head_a_stripe(members: list[Member], stripes: int) -> None:
+def test_the_trainer_has_one_root_child_a_stripe(members: list[Member], stripes: int) -> None:
     plan_ = as_roster(members, stripes)
     for stripe in range(stripes):
         assert len(plan_.heads(stripe)) == (1 if relays(members) else len(members))
@@ -57,7 +57,7 @@ def made(count: int, *, up_mbit: float = 100.0, regions: int = 1, leaf: bool = F
 
 
 def mixed(count: int, regions: int = 1, seed: int = 0) -> list[Member]:
-    """Uplinks as in the wild: lognormal, median 200 Mbit/s."""
+    """Members with uplinks as on the internet: lognormal, median 200 Mbit/s."""
     rng = random.Random(seed)
     return [
         member(
@@ -81,7 +81,7 @@ def depth_of(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> int
 
 
 def worst_load(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> float:
-    """Of the node that feeds most for its uplink: how many times the mean."""
+    """The highest load of a node, as a multiple of the mean."""
     count = children_of(members, parents)
     uplink = {m.slot: m.up_mbit for m in members if not m.leaf}
     mean = len(parents) * (len(members) - 1) / sum(uplink.values())
@@ -89,7 +89,7 @@ def worst_load(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> f
 
 
 def crossings(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> list[int]:
-    """Edges between regions, by stripe."""
+    """The number of edges between regions, by stripe."""
     region = {m.slot: m.region for m in members}
     return [sum(p != AUTHORITY and region[p] != m.region for m, p in zip(members, row, strict=True)) for row in parents]
 
@@ -98,20 +98,20 @@ def crossings(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> li
 
 
 @pytest.mark.parametrize("regions", [1, 4])
-def test_with_enough_nodes_nobody_stands_inside_two_trees(regions: int) -> None:
+def test_with_enough_nodes_none_is_interior_in_two_trees(regions: int) -> None:
     members = mixed(64 * regions, regions)
     inside = [set(row) - {AUTHORITY} for row in plan(members, 8)]
     assert sum(len(i) for i in inside) == len(set().union(*inside))
 
 
-def test_four_equal_nodes_head_two_stripes_each() -> None:
+def test_four_equal_nodes_are_root_children_of_two_stripes_each() -> None:
     members = made(4)
     parents = plan(members, 8)
     assert set(children_of(members, parents).values()) == {6}
     assert depth_of(members, parents) == 2
 
 
-def test_no_node_gets_what_rounding_left_over() -> None:
+def test_no_node_gets_the_whole_rounding_error() -> None:
     """1,000 equal nodes in 8 stripes: 125 givers with 999 children are 7 or 8 each, not 7 and one with 131."""
     members = [Member(s, s.to_bytes(32, "little"), (), True, "", "", 100.0, False) for s in range(1000)]
     for parents in plan(members, 8):
@@ -121,13 +121,13 @@ def test_no_node_gets_what_rounding_left_over() -> None:
 
 @pytest.mark.parametrize("count", [4, 8, 64, 1000])
 def test_load_follows_uplink(count: int) -> None:
-    """Headroom is what the least even share leaves: nobody is asked for much more than its part."""
+    """No node is asked for much more than its part: the most uneven share is what headroom is left."""
     for seed in range(5):
         members = mixed(count, seed=seed)
         assert worst_load(members, plan(members, 8)) < 1.2
 
 
-def test_load_follows_uplink_where_it_differs_by_sixteen() -> None:
+def test_load_follows_uplinks_that_differ_by_a_factor_of_sixteen() -> None:
     members = [member(s, up_mbit=u) for s, u in enumerate([400, 200, 200, 100, 100, 50, 50, 25])]
     assert worst_load(members, plan(members, 8)) < 1.1
 
@@ -156,7 +156,7 @@ def test_a_region_without_uplinks_is_fed_from_outside() -> None:
     assert worst_load([m for m in members if m.up_mbit] + [m for m in members if not m.up_mbit], parents) < 2.2
 
 
-def test_heads_stand_where_the_trainer_does() -> None:
+def test_root_children_are_in_the_trainers_region() -> None:
     members = made(64, regions=2)
     parents = Planner(8, home="r1").update(members)
     heads = [m for row in parents for m, p in zip(members, row, strict=True) if p == AUTHORITY]
@@ -165,7 +165,7 @@ def test_heads_stand_where_the_trainer_does() -> None:
 
 @pytest.mark.parametrize(("count", "from_home"), [(240, 1), (2400, 3)])
 def test_a_large_home_region_feeds_all_others_itself(count: int, from_home: int) -> None:
-    """Then nothing makes two long hops; a smaller one cannot bear that beside its own."""
+    """Then no chunk makes two long hops. A smaller home region has no uplink for that beside its own needs."""
     members = made(count, regions=4)
     parents = Planner(8, home="r1").update(members)
     region = {m.slot: m.region for m in members}
@@ -177,8 +177,8 @@ def test_a_large_home_region_feeds_all_others_itself(count: int, from_home: int)
 
 
 @pytest.mark.parametrize("count", [8, 64, 240])
-def test_nodes_that_cannot_be_dialed_attach_on_those_that_can(count: int) -> None:
-    """Half of the nodes behind NAT: hardly an edge without an end that can be dialed, and loads stay even."""
+def test_nodes_that_cannot_be_dialed_attach_to_those_that_can(count: int) -> None:
+    """With half of the nodes behind NAT, nearly every edge has an end that can be dialed, and loads stay even."""
     members = [member(s, dialable=s % 2 == 0, peer=s.to_bytes(32, "big")) for s in range(count)]
     parents = plan(members, 8)
     dead = sum(
@@ -198,7 +198,7 @@ def test_an_empty_swarm_has_a_plan() -> None:
 
 
 def moves(before: dict[int, tuple[int, ...]], after: dict[int, tuple[int, ...]]) -> int:
-    """Edges of members that were there before which lead elsewhere now."""
+    """The number of edges of earlier members that lead to another parent now."""
     return sum(a != b for s in before.keys() & after.keys() for a, b in zip(before[s], after[s], strict=True))
 
 
@@ -208,10 +208,11 @@ def by_slot(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> dict
 
 @settings(max_examples=60)
 @given(swarms(), st.lists(swarms(most=6), min_size=1, max_size=8), STRIPES, st.randoms(use_true_random=False))
-def test_whatever_comes_and_goes_it_stays_a_plan(
+def test_any_sequence_of_joins_and_leaves_keeps_a_valid_plan(
     members: list[Member], waves: list[list[Member]], stripes: int, rng: random.Random
 ) -> None:
-    """Members come, go, turn to leaves and back, change region and uplink: always trees, leaves always leaves."""
+    """Members join, leave, become leaves and givers, change region and uplink: the plan stays valid, leaves stay
+    leaves."""
     planner = Planner(stripes)
     now = {m.slot: m for m in members}
     for wave in waves:
@@ -231,8 +232,8 @@ def test_whatever_comes_and_goes_it_stays_a_plan(
 
 
 @pytest.mark.parametrize(("count", "regions"), [(12, 1), (40, 4), (300, 1), (300, 4)])
-def test_one_that_comes_or_goes_moves_few_edges(count: int, regions: int) -> None:
-    """At most the edges of its own children, and `EXTRA_MOVES`; of one that comes as a leaf, none at all."""
+def test_a_member_that_joins_or_leaves_moves_few_edges(count: int, regions: int) -> None:
+    """At most the edges of its own children and `EXTRA_MOVES` move; none when a leaf joins."""
     rng = random.Random(5)
     planner, now = Planner(8), {m.slot: m for m in mixed(count, regions)}
     before = by_slot(list(now.values()), planner.update(list(now.values())))
@@ -258,7 +259,7 @@ def test_one_that_comes_or_goes_moves_few_edges(count: int, regions: int) -> Non
         before = after
 
 
-def test_after_much_coming_and_going_a_plan_is_as_good_as_new() -> None:
+def test_after_many_joins_and_leaves_a_plan_is_as_good_as_a_new_one() -> None:
     rng = random.Random(6)
     planner, now = Planner(8), {m.slot: m for m in mixed(300)}
     planner.update(list(now.values()))
@@ -288,7 +289,7 @@ def test_a_small_swarm_crosses_borders_as_seldom_as_one_planned_at_once(last: in
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_small_swarm_that_came_one_by_one_is_planned_as_if_at_once(seed: int) -> None:
+def test_a_small_swarm_that_joined_one_by_one_is_planned_as_if_at_once(seed: int) -> None:
     rng = random.Random(seed)
     uplinks = [400, 200, 200, 100, 100, 50, 50, 25]
     rng.shuffle(uplinks)
@@ -304,7 +305,7 @@ def test_a_small_swarm_that_came_one_by_one_is_planned_as_if_at_once(seed: int) 
     assert sum(len(set(row)) for row in parents) <= sum(len(set(row)) for row in fresh)
 
 
-def test_one_that_turns_out_slower_gives_children_away() -> None:
+def test_a_member_that_turns_out_slower_sheds_children() -> None:
     members = made(20)
     planner = Planner(8)
     planner.update(members)
@@ -314,7 +315,7 @@ def test_one_that_turns_out_slower_gives_children_away() -> None:
     assert worst_load(slow, parents) < 2.0
 
 
-def test_one_whose_region_becomes_known_moves_there() -> None:
+def test_a_member_whose_region_becomes_known_moves_there() -> None:
     members = [member(s, region=f"r{s % 2}") for s in range(16)] + [member(16, leaf=True)]
     planner = Planner(8)
     planner.update(members)
@@ -323,8 +324,8 @@ def test_one_whose_region_becomes_known_moves_there() -> None:
     assert all(row[16] % 2 == 1 for row in parents)
 
 
-def test_a_crowd_amid_a_version_moves_nobody_who_was_there() -> None:
-    """It has nothing to give yet. Grown anew, the trees would leave everybody to new parents in mid-step."""
+def test_many_joins_during_a_version_move_no_earlier_member() -> None:
+    """Newcomers have nothing to give yet. Growing the trees anew would give all members new parents during a step."""
     were = [member(slot, peer=PEERS[slot], up_mbit=200.0, leaf=False) for slot in range(64)]
     come = [member(slot, peer=PEERS[slot], up_mbit=200.0, leaf=True) for slot in range(64, 128)]
     planner = Planner(8)

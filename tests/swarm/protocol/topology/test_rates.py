@@ -1,12 +1,14 @@
-"""What uplinks are worth and where regions lie, as neighbours report it: and what liars can make of that."""
+"""Estimates of uplinks and regions from what neighbours report, and what false reports can do to them."""
 
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from protocol_kit import TUNING, book_with, header, version
+from protocol_kit import TUNING, book_with, header, only, version
 
 from swarm.protocol.core.documents import UNTIMED, Link
+from swarm.protocol.core.events import Send
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.topology.rates import Rates, Regions
 from swarm.protocol.transfer.links import Links
 
@@ -16,27 +18,29 @@ def got(slot: int, mbit: float, short: int = 0, rtt_ms: int = 0) -> Link:
 
 
 def told(rates: Rates, giver: int, by: dict[int, tuple[float, int]], offered: float = 200.0) -> float:
-    """A version in which these receivers got so many Mbit/s from it, so many percent less than its part."""
+    """Report a version: each receiver got so many Mbit/s from `giver`, so many percent less than its part. Returns the
+    estimate."""
     for receiver, (mbit, short) in by.items():
         rates.hear(receiver, [got(giver, mbit, short)])
     rates.settle({giver: offered}, lambda slot: set())
     return rates.uplink(giver, offered, 200.0)
 
 
-def test_before_it_is_measured_an_offer_is_believed_within_limits() -> None:
+def test_an_unmeasured_offer_is_believed_within_limits() -> None:
     rates = Rates()
     assert rates.uplink(1, 300.0, typical=200.0) == 300.0
     assert rates.uplink(1, 10_000.0, typical=200.0) == 800.0
     assert rates.uplink(1, 10_000.0, typical=0.0) == 10_000.0
 
 
-def test_a_boast_lasts_one_version() -> None:
-    """It offers 10 Gbit/s and has 20: its receivers went short, and what they got is what it is worth."""
+def test_an_overstated_uplink_lasts_one_version() -> None:
+    """A member offers 10 Gbit/s and has 20 Mbit/s: its receivers get less than their part, which becomes the
+    estimate."""
     rates = Rates()
     assert told(rates, 1, {2: (5, 60), 3: (5, 70), 4: (5, 60), 5: (5, 50)}, offered=10_000.0) == pytest.approx(20)
 
 
-def test_who_was_not_the_bottleneck_keeps_its_offer() -> None:
+def test_a_member_that_was_not_the_bottleneck_keeps_its_offer() -> None:
     rates = Rates()
     assert told(rates, 1, {2: (20, 0), 3: (20, 0)}) == 200.0
 
@@ -51,7 +55,7 @@ def test_an_estimate_falls_as_far_as_receivers_were_short_and_recovers() -> None
     assert worth == 200.0
 
 
-def test_who_feeds_nobody_any_more_is_tried_again_and_ever_more_seldom() -> None:
+def test_a_member_without_children_is_tried_again_less_and_less_often() -> None:
     rates = Rates()
 
     def versions_until_tried() -> int:
@@ -67,25 +71,25 @@ def test_who_feeds_nobody_any_more_is_tried_again_and_ever_more_seldom() -> None
     assert versions_until_tried() == first
 
 
-def test_it_is_never_worth_more_than_it_offers() -> None:
+def test_an_estimate_never_exceeds_the_offer() -> None:
     rates = Rates()
     assert told(rates, 1, {2: (500, 0), 3: (500, 0)}) == 200.0
     assert told(rates, 1, {2: (500, 50), 3: (500, 50)}) == 200.0
 
 
-def test_one_receiver_cannot_make_it_a_giant() -> None:
+def test_one_receiver_cannot_raise_an_estimate_alone() -> None:
     rates = Rates()
     worth = told(rates, 1, {2: (9_000, 60), 3: (10, 60), 4: (10, 60)}, offered=10_000.0)
     assert worth == pytest.approx(40)
 
 
-def test_one_receiver_cannot_ruin_it() -> None:
+def test_one_receiver_cannot_lower_an_estimate_alone() -> None:
     rates = Rates()
     assert told(rates, 1, {2: (1, 100), 3: (25, 0), 4: (25, 0)}) == 200.0
 
 
-def test_who_attaches_on_a_slow_node_is_not_to_blame() -> None:
-    """1 is slow; 2, which hangs on it, could not pass on what it did not get."""
+def test_a_child_of_a_slow_node_is_not_found_slow() -> None:
+    """Node 1 is slow; node 2, its child, could not pass on what it did not get."""
     rates = Rates()
     for receiver in (3, 4, 5):
         rates.hear(receiver, [got(1, 5, 80), got(2, 5, 80)])
@@ -95,7 +99,7 @@ def test_who_attaches_on_a_slow_node_is_not_to_blame() -> None:
 
 
 def measured(*came: tuple[int, float]) -> Link:
-    """What we say of a neighbour, from which so many bytes came at these times."""
+    """The report of a neighbour from which so many bytes came at these times."""
     session = SimpleNamespace(peer=b"anna", rtt_s=0.1)
     roster = SimpleNamespace(stripes=8, member_of=lambda peer: SimpleNamespace(slot=1))
     links = Links(cast(Any, SimpleNamespace(sessions=[session], roster=roster, exchange=SimpleNamespace(parents={}))))
@@ -105,7 +109,7 @@ def measured(*came: tuple[int, float]) -> Link:
     return link
 
 
-def test_one_small_chunk_proves_a_newcomer_and_says_nothing_of_its_uplink() -> None:
+def test_one_small_chunk_proves_a_newcomer_but_measures_no_uplink() -> None:
     assert measured().kbit_s == 0
     link = measured((16 << 10, 5.0), (16 << 10, 5.001), (16 << 10, 5.002), (16 << 10, 5.003))
     assert link.kbit_s == UNTIMED
@@ -115,32 +119,31 @@ def test_one_small_chunk_proves_a_newcomer_and_says_nothing_of_its_uplink() -> N
     assert rates.uplink(1, 200.0, 200.0) == 200.0
 
 
-def test_of_a_newcomer_that_was_tried_is_told_once() -> None:
+def test_a_newcomer_that_was_tried_is_reported_once() -> None:
     newcomer = SimpleNamespace(slot=1, leaf=True, up_mbit=100.0)
     book, _ = book_with([header(1, 0)])
-    asked: list[bytes] = []
+    outbox = Outbox()
     state = SimpleNamespace(
         sessions=[SimpleNamespace(peer=b"anna", rtt_s=0.1)],
         roster=SimpleNamespace(stripes=1, member_of=lambda peer: newcomer),
         exchange=SimpleNamespace(parents={}, children={0: {b"anna": None}}),
-        grant=object(), held=version(1), chunks=book, tuning=TUNING, send=lambda peer, message: asked.append(peer),
+        grant=object(), held=version(1), chunks=book, tuning=TUNING, outbox=outbox,
     )  # fmt: skip
     links = Links(cast(Any, state))
     links.came(b"anna", 1000, 4.0)
-    assert not links.tried_one
+    assert not links.take_answered()
     links.account()
     links.try_newcomers(5.0)
-    assert asked == [b"anna"]
+    assert [effect.peer for effect in only(outbox.take(), Send)] == [b"anna"]
     links.came(b"anna", 1000, 5.5)
-    assert links.tried_one
+    assert links.take_answered()
     for _ in range(2):  # it goes on bringing something, after each account
-        links.tried_one = False
         links.account()
         links.came(b"anna", 1000, 6.0)
-        assert not links.tried_one
+        assert not links.take_answered()
 
 
-def test_much_is_timed() -> None:
+def test_a_large_transfer_is_timed() -> None:
     link = measured(*[(64 << 10, 5.0 + 0.01 * i) for i in range(9)])
     assert link.kbit_s == pytest.approx(8 * 65536 * 8 / 80, rel=0.01)  # the first piece begins the clock
 
@@ -149,7 +152,8 @@ def test_much_is_timed() -> None:
     ("far_s", "lasted_s", "judged"), [(0.01, 0.4, False), (0.01, 0.6, True), (0.1, 1.9, False), (0.1, 2.1, True)]
 )
 def test_a_parent_is_judged_by_versions_that_lasted(far_s: float, lasted_s: float, judged: bool) -> None:
-    """Of two parents one brought next to nothing. Connections begin slowly, the longer the way the longer."""
+    """One of two parents brought next to nothing. Connections start slowly, and slower over long round trips, so short
+    versions do not judge it."""
     sessions = [SimpleNamespace(peer=b"anna", rtt_s=0.01), SimpleNamespace(peer=b"ben", rtt_s=far_s)]
     slots = {b"anna": SimpleNamespace(slot=1), b"ben": SimpleNamespace(slot=2)}
     roster = SimpleNamespace(stripes=2, member_of=slots.__getitem__)
@@ -163,13 +167,13 @@ def test_a_parent_is_judged_by_versions_that_lasted(far_s: float, lasted_s: floa
     assert short[1] == 0
 
 
-def test_nobody_vouches_for_itself() -> None:
+def test_a_members_own_report_does_not_raise_its_estimate() -> None:
     rates = Rates()
     assert rates.hear(1, [got(1, 500)]) == []
     assert rates.hear(2, [got(1, 500), got(3, 0)]) == [1]
 
 
-def test_a_slot_that_is_anothers_begins_anew() -> None:
+def test_a_slot_with_a_new_holder_starts_without_an_estimate() -> None:
     rates = Rates()
     told(rates, 1, {2: (5, 50)})
     rates.forget(1)
@@ -187,7 +191,7 @@ def mesh(regions: Regions, rtt_ms: dict[tuple[int, int], int]) -> None:
         regions.settle()
 
 
-def test_two_continents_are_told_apart() -> None:
+def test_two_continents_are_two_regions() -> None:
     regions = Regions()
     mesh(regions, {(a, b): 20 if a % 2 == b % 2 else 150 for a in range(10) for b in range(a)})
     assert len({regions.of(s) for s in range(0, 10, 2)}) == 1
@@ -195,7 +199,7 @@ def test_two_continents_are_told_apart() -> None:
     assert regions.of(0) != regions.of(1)
 
 
-def test_a_region_that_was_told_spreads_to_those_near_by() -> None:
+def test_a_named_region_extends_to_members_near_by() -> None:
     regions = Regions()
     regions.tell(0, "eu")
     mesh(regions, {(0, 1): 10, (1, 2): 10, (2, 3): 200})
@@ -203,7 +207,7 @@ def test_a_region_that_was_told_spreads_to_those_near_by() -> None:
     assert regions.of(3) == ""
 
 
-def test_what_was_told_stands() -> None:
+def test_a_named_region_is_kept() -> None:
     regions = Regions()
     regions.tell(0, "eu")
     regions.tell(1, "us")
@@ -211,13 +215,13 @@ def test_what_was_told_stands() -> None:
     assert [regions.of(0), regions.of(1)] == ["eu", "us"]
 
 
-def test_where_all_are_as_far_apart_there_is_one_region() -> None:
+def test_members_that_are_equally_far_apart_are_one_region() -> None:
     regions = Regions()
     mesh(regions, {(a, b): 80 + a % 3 for a in range(6) for b in range(a)})
     assert len({regions.of(s) for s in range(6)}) == 1
 
 
-def test_one_far_from_all_is_a_region_of_its_own() -> None:
+def test_a_member_far_from_all_is_a_region_of_its_own() -> None:
     regions = Regions()
     mesh(regions, {(1, 2): 5, (0, 1): 100, (0, 2): 100, (0, 3): 100})
     assert regions.of(0) == "~0"

@@ -1,8 +1,9 @@
 """Dealing: chunks go where there is room, once, and only as the plan's heads would have it."""
 
-from protocol_kit import TUNING, book_with, header, key_of
+from protocol_kit import TUNING, book_with, fresh, header, key_of
 
-from swarm.protocol.core.events import Effect, SendHeader, SendPiece
+from swarm.protocol.core.events import Ready, SendHeader, SendPiece
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.wire import Attach, Credit
 from swarm.protocol.transfer.assignment import Assigner
 from swarm.protocol.transfer.chunks import Chunk, Chunks
@@ -14,7 +15,7 @@ CHUNK_BYTES = 4100
 
 def assigner_with(chunks: int) -> tuple[Assigner, Exchange, Chunks, list[Chunk]]:
     book, made = book_with([header(1, seq, stripe=None) for seq in range(chunks)])
-    exchange = Exchange(book, TUNING)
+    exchange = Exchange(book, TUNING, Outbox())
     assigner = Assigner(exchange, book, lambda stripe, peer: peer != STRANGER)
     for chunk in made:
         assigner.add(chunk)
@@ -23,21 +24,21 @@ def assigner_with(chunks: int) -> tuple[Assigner, Exchange, Chunks, list[Chunk]]
 
 def test_nothing_is_assigned_while_nobody_takes_anything() -> None:
     assigner, exchange, _, made = assigner_with(3)
-    effects: list[Effect] = []
-    assigner.assign(0.0, effects)
-    exchange.attached(FAST, Attach(0, 0, 0, 0, ()), 0.0, [])
-    assigner.assign(0.0, effects)
-    assert effects == []
+    effects = fresh(exchange)
+    assigner.assign(0.0)
+    exchange.attached(FAST, Attach(0, 0, 0, 0, ()), 0.0)
+    assigner.assign(0.0)
+    assert effects == [Ready(FAST)]
     assert len(assigner) == 3
     assert all(chunk.stripe is None for chunk in made)
 
 
 def test_each_chunk_is_sent_to_one_stripe_in_order() -> None:
     assigner, exchange, _, made = assigner_with(8)
-    effects: list[Effect] = []
+    effects = fresh(exchange)
     for stripe in range(4):
-        exchange.attached(FAST, Attach(stripe, 0, 0, 1 << 30, ()), 0.0, [])
-    assigner.assign(0.0, effects)
+        exchange.attached(FAST, Attach(stripe, 0, 0, 1 << 30, ()), 0.0)
+    assigner.assign(0.0)
     assert [e.key.seq for e in effects if isinstance(e, SendHeader)] == list(range(8))
     assert len([e for e in effects if isinstance(e, SendPiece)]) == 8 * 4
     assert sorted(chunk.stripe or 0 for chunk in made) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -45,12 +46,12 @@ def test_each_chunk_is_sent_to_one_stripe_in_order() -> None:
 
 def test_the_branch_that_drains_faster_is_assigned_more() -> None:
     assigner, exchange, _, made = assigner_with(100)
-    exchange.attached(FAST, Attach(0, 0, 0, CHUNK_BYTES, ()), 0.0, [])
-    exchange.attached(SLOW, Attach(1, 0, 0, CHUNK_BYTES, ()), 0.0, [])
+    exchange.attached(FAST, Attach(0, 0, 0, CHUNK_BYTES, ()), 0.0)
+    exchange.attached(SLOW, Attach(1, 0, 0, CHUNK_BYTES, ()), 0.0)
     for turn in range(1, 40):
-        assigner.assign(0.0, [])
-        exchange.credited(FAST, Credit(0, CHUNK_BYTES * (1 + turn)), 0.0, [])
-        exchange.credited(SLOW, Credit(1, CHUNK_BYTES * (1 + turn // 4)), 0.0, [])
+        assigner.assign(0.0)
+        exchange.credited(FAST, Credit(0, CHUNK_BYTES * (1 + turn)), 0.0)
+        exchange.credited(SLOW, Credit(1, CHUNK_BYTES * (1 + turn // 4)), 0.0)
     assigned = [chunk.stripe for chunk in made if chunk.stripe is not None]
     assert 3 * assigned.count(1) < assigned.count(0)
     assert assigned.count(1) >= 5
@@ -58,26 +59,26 @@ def test_the_branch_that_drains_faster_is_assigned_more() -> None:
 
 def test_who_is_no_head_draws_nothing_however_much_it_would_take() -> None:
     assigner, exchange, _, made = assigner_with(4)
-    exchange.attached(FAST, Attach(0, 0, 0, 2 * CHUNK_BYTES, ()), 0.0, [])
+    exchange.attached(FAST, Attach(0, 0, 0, 2 * CHUNK_BYTES, ()), 0.0)
     for stripe in range(1, 64):
-        exchange.attached(STRANGER, Attach(stripe, 0, 0, (1 << 63) - 1, ()), 0.0, [])
-    assigner.assign(0.0, [])
+        exchange.attached(STRANGER, Attach(stripe, 0, 0, (1 << 63) - 1, ()), 0.0)
+    assigner.assign(0.0)
     assert [chunk.stripe for chunk in made] == [0, 0, None, None]
 
 
 def test_without_any_head_whoever_hangs_on_us_will_do() -> None:
     assigner, exchange, _, made = assigner_with(1)
-    exchange.attached(STRANGER, Attach(5, 0, 0, 1 << 30, ()), 0.0, [])
-    assigner.assign(0.0, [])
+    exchange.attached(STRANGER, Attach(5, 0, 0, 1 << 30, ()), 0.0)
+    assigner.assign(0.0)
     assert made[0].stripe == 5
 
 
 def test_a_head_that_lags_is_assigned_nothing() -> None:
     assigner, exchange, _, made = assigner_with(2)
-    exchange.attached(SLOW, Attach(0, 0, 0, 1 << 30, ()), 0.0, [])
-    exchange.attached(FAST, Attach(1, 0, 0, 1000, ()), 0.0, [])
+    exchange.attached(SLOW, Attach(0, 0, 0, 1 << 30, ()), 0.0)
+    exchange.attached(FAST, Attach(1, 0, 0, 1000, ()), 0.0)
     exchange.children[0][SLOW].lagging = True
-    assigner.assign(0.0, [])
+    assigner.assign(0.0)
     assert [chunk.stripe for chunk in made] == [1, None]
 
 
@@ -86,20 +87,20 @@ def test_an_abandoned_attempt_is_not_assigned() -> None:
     assigner.forget((0, 1, 1))
     assert len(assigner) == 3
     assigner.forget((0, 1, 0))
-    exchange.attached(FAST, Attach(0, 0, 0, 1 << 30, ()), 0.0, [])
-    effects: list[Effect] = []
-    assigner.assign(0.0, effects)
+    exchange.attached(FAST, Attach(0, 0, 0, 1 << 30, ()), 0.0)
+    effects = fresh(exchange)
+    assigner.assign(0.0)
     assert effects == []
 
 
 def test_what_a_later_attempt_replaced_is_not_assigned() -> None:
     assigner, exchange, book, made = assigner_with(3)
-    taken = book.header(header(1, 0, attempt=1, stripe=None), 0.0, [])
+    taken = book.header(header(1, 0, attempt=1, stripe=None), 0.0)
     assert taken is not None
     assigner.add(taken[0])
-    exchange.attached(FAST, Attach(0, 0, 0, 1 << 30, ()), 0.0, [])
-    effects: list[Effect] = []
-    assigner.assign(0.0, effects)
+    exchange.attached(FAST, Attach(0, 0, 0, 1 << 30, ()), 0.0)
+    effects = fresh(exchange)
+    assigner.assign(0.0)
     assert {e.key.attempt for e in effects if isinstance(e, SendHeader)} == {1}
     assert made[0].stripe is None
 

@@ -25,6 +25,7 @@ from swarm.protocol.core.events import (  # fmt: skip
     Job,
     JobDone,
     JobKind,
+    Notify,
     Opened,
     PartsDone,
     PeerDown,
@@ -35,6 +36,7 @@ from swarm.protocol.core.events import (  # fmt: skip
     UnknownLabel,
     VersionId,
 )
+from swarm.protocol.core.notices import CatchupFailed
 from swarm.protocol.core.wire import Blob, Lacks, ManifestNews, WantBlob, WantBlock, WantManifest
 from swarm.protocol.member import Peer
 from swarm.protocol.transfer.catchup import Phase
@@ -147,7 +149,9 @@ def test_a_model_that_cannot_be_opened_is_reported() -> None:
     request = next(iter(peer.catchup._requests))
     (job,) = run_jobs(peer.apply(PartsDone(peer.catchup._requests[request].peer, request, HEAD), 0.0))
     effects = peer.apply(JobDone(job, False, "no space"), 0.0)
-    assert [e.info["detail"] for e in effects if getattr(e, "what", "") == "failed"] == ["no space"]
+    assert [e.notice for e in only(effects, Notify) if isinstance(e.notice, CatchupFailed)] == [
+        CatchupFailed("no space")
+    ]
 
 
 # ---------------------------------------------------------------- givers

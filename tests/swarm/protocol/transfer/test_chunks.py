@@ -3,15 +3,16 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from protocol_kit import SWARM, book_with, header, manifest, version
+from protocol_kit import SWARM, book_with, fresh, header, manifest, version
 
 from codec import open_manifest
-from swarm.protocol.core.events import Drop, Effect, HeaderStored
+from swarm.protocol.core.events import Drop, HeaderStored
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.transfer.chunks import Chunks, bits_of, mask_of
 
 
-def seal(book: Chunks, sealed: bytes, effects: list[Effect] | None = None):
-    return book.manifest(open_manifest(sealed, SWARM), sealed, 0.0, [] if effects is None else effects)
+def seal(book: Chunks, sealed: bytes):
+    return book.manifest(open_manifest(sealed, SWARM), sealed, 0.0)
 
 
 @given(st.integers(1, 1024), st.data())
@@ -58,17 +59,17 @@ def test_a_piece_of_a_chunk_that_nobody_announced() -> None:
 
 def test_a_header_twice_is_no_news_but_tells_its_stripe() -> None:
     book, (chunk,) = book_with([header(1, 0, stripe=None)])
-    assert book.header(header(1, 0, stripe=5), 0.0, []) == (chunk, False)
+    assert book.header(header(1, 0, stripe=5), 0.0) == (chunk, False)
     assert chunk.stripe == 5
-    assert book.header(header(1, 0, stripe=6), 0.0, []) == (chunk, False)
+    assert book.header(header(1, 0, stripe=6), 0.0) == (chunk, False)
     assert chunk.stripe == 5
 
 
 def test_a_later_attempt_drops_what_an_earlier_one_left() -> None:
     book, _ = book_with([header(1, 0), header(1, 1)])
     before = book.versions[version(1)].generation
-    effects: list[Effect] = []
-    taken = book.header(header(1, 0, attempt=1), 0.0, effects)
+    effects = fresh(book)
+    taken = book.header(header(1, 0, attempt=1), 0.0)
     assert taken is not None
     assert effects == [Drop(version(1), 0)]
     assert list(book.versions[version(1)].chunks) == [0]
@@ -78,23 +79,23 @@ def test_a_later_attempt_drops_what_an_earlier_one_left() -> None:
 
 def test_an_earlier_attempt_is_dropped_on_arrival() -> None:
     book, _ = book_with([header(1, 0, attempt=1)])
-    effects: list[Effect] = []
-    assert book.header(header(1, 1), 0.0, effects) is None
+    effects = fresh(book)
+    assert book.header(header(1, 1), 0.0) is None
     assert effects == [Drop(version(1), 0)]
 
 
 def test_a_sealed_version_stands_against_a_later_attempt() -> None:
     book, _ = book_with([header(1, 0)])
     assert seal(book, manifest(1, 1)) is not None
-    assert book.header(header(1, 0, attempt=1), 0.0, []) is None
+    assert book.header(header(1, 0, attempt=1), 0.0) is None
     assert seal(book, manifest(1, 1, attempt=1)) is None
     assert book.versions[version(1)].complete
 
 
 def test_the_seal_of_a_later_attempt_drops_the_earlier_one() -> None:
     book, _ = book_with([header(1, 0)])
-    effects: list[Effect] = []
-    sealed = seal(book, manifest(1, 2, attempt=1), effects)
+    effects = fresh(book)
+    sealed = seal(book, manifest(1, 2, attempt=1))
     assert sealed is not None
     assert effects == [Drop(version(1), 0)]
     assert list(sealed.missing()) == [0, 1]
@@ -113,7 +114,7 @@ def test_complete_when_all_that_is_listed_is_whole() -> None:
 
 
 def test_a_manifest_before_any_chunk() -> None:
-    book = Chunks()
+    book = Chunks(Outbox())
     sealed = seal(book, manifest(1, 3))
     assert sealed is not None
     assert list(sealed.missing()) == [0, 1, 2]
@@ -121,7 +122,7 @@ def test_a_manifest_before_any_chunk() -> None:
 
 
 def test_an_empty_version_is_complete_with_its_seal() -> None:
-    sealed = seal(Chunks(), manifest(1, 0))
+    sealed = seal(Chunks(Outbox()), manifest(1, 0))
     assert sealed is not None
     assert sealed.complete
 
@@ -138,8 +139,8 @@ def test_what_the_seal_does_not_list_goes_and_does_not_come_back(seq: int) -> No
     sealed = seal(book, manifest(1, 1))
     assert sealed is not None
     assert sealed.chunks == {}
-    assert book.header(unlisted(seq), 0.0, []) is None
-    taken = book.header(header(1, 0), 0.0, [])
+    assert book.header(unlisted(seq), 0.0) is None
+    taken = book.header(header(1, 0), 0.0)
     assert taken is not None
     for index in range(4):
         book.piece(taken[0].key, index, 0.0)
@@ -165,10 +166,10 @@ def test_haves_name_what_is_held_of_later_versions() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=60))
 def test_counts_agree_with_what_is_there_whatever_comes(news: list[tuple[int, int, int, int]]) -> None:
-    book = Chunks()
+    book = Chunks(Outbox())
     for what, attempt, seq, index in news:
         if what == 0:
-            book.header(header(1, seq, attempt=attempt), 0.0, [])
+            book.header(header(1, seq, attempt=attempt), 0.0)
         elif what == 1:
             book.piece(header(1, seq, attempt=attempt).key, index, 0.0)
         else:

@@ -22,6 +22,7 @@ from swarm.protocol.core.events import (
     Timer,
 )
 from swarm.protocol.core.wire import Attach, Blob, Credit, Lacks, LacksChunk, Reports, WantBlob, WantBlock, WantChunk
+from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.transfer.egress import Egress
 
 MODEL = 10_000
@@ -174,8 +175,8 @@ TestAnyOrder = AnyOrder.TestCase
 
 def an_authority(copies: float) -> Authority:
     core = Authority(
-        AUTHORITY, ("/sim/authority",), TUNING, random.Random(1), boot=1, clock=clock, head=manifest(0, 0),
-        egress=Egress(copies, MODEL), sizes=lambda want: 4000,
+        AUTHORITY, TUNING, random.Random(1), Boot(1, clock), Saved(manifest(0, 0)), Site(("/sim/authority",)),
+        Budget(Egress(copies, MODEL), lambda want: 4000),
     )  # fmt: skip
     core.start(0.0)
     return core
@@ -216,7 +217,7 @@ def test_whoever_hangs_on_it_loses_it_and_pulls_the_cap_holds(
             elif word == "credit":
                 effects += say(core, slot, Credit(0, 1 << 22, 0), now)
             elif word == "lose":
-                core.state.exchange.detached(key_of(slot).public, None, core.state.effects)
+                core.state.exchange.detached(key_of(slot).public, None)
         sent += payload(core, effects, sizes)
         now += 0.1
         sent += payload(core, core.apply(Timer("tick"), now), sizes)

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from protocol_kit import TUNING, book_with, header, key_of, version
+from protocol_kit import TUNING, book_with, fresh, header, key_of, version
 
 from codec import ChunkKey
 from swarm.protocol.core.events import Effect, Ready, Send, SendHeader, SendPiece
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.wire import Attach, Credit, Detach, Have
 from swarm.protocol.transfer.chunks import Chunk, Chunks
 from swarm.protocol.transfer.exchange import BEHIND_BYTES, HEADER, LAG_LEAST_S, MAX_AHEAD_BYTES, Exchange
+from swarm.protocol.transfer.surroundings import Surroundings
 
 PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
 MUCH = 1 << 40
@@ -40,7 +42,7 @@ def credits(effects: list[Effect]) -> list[int]:
 
 def a_chunk(seq: int = 0, **more) -> tuple[Chunks, Exchange, Chunk]:
     book, (chunk,) = book_with([header(1, seq, **more)])
-    return book, Exchange(book, TUNING), chunk
+    return book, Exchange(book, TUNING, Outbox()), chunk
 
 
 # ---------------------------------------------------------------- attaching
@@ -48,9 +50,9 @@ def a_chunk(seq: int = 0, **more) -> tuple[Chunks, Exchange, Chunk]:
 
 def test_attaching_brings_all_that_the_stripe_holds() -> None:
     book, (chunk, other) = book_with([header(1, 0), header(1, 1, stripe=1)])
-    exchange = Exchange(book, TUNING)
-    effects: list[Effect] = []
-    exchange.attached(ANNA, attach(), 0.0, effects)
+    exchange = Exchange(book, TUNING, Outbox())
+    effects = fresh(exchange)
+    exchange.attached(ANNA, attach(), 0.0)
     assert sent_to(effects, ANNA) == [(chunk.key, index) for index in (HEADER, 0, 1, 2, 3)]
     assert other.stripe == 1
 
@@ -63,24 +65,26 @@ def test_attaching_with_a_have_map_brings_exactly_what_is_missing(theirs: int, o
             book.piece(chunk.key, index, 0.0)
     have = (Have(0, 1, 0, 0, theirs.to_bytes(1, "little")),) if theirs not in (0, 15) else ()
     have = (Have(0, 1, 0, 0, b""),) if theirs == 15 else have
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.attached(ANNA, attach(have=have), 0.0, effects)
+    exchange = Exchange(book, TUNING, Outbox())
+    effects = fresh(exchange)
+    exchange.attached(ANNA, attach(have=have), 0.0)
     missing = [index for index in range(4) if ours >> index & 1 and not theirs >> index & 1]
     assert sent_to(effects, ANNA) == [(chunk.key, index) for index in ([] if have else [HEADER]) + missing]
 
 
 def test_attaching_after_a_version_brings_only_later_ones() -> None:
     book, _ = book_with([header(1, 0), header(2, 0)])
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.attached(ANNA, attach(after=1), 0.0, effects)
+    exchange = Exchange(book, TUNING, Outbox())
+    effects = fresh(exchange)
+    exchange.attached(ANNA, attach(after=1), 0.0)
     assert {key.version for key, _ in sent_to(effects, ANNA)} == {2}
 
 
 def test_a_have_map_of_another_attempt_or_with_absurd_bits_is_of_no_account() -> None:
     _, exchange, chunk = a_chunk()
-    effects: list[Effect] = []
+    effects = fresh(exchange)
     have = (Have(0, 1, 9, 0, b""), Have(0, 1, 0, 7, b""), Have(0, 9, 0, 0, b"\xff" * 128))
-    exchange.attached(ANNA, attach(have=have), 0.0, effects)
+    exchange.attached(ANNA, attach(have=have), 0.0)
     assert len(sent_to(effects, ANNA)) == 5
     assert chunk.whole
 
@@ -88,48 +92,49 @@ def test_a_have_map_of_another_attempt_or_with_absurd_bits_is_of_no_account() ->
 def test_attaching_again_starts_afresh() -> None:
     """The child lost its end of the edge: it says anew what it has."""
     book, exchange, _ = a_chunk()
-    exchange.attached(ANNA, attach(credit=0), 0.0, [])
-    effects: list[Effect] = []
-    exchange.attached(ANNA, attach(have=book.haves(version(0))), 0.0, effects)
+    exchange.attached(ANNA, attach(credit=0), 0.0)
+    effects = fresh(exchange)
+    exchange.attached(ANNA, attach(have=book.haves(version(0))), 0.0)
     assert sent_to(effects, ANNA) == []
     assert exchange.spare(0, ANNA) == MUCH
 
 
 def test_attaching_over_and_over_does_not_queue_without_end() -> None:
     book, (chunk,) = book_with([header(1, 0, pieces=64, piece_bytes=1 << 20)])
-    exchange, effects = Exchange(book, TUNING), []
+    exchange = Exchange(book, TUNING, Outbox())
+    effects = fresh(exchange)
     for _ in range(20):
-        exchange.attached(ANNA, attach(), 0.0, effects)
+        exchange.attached(ANNA, attach(), 0.0)
     assert sum(size_of(chunk, index) for _, index in sent_to(effects, ANNA)) <= MAX_AHEAD_BYTES + (21 << 20)
 
 
 def test_detached_gets_nothing_more() -> None:
     _, exchange, chunk = a_chunk()
-    exchange.attached(ANNA, attach(), 0.0, [])
-    exchange.attached(ANNA, attach(stripe=3), 0.0, [])
-    effects: list[Effect] = []
-    exchange.detached(ANNA, 0, effects)
-    exchange.push(chunk, 0, None, 0.0, effects)
+    exchange.attached(ANNA, attach(), 0.0)
+    exchange.attached(ANNA, attach(stripe=3), 0.0)
+    effects = fresh(exchange)
+    exchange.detached(ANNA, 0)
+    exchange.push(chunk, 0, None, 0.0)
     assert sent_to(effects, ANNA) == []
     assert exchange.spare(0, ANNA) == -1
-    exchange.detached(ANNA, None, effects)
+    exchange.detached(ANNA, None)
     assert exchange.spare(3, ANNA) == -1
 
 
 def test_detaching_what_was_never_attached() -> None:
     _, exchange, _ = a_chunk()
-    effects: list[Effect] = []
-    exchange.detached(ANNA, 5, effects)
-    exchange.detached(ANNA, None, effects)
-    exchange.credited(ANNA, Credit(5, 10), 0.0, effects)
+    effects = fresh(exchange)
+    exchange.detached(ANNA, 5)
+    exchange.detached(ANNA, None)
+    exchange.credited(ANNA, Credit(5, 10), 0.0)
     assert effects == []
 
 
 def test_moving_to_another_parent_tells_the_old_one() -> None:
     _, exchange, _ = a_chunk()
-    exchange.attach_to(0, PARENT, version(0), 0.0, [])
-    effects: list[Effect] = []
-    exchange.attach_to(0, BEN, version(0), 0.0, effects)
+    exchange.attach_to(0, PARENT, version(0), 0.0)
+    effects = fresh(exchange)
+    exchange.attach_to(0, BEN, version(0), 0.0)
     assert [(e.peer, type(e.message)) for e in effects if isinstance(e, Send)] == [(PARENT, Detach), (BEN, Attach)]
     assert exchange.lost_parent(PARENT) == []
     assert exchange.lost_parent(BEN) == [0]
@@ -146,15 +151,16 @@ def test_moving_to_another_parent_tells_the_old_one() -> None:
 def test_a_child_never_gets_more_pieces_than_its_credit(sizes: list[int], allowed: int, more: list[int]) -> None:
     """`more`: 0: the next piece comes in; else the child allows so much more."""
     book, (chunk,) = book_with([replace(header(1, 0), piece_bytes=tuple(sizes))], held=False)
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.attached(ANNA, attach(credit=allowed, have=(Have(0, 1, 0, 0, b"\0"),)), 0.0, effects)
+    exchange = Exchange(book, TUNING, Outbox())
+    effects = fresh(exchange)
+    exchange.attached(ANNA, attach(credit=allowed, have=(Have(0, 1, 0, 0, b"\0"),)), 0.0)
     coming = [HEADER, *range(len(sizes))]
     for step in [*more, *[0] * len(coming), 1 << 20]:
         if step:
             allowed += step
-            exchange.credited(ANNA, Credit(0, allowed), 0.0, effects)
+            exchange.credited(ANNA, Credit(0, allowed), 0.0)
         elif coming:
-            exchange.push(chunk, coming.pop(0), PARENT, 0.0, effects)
+            exchange.push(chunk, coming.pop(0), PARENT, 0.0)
         pieces = [index for _, index in sent_to(effects, ANNA) if index != HEADER]
         assert not pieces or sum(size_of(chunk, index) for index in [HEADER, *pieces]) <= allowed
     assert sent_to(effects, ANNA) == [(chunk.key, index) for index in (HEADER, *range(len(sizes)))]
@@ -162,32 +168,33 @@ def test_a_child_never_gets_more_pieces_than_its_credit(sizes: list[int], allowe
 
 def test_credit_once_given_stands() -> None:
     _, exchange, _ = a_chunk()
-    effects: list[Effect] = []
-    exchange.attached(ANNA, attach(credit=1100), 0.0, effects)
+    effects = fresh(exchange)
+    exchange.attached(ANNA, attach(credit=1100), 0.0)
     for total in (50, 0, 1099):
-        exchange.credited(ANNA, Credit(0, total), 0.0, effects)
+        exchange.credited(ANNA, Credit(0, total), 0.0)
     assert exchange.spare(0, ANNA) == 1100 - 100 - 4000
     assert len(sent_to(effects, ANNA)) == 2
 
 
 def test_boundless_credit_does_not_fill_our_queues() -> None:
     book, (chunk,) = book_with([header(1, 0, pieces=200, piece_bytes=1 << 20)])
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.attached(ANNA, attach(credit=(1 << 63) - 1), 0.0, effects)
+    exchange = Exchange(book, TUNING, Outbox())
+    effects = fresh(exchange)
+    exchange.attached(ANNA, attach(credit=(1 << 63) - 1), 0.0)
     first = sent_to(effects, ANNA)
     assert sum(size_of(chunk, index) for _, index in first) <= MAX_AHEAD_BYTES + (1 << 20)
     for key, index in first:
-        exchange.sent(ANNA, 0, key, index, 0.0, effects)
+        exchange.sent(ANNA, 0, key, index, 0.0)
     assert len(sent_to(effects, ANNA)) > len(first)
 
 
 def test_credit_returns_as_bytes_arrive() -> None:
     _, exchange, _ = a_chunk()
-    effects: list[Effect] = []
-    exchange.attach_to(0, PARENT, version(0), 0.0, effects)
+    effects = fresh(exchange)
+    exchange.attach_to(0, PARENT, version(0), 0.0)
     window = exchange.parents[0].allowed
     for _ in range(4 * 16):
-        exchange.arrived(PARENT, 0, window // 16, 0.0, effects)
+        exchange.arrived(PARENT, 0, window // 16, 0.0)
     given = credits(effects)
     assert 4 * window < given[-1] <= 5 * window
     assert given == sorted(given)
@@ -197,8 +204,8 @@ def test_credit_returns_as_bytes_arrive() -> None:
 def test_a_window_follows_from_the_round_trip() -> None:
     def window(rtt_s: float) -> int:
         book, _ = book_with([])
-        exchange = Exchange(book, TUNING, lambda peer: rtt_s)
-        exchange.attach_to(0, PARENT, version(0), 0.0, [])
+        exchange = Exchange(book, TUNING, Outbox(), Surroundings(lambda peer: rtt_s))
+        exchange.attach_to(0, PARENT, version(0), 0.0)
         return exchange.parents[0].allowed
 
     assert TUNING.window_least_bytes < window(0.005) < window(0.1) < window(0.25) <= TUNING.window_bytes
@@ -210,31 +217,29 @@ def test_a_window_follows_from_the_round_trip() -> None:
 @pytest.mark.parametrize(("rtt_s", "times"), [(0.02, 1), (0.25, 2), (0.0, 1)])
 def test_over_a_long_path_kind_who_is_far_behind_gets_credit_to_catch_up(rtt_s: float, times: int) -> None:
     book, _ = book_with([])
-    exchange = Exchange(book, TUNING, lambda peer: rtt_s)
-    owed = {0: 0, 1: 0}
-    exchange.owed = owed.__getitem__
-    exchange.attach_to(0, PARENT, version(0), 0.0, [])
-    exchange.attach_to(1, PARENT, version(0), 0.0, [])
+    exchange = Exchange(book, TUNING, Outbox(), Surroundings(lambda peer: rtt_s))
+    exchange.attach_to(0, PARENT, version(0), 0.0)
+    exchange.attach_to(1, PARENT, version(0), 0.0)
     window = exchange.parents[0].allowed
     for stripe, owes in ((0, 2 * window), (1, window)):
-        owed[stripe] = owes
-        effects: list[Effect] = []
-        exchange.arrived(PARENT, stripe, window, 0.0, effects)
+        exchange.note_owed(stripe, owes)
+        effects = fresh(exchange)
+        exchange.arrived(PARENT, stripe, window, 0.0)
         wanted = times * window if stripe == 0 else window
         assert credits(effects) == [window + min(wanted, TUNING.window_bytes)]
-    owed[0] = 0  # it has caught up: what was given stands, and no more is given until it is used up
-    effects = []
-    exchange.arrived(PARENT, 0, window, 0.0, effects)
+    exchange.note_owed(0, 0)  # it has caught up: what was given stands, and no more is given until it is used up
+    effects = fresh(exchange)
+    exchange.arrived(PARENT, 0, window, 0.0)
     assert credits(effects) == ([3 * window] if times == 1 else [])
 
 
 def test_a_window_holds_two_pieces_however_large() -> None:
     _, exchange, chunk = a_chunk(pieces=4, piece_bytes=128 << 10)
-    exchange.attach_to(0, PARENT, version(0), 0.0, [])
+    exchange.attach_to(0, PARENT, version(0), 0.0)
     before = exchange.parents[0].allowed
-    effects: list[Effect] = []
-    exchange.push(chunk, HEADER, PARENT, 0.0, effects)
-    exchange.arrived(PARENT, 0, 128 << 10, 0.0, effects)
+    effects = fresh(exchange)
+    exchange.push(chunk, HEADER, PARENT, 0.0)
+    exchange.arrived(PARENT, 0, 128 << 10, 0.0)
     assert credits(effects) == [before + (128 << 10) + 2 * (128 << 10) - TUNING.window_least_bytes]
 
 
@@ -242,23 +247,23 @@ def test_whoever_hears_of_larger_pieces_gives_all_parents_credit_for_them() -> N
     """With credit left for less than one of them, nothing would come, and so no more credit be given."""
     _, exchange, chunk = a_chunk(pieces=4, piece_bytes=256 << 10)
     for stripe in range(3):
-        exchange.attach_to(stripe, PARENT, version(0), 0.0, [])
-        exchange.arrived(PARENT, stripe, TUNING.window_least_bytes - 1, 0.0, [])
-    effects: list[Effect] = []
-    exchange.push(chunk, HEADER, PARENT, 0.0, effects)
+        exchange.attach_to(stripe, PARENT, version(0), 0.0)
+        exchange.arrived(PARENT, stripe, TUNING.window_least_bytes - 1, 0.0)
+    effects = fresh(exchange)
+    exchange.push(chunk, HEADER, PARENT, 0.0)
     for stripe in range(3):
         assert exchange.parents[stripe].allowed - exchange.parents[stripe].received >= 2 * (256 << 10)
     assert len(credits(effects)) == 3
-    exchange.push(chunk, HEADER, PARENT, 0.0, effects)
+    exchange.push(chunk, HEADER, PARENT, 0.0)
     assert len(credits(effects)) == 3
 
 
 def test_bytes_from_someone_else_return_no_credit_to_the_parent() -> None:
     _, exchange, _ = a_chunk()
-    effects: list[Effect] = []
-    exchange.attach_to(0, PARENT, version(0), 0.0, effects)
-    exchange.arrived(BEN, 0, MUCH, 0.0, effects)
-    exchange.arrived(None, None, MUCH, 0.0, effects)
+    effects = fresh(exchange)
+    exchange.attach_to(0, PARENT, version(0), 0.0)
+    exchange.arrived(BEN, 0, MUCH, 0.0)
+    exchange.arrived(None, None, MUCH, 0.0)
     assert credits(effects) == []
 
 
@@ -269,24 +274,25 @@ def behind(effects: list[Effect]) -> list[int]:
 def relay(pieces: int = 32) -> tuple[Exchange, Chunk, list[Effect]]:
     """Hangs on PARENT, and has taken in no piece yet of a chunk of 128 KiB each."""
     book, (chunk,) = book_with([header(1, 0, pieces=pieces, piece_bytes=128 << 10)])
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.attach_to(0, PARENT, version(0), 0.0, effects)
+    exchange = Exchange(book, TUNING, Outbox())
+    effects = fresh(exchange)
+    exchange.attach_to(0, PARENT, version(0), 0.0)
     return exchange, chunk, effects
 
 
 def test_credit_tells_how_far_behind_our_children_are_and_when_they_no_longer_are() -> None:
     exchange, chunk, effects = relay()
-    exchange.attached(ANNA, attach(credit=0, have=exchange._chunks.haves(version(0))), 0.0, effects)
+    exchange.attached(ANNA, attach(credit=0, have=exchange._chunks.haves(version(0))), 0.0)
     for index in range(16):
-        exchange.push(chunk, index, PARENT, 0.0, effects)
-        exchange.arrived(PARENT, 0, 128 << 10, 0.0, effects)
+        exchange.push(chunk, index, PARENT, 0.0)
+        exchange.arrived(PARENT, 0, 128 << 10, 0.0)
     total = credits(effects)[-1]
     assert total > 16 * (128 << 10)  # what came is granted again, passed on or not
     assert behind(effects)[-1] > BEHIND_BYTES
     effects.clear()
-    exchange.credited(ANNA, Credit(0, MUCH), 0.0, effects)
+    exchange.credited(ANNA, Credit(0, MUCH), 0.0)
     for index in range(16):
-        exchange.sent(ANNA, 0, chunk.key, index, 0.0, effects)
+        exchange.sent(ANNA, 0, chunk.key, index, 0.0)
     assert credits(effects) == [total]  # no new credit, but the news
     assert behind(effects)[0] < BEHIND_BYTES
 
@@ -294,61 +300,61 @@ def test_credit_tells_how_far_behind_our_children_are_and_when_they_no_longer_ar
 def test_one_child_of_many_that_is_late_does_not_hold_back_the_stripe() -> None:
     exchange, chunk, effects = relay()
     have = exchange._chunks.haves(version(0))
-    exchange.attached(ANNA, attach(credit=0, have=have), 0.0, effects)
+    exchange.attached(ANNA, attach(credit=0, have=have), 0.0)
     for number in range(7):
-        exchange.attached(key_of(number).public, attach(have=have), 0.0, effects)
+        exchange.attached(key_of(number).public, attach(have=have), 0.0)
     for index in range(16):
-        exchange.push(chunk, index, PARENT, 0.0, effects)
+        exchange.push(chunk, index, PARENT, 0.0)
         for number in range(7):
-            exchange.sent(key_of(number).public, 0, chunk.key, index, 0.0, effects)
-        exchange.arrived(PARENT, 0, 128 << 10, 0.0, effects)
+            exchange.sent(key_of(number).public, 0, chunk.key, index, 0.0)
+        exchange.arrived(PARENT, 0, 128 << 10, 0.0)
     assert exchange.children[0][ANNA].backlog > 2 * BEHIND_BYTES
     assert max(behind(effects)) < BEHIND_BYTES
 
 
 def test_a_child_that_lags_counts_no_more_among_those_that_are_behind() -> None:
     exchange, chunk, effects = relay()
-    exchange.attached(ANNA, attach(credit=0, have=exchange._chunks.haves(version(0))), 0.0, effects)
+    exchange.attached(ANNA, attach(credit=0, have=exchange._chunks.haves(version(0))), 0.0)
     for index in range(16):
-        exchange.push(chunk, index, PARENT, 0.0, effects)
-        exchange.arrived(PARENT, 0, 128 << 10, 0.0, effects)
+        exchange.push(chunk, index, PARENT, 0.0)
+        exchange.arrived(PARENT, 0, 128 << 10, 0.0)
     effects.clear()
-    exchange.tick(TUNING.lag_after_s + 0.01, effects)
+    exchange.tick(TUNING.lag_after_s + 0.01)
     assert behind(effects) == [0]
-    exchange.credited(ANNA, Credit(0, MUCH), 2.0, effects)  # it moves again, and counts again
-    exchange.sent(ANNA, 0, chunk.key, 0, 2.0, effects)
+    exchange.credited(ANNA, Credit(0, MUCH), 2.0)  # it moves again, and counts again
+    exchange.sent(ANNA, 0, chunk.key, 0, 2.0)
     assert exchange.children[0][ANNA].lagging is False
 
 
 def test_headers_that_it_takes_do_not_hide_that_a_child_lags() -> None:
     book, chunks = book_with([header(1, seq, pieces=1, piece_bytes=1000) for seq in range(4)])
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.attached(BEN, attach(credit=0, have=book.haves(version(0))), 0.0, effects)
-    exchange.push(chunks[0], 0, PARENT, 0.0, effects)
+    exchange = Exchange(book, TUNING, Outbox())
+    exchange.attached(BEN, attach(credit=0, have=book.haves(version(0))), 0.0)
+    exchange.push(chunks[0], 0, PARENT, 0.0)
     for at, chunk in enumerate(chunks[1:], 1):
-        exchange.push(chunk, HEADER, PARENT, 0.2 * at, effects)
-        exchange.sent(BEN, 0, chunk.key, HEADER, 0.2 * at, effects)
-    exchange.tick(LAG_LEAST_S + 0.01, effects)
+        exchange.push(chunk, HEADER, PARENT, 0.2 * at)
+        exchange.sent(BEN, 0, chunk.key, HEADER, 0.2 * at)
+    exchange.tick(LAG_LEAST_S + 0.01)
     assert exchange.children[0][BEN].lagging
 
 
 def test_what_a_lost_parent_owed_is_pulled_sooner_than_what_is_only_late() -> None:
     _, exchange, _ = a_chunk()
-    exchange.attach_to(0, PARENT, version(0), 10.0, [])
+    exchange.attach_to(0, PARENT, version(0), 10.0)
     assert exchange.progress_at[0] == 10.0
-    exchange.attach_to(0, BEN, version(0), 10.0, [], failover=True)
+    exchange.attach_to(0, BEN, version(0), 10.0, failover=True)
     assert 10.0 - TUNING.pull_after_s < exchange.progress_at[0] < 10.0
     assert exchange.patient_s < TUNING.pull_after_s
-    exchange.attach_to(0, PARENT, version(0), 11.0, [])
-    exchange.arrived(PARENT, 0, 1000, 12.0, [])
+    exchange.attach_to(0, PARENT, version(0), 11.0)
+    exchange.arrived(PARENT, 0, 1000, 12.0)
     assert exchange.progress_at[0] == 12.0
 
 
 def test_a_frame_of_somebody_else_is_no_progress_of_the_stripe_that_it_names() -> None:
     """Nobody signs the stripe of a frame: believed, any member could keep us from pulling what a parent withholds."""
     _, exchange, _ = a_chunk()
-    exchange.attach_to(0, PARENT, version(0), 10.0, [])
-    exchange.arrived(BEN, 0, 1000, 12.0, [])
+    exchange.attach_to(0, PARENT, version(0), 10.0)
+    exchange.arrived(BEN, 0, 1000, 12.0)
     assert exchange.progress_at[0] == 10.0
     exchange.moved(0, 12.0)
     assert exchange.progress_at[0] == 12.0
@@ -360,11 +366,12 @@ def test_a_frame_of_somebody_else_is_no_progress_of_the_stripe_that_it_names() -
 def overloaded() -> tuple[Exchange, list[Chunk], list[Effect]]:
     """BEN, who gives no credit, has been sent nothing of four chunks of 512 KiB."""
     book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(4)])
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.attached(BEN, attach(credit=0, have=book.haves(version(0))), 0.0, effects)
+    exchange = Exchange(book, TUNING, Outbox())
+    effects = fresh(exchange)
+    exchange.attached(BEN, attach(credit=0, have=book.haves(version(0))), 0.0)
     for chunk in chunks:
         for index in (HEADER, 0, 1, 2, 3):
-            exchange.push(chunk, index, PARENT, 0.0, effects)
+            exchange.push(chunk, index, PARENT, 0.0)
     return exchange, chunks, effects
 
 
@@ -378,93 +385,94 @@ def test_what_a_child_skips_is_not_sent_and_what_it_asks_for_again_is() -> None:
     effects.clear()
     exchange.skip(BEN, 0, chunks[1].key)
     exchange.skip(BEN, 0, chunks[2].key)
-    exchange.push(chunks[2], 3, PARENT, 0.0, effects)
-    assert not exchange.take_back(BEN, chunks[0], 0b1111, 0.0, effects)
-    assert exchange.take_back(BEN, chunks[2], 0b1010, 0.0, effects)
+    exchange.push(chunks[2], 3, PARENT, 0.0)
+    assert not exchange.take_back(BEN, chunks[0], 0b1111, 0.0)
+    assert exchange.take_back(BEN, chunks[2], 0b1010, 0.0)
     edge = exchange.children[0][BEN]
     assert edge.waiting_bytes == sum(size for _, _, size in edge.waiting) == (4 + 4 + 2) * (128 << 10)
-    exchange.credited(BEN, Credit(0, MUCH), 0.0, effects)
+    exchange.credited(BEN, Credit(0, MUCH), 0.0)
     for chunk in chunks:
         for index in (HEADER, 0, 1, 2, 3):
-            exchange.sent(BEN, 0, chunk.key, index, 0.0, effects)
+            exchange.sent(BEN, 0, chunk.key, index, 0.0)
     expected = {(chunk.key, index) for chunk in (chunks[0], chunks[3]) for index in range(4)}
     assert set(sent_to(effects, BEN)) == expected | {(chunks[2].key, 1), (chunks[2].key, 3)}
 
 
 def test_children_that_cannot_be_given_all_are_given_different_chunks_first() -> None:
     book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=32 << 10) for seq in range(3)])
-    exchange, effects = Exchange(book, TUNING), []
+    exchange = Exchange(book, TUNING, Outbox())
     whole = 4 * (32 << 10)
     for peer in (ANNA, BEN, PARENT):
-        exchange.attached(peer, attach(credit=0), 0.0, [])
+        exchange.attached(peer, attach(credit=0), 0.0)
+    effects = fresh(exchange)
     for peer in (ANNA, BEN, PARENT):
-        exchange.credited(peer, Credit(0, whole + 3 * 100), 0.0, effects)
+        exchange.credited(peer, Credit(0, whole + 3 * 100), 0.0)
     first = [[key.seq for key, _ in sent_to(effects, peer)] for peer in (ANNA, BEN, PARENT)]
     assert first == [[0] * 4, [1] * 4, [2] * 4]
     for peer in (ANNA, BEN, PARENT):
         for seq in first.pop(0)[:1]:
             for index in range(4):
-                exchange.sent(peer, 0, chunks[seq].key, index, 0.0, [])
+                exchange.sent(peer, 0, chunks[seq].key, index, 0.0)
         effects.clear()
-        exchange.credited(peer, Credit(0, MUCH), 0.0, effects)
+        exchange.credited(peer, Credit(0, MUCH), 0.0)
         for chunk in chunks:
             for index in range(4):
-                exchange.sent(peer, 0, chunk.key, index, 0.0, effects)
+                exchange.sent(peer, 0, chunk.key, index, 0.0)
         assert len(sent_to(effects, peer)) == 8
 
 
 def test_skipping_for_whoever_does_not_hang_on_us() -> None:
-    exchange, chunks, effects = overloaded()
+    exchange, chunks, _ = overloaded()
     exchange.skip(ANNA, 0, chunks[0].key)
     exchange.skip(BEN, 5, chunks[0].key)
-    assert not exchange.take_back(ANNA, chunks[0], 0b1111, 0.0, effects)
+    assert not exchange.take_back(ANNA, chunks[0], 0b1111, 0.0)
     assert exchange.waiting_bytes == 16 * (128 << 10)
 
 
 def test_pieces_that_keep_coming_do_not_hide_that_a_child_lags() -> None:
     book, (chunk,) = book_with([header(1, 0, pieces=16)])
-    exchange, effects = Exchange(book, TUNING), []
-    exchange.attached(ANNA, attach(credit=0, have=book.haves(version(0))), 0.0, effects)
+    exchange = Exchange(book, TUNING, Outbox())
+    exchange.attached(ANNA, attach(credit=0, have=book.haves(version(0))), 0.0)
     for index in range(16):
-        exchange.push(chunk, index, PARENT, index * TUNING.lag_after_s / 4, effects)
-    exchange.tick(4 * TUNING.lag_after_s, effects)
+        exchange.push(chunk, index, PARENT, index * TUNING.lag_after_s / 4)
+    exchange.tick(4 * TUNING.lag_after_s)
     assert exchange.children[0][ANNA].lagging
 
 
 def test_what_is_not_known_any_more_still_frees_its_place() -> None:
     """A version was dropped while pieces of it were on their way to the socket."""
     book, exchange, chunk = a_chunk()
-    exchange.attached(ANNA, attach(), 0.0, [])
+    exchange.attached(ANNA, attach(), 0.0)
     book.drop(version(1))
     exchange.forget(version(1))
     for index in (HEADER, 0, 1, 2, 3):
-        exchange.sent(ANNA, 0, chunk.key, index, 0.0, [])
+        exchange.sent(ANNA, 0, chunk.key, index, 0.0)
     assert exchange.children[0][ANNA].backlog == 0
 
 
 def test_what_waits_of_a_dropped_version_is_not_sent() -> None:
     book, exchange, _ = a_chunk()
-    exchange.attached(ANNA, attach(credit=0), 0.0, [])
+    exchange.attached(ANNA, attach(credit=0), 0.0)
     book.drop(version(1))
     exchange.forget(version(1))
-    effects: list[Effect] = []
-    exchange.credited(ANNA, Credit(0, MUCH), 0.0, effects)
+    effects = fresh(exchange)
+    exchange.credited(ANNA, Credit(0, MUCH), 0.0)
     assert effects == []
     assert exchange.children[0][ANNA].waiting_bytes == 0
 
 
 def test_sent_twice_or_never_sent_counts_once() -> None:
     _, exchange, chunk = a_chunk()
-    exchange.attached(ANNA, attach(), 0.0, [])
+    exchange.attached(ANNA, attach(), 0.0)
     for _ in range(3):
-        exchange.sent(ANNA, 0, chunk.key, 0, 0.0, [])
-    exchange.sent(ANNA, 0, header(9, 9).key, 0, 0.0, [])
+        exchange.sent(ANNA, 0, chunk.key, 0, 0.0)
+    exchange.sent(ANNA, 0, header(9, 9).key, 0, 0.0)
     assert exchange.children[0][ANNA].flying_bytes == 100 + 3 * 1000
 
 
 def test_what_a_child_pulled_counts_on_its_edge_at_both_ends() -> None:
     _, exchange, chunk = a_chunk()
-    exchange.attached(ANNA, attach(credit=10_000), 0.0, [])
+    exchange.attached(ANNA, attach(credit=10_000), 0.0)
     before = exchange.spare(0, ANNA)
     exchange.gave(ANNA, chunk, [0, 2], 2.0)
     exchange.gave(BEN, chunk, [0, 2], 2.0)
@@ -477,38 +485,38 @@ def test_what_a_child_pulled_counts_on_its_edge_at_both_ends() -> None:
 def test_a_piece_goes_to_every_child_of_its_stripe_but_the_one_it_came_from() -> None:
     _, exchange, chunk = a_chunk()
     for peer in (ANNA, BEN, PARENT):
-        exchange.attached(peer, attach(have=(Have(0, 1, 0, 0, b""),)), 0.0, [])
-    exchange.attached(key_of("other").public, attach(stripe=1), 0.0, [])
-    effects: list[Effect] = []
-    exchange.push(chunk, 2, PARENT, 0.0, effects)
+        exchange.attached(peer, attach(have=(Have(0, 1, 0, 0, b""),)), 0.0)
+    exchange.attached(key_of("other").public, attach(stripe=1), 0.0)
+    effects = fresh(exchange)
+    exchange.push(chunk, 2, PARENT, 0.0)
     assert [e.peer for e in effects if isinstance(e, SendPiece)] == [ANNA, BEN]
 
 
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_child_that_is_ahead_is_not_sent_the_past(after: int) -> None:
     _, exchange, chunk = a_chunk()
-    effects: list[Effect] = []
-    exchange.attached(ANNA, attach(after=after), 0.0, effects)
-    exchange.push(chunk, 0, None, 0.0, effects)
+    effects = fresh(exchange)
+    exchange.attached(ANNA, attach(after=after), 0.0)
+    exchange.push(chunk, 0, None, 0.0)
     assert effects == [Ready(ANNA)]
 
 
 def test_who_hangs_on_us_has_a_stream_before_there_is_anything_to_send() -> None:
     _, exchange, _ = a_chunk()
-    effects: list[Effect] = []
+    effects = fresh(exchange)
     for stripe in (0, 3, 0):
-        exchange.attached(ANNA, attach(stripe=stripe, after=1), 0.0, effects)
+        exchange.attached(ANNA, attach(stripe=stripe, after=1), 0.0)
     assert effects == [Ready(ANNA)]  # once, however many stripes
-    exchange.detached(ANNA, None, effects)
-    exchange.attached(ANNA, attach(after=1), 0.0, effects)
+    exchange.detached(ANNA, None)
+    exchange.attached(ANNA, attach(after=1), 0.0)
     assert effects == [Ready(ANNA)] * 2
 
 
 def test_a_chunk_of_no_known_stripe_is_not_pushed() -> None:
     _, exchange, chunk = a_chunk(stripe=None)
-    effects: list[Effect] = []
-    exchange.attached(ANNA, attach(), 0.0, effects)
-    exchange.push(chunk, 0, None, 0.0, effects)
+    effects = fresh(exchange)
+    exchange.attached(ANNA, attach(), 0.0)
+    exchange.push(chunk, 0, None, 0.0)
     assert sent_to(effects, ANNA) == []
 
 
@@ -516,16 +524,16 @@ def test_a_crowd_of_late_joiners_costs_one_look_and_leaves_the_rank_to_the_plann
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten members that attach everywhere once had the trainer count all edges for each of them, after each piece."""
-    _, exchange, chunk = a_chunk()
-    exchange.entitled = lambda stripe, peer: peer == ANNA
+    book, (chunk,) = book_with([header(1, 0)])
+    exchange = Exchange(book, TUNING, Outbox(), Surroundings(entitled=lambda stripe, peer: peer == ANNA))
     crowd = [key_of(f"guest {i}").public for i in range(10)]
     looks: list[float] = []
     monkeypatch.setattr(exchange, "has_time", lambda now: looks.append(now) or True)
     for peer in (ANNA, *crowd):
-        exchange.attached(peer, attach(have=(Have(0, 1, 0, 0, b""),)), 0.0, [])
+        exchange.attached(peer, attach(have=(Have(0, 1, 0, 0, b""),)), 0.0)
     looks.clear()
-    effects: list[Effect] = []
-    exchange.push(chunk, 2, None, 0.0, effects)
+    effects = fresh(exchange)
+    exchange.push(chunk, 2, None, 0.0)
     pieces = [e for e in effects if isinstance(e, SendPiece)]
     assert {e.peer: e.late_joiner for e in pieces} == {ANNA: False, **dict.fromkeys(crowd, True)}
     assert pieces[0].peer == ANNA

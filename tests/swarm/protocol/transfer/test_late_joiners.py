@@ -4,13 +4,14 @@ import random
 
 import pytest
 from member_kit import a_member
-from protocol_kit import SWARM, TUNING, grant, header, heartbeat, key_of, only, say, version
+from protocol_kit import SWARM, TUNING, fresh, grant, header, heartbeat, key_of, member, only, say, version
 
 from codec import ChunkKey
 from swarm.protocol.core.events import Effect, Heard, PeerUp, SendPiece
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.wire import Attach, Credit, Hello, LateChunkWants, WantChunk
 from swarm.protocol.member import Peer
-from swarm.protocol.state import State
+from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.transfer.exchange import HEADER, Exchange
 from swarm.protocol.transfer.offers import Offers
 
@@ -26,9 +27,10 @@ class House:
     of `PIECE_BYTES`; two of those are little."""
 
     def __init__(self, *late_joiners: bytes) -> None:
-        self.state = State.new(key_of("house"), SWARM, TUNING, random.Random(0))
+        self.up_bytes_s = UP_BYTES_S
+        uplink = OwnUplink(bytes_s=lambda: self.up_bytes_s)
+        self.state = State.new(key_of("house"), SWARM, TUNING, random.Random(0), uplink)
         self.exchange = self.state.exchange
-        self.state.uplink.bytes_s = lambda: UP_BYTES_S
         self.state.leases.hear(heartbeat(1, time=1000.0), SWARM, 0.0)
         for peer in (ANNA, BEN, CLEO):
             self.state.sessions.up(peer, False, 0.0)
@@ -37,36 +39,36 @@ class House:
             session.issued = 1010.0 if peer in late_joiners else 990.0
 
     def opens(self, number: int, now: float, chunks: int = 1) -> list[Effect]:
-        effects: list[Effect] = []
+        effects = fresh(self.exchange)
         for seq in range(chunks):
-            taken = self.state.chunks.header(header(number, seq, piece_bytes=PIECE_BYTES), now, effects)
+            taken = self.state.chunks.header(header(number, seq, piece_bytes=PIECE_BYTES), now)
             assert taken is not None
-            self.exchange.push(taken[0], HEADER, None, now, effects)
+            self.exchange.push(taken[0], HEADER, None, now)
             for index in range(4):
                 self.state.chunks.piece(taken[0].key, index, now)
-                self.exchange.push(taken[0], index, None, now, effects)
+                self.exchange.push(taken[0], index, None, now)
         return effects
 
     def attach(self, peer: bytes, credit: int = MUCH, now: float = 6.0) -> list[Effect]:
-        effects: list[Effect] = []
-        self.exchange.attached(peer, Attach(0, 0, 0, credit, ()), now, effects)
+        effects = fresh(self.exchange)
+        self.exchange.attached(peer, Attach(0, 0, 0, credit, ()), now)
         return effects
 
     def credit(self, peer: bytes, total: int, now: float = 7.0) -> list[Effect]:
-        effects: list[Effect] = []
-        self.exchange.credited(peer, Credit(0, total, 0), now, effects)
+        effects = fresh(self.exchange)
+        self.exchange.credited(peer, Credit(0, total, 0), now)
         return effects
 
     def looks(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        self.exchange.tick(now, effects)
+        effects = fresh(self.exchange)
+        self.exchange.tick(now)
         return effects
 
     def takes(self, peer: bytes, *indexes: int, now: float, number: int = 1) -> list[Effect]:
         """Its socket took these pieces."""
-        effects: list[Effect] = []
+        effects = fresh(self.exchange)
         for index in indexes:
-            self.exchange.sent(peer, 0, ChunkKey(0, number, 0, 0), index, now, effects)
+            self.exchange.sent(peer, 0, ChunkKey(0, number, 0, 0), index, now)
         return effects
 
 
@@ -191,17 +193,17 @@ def test_a_late_joiner_that_goes_leaves_nothing_behind() -> None:
     house.opens(1, 5.0)
     house.attach(ANNA, credit=0)
     house.attach(BEN)
-    house.exchange.detached(BEN, None, [])
+    house.exchange.detached(BEN, None)
     assert given(house.credit(ANNA, MUCH), BEN) == []
 
 
 def test_without_a_word_on_late_joiners_there_are_none() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
-    plain = Exchange(house.state.chunks, TUNING)
-    effects: list[Effect] = []
-    plain.attached(ANNA, Attach(0, 0, 0, 0, ()), 6.0, effects)
-    plain.attached(BEN, Attach(0, 0, 0, MUCH, ()), 6.0, effects)
+    plain = Exchange(house.state.chunks, TUNING, Outbox())
+    effects = fresh(plain)
+    plain.attached(ANNA, Attach(0, 0, 0, 0, ()), 6.0)
+    plain.attached(BEN, Attach(0, 0, 0, MUCH, ()), 6.0)
     assert given(effects, BEN) == [0, 1, 2, 3]
 
 
@@ -211,13 +213,13 @@ def test_without_a_word_on_late_joiners_there_are_none() -> None:
 def test_a_late_joiners_wants_are_granted_once_the_version_is_here() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
-    house.state.uplink.bytes_s = lambda: 25e6
+    house.up_bytes_s = 25e6
     offers = Offers(house.state)
     offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 6.0)
-    assert house.state.take_effects() == []
+    assert house.state.outbox.take() == []
     house.state.late_joiners.settled(version(1))
     offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 7.0)
-    assert len(house.state.take_effects()) == 1
+    assert len(house.state.outbox.take()) == 1
 
 
 def _came(peer: Peer, name: str, issued: float) -> bytes:
@@ -228,14 +230,13 @@ def _came(peer: Peer, name: str, issued: float) -> bytes:
 
 
 def test_a_late_joiners_pull_is_answered_when_nobody_else_waits() -> None:
-    peer = a_member()
+    peer = a_member(members=[member(slot, up_mbit=UP_BYTES_S / 125_000) for slot in range(3)])
     anna, ben = _came(peer, "anna", 1002.0), _came(peer, "ben", 1010.0)
     peer.apply(header(1, 0), 1.0)
     for index in range(4):
         assert peer.state.chunks.piece(ChunkKey(0, 1, 0, 0), index, 1.0)
-    peer.state.exchange.push(peer.state.chunks.versions[version(1)].chunks[0], HEADER, None, 1.0, [])
+    peer.state.exchange.push(peer.state.chunks.versions[version(1)].chunks[0], HEADER, None, 1.0)
     want = WantChunk(0, 1, 0, 0, b"")
-    peer.state.uplink.bytes_s = lambda: UP_BYTES_S
     assert given(say(peer, anna, want, 2.0), anna) == [0, 1, 2, 3]
     assert given(say(peer, ben, want, 2.0), ben) == [], "what she asked for is leaving"
     assert given(say(peer, ben, want, 3.0), ben) == [0, 1, 2, 3]

@@ -1,11 +1,14 @@
 """Relief: what a parent owes is wished for, taken from whoever offers it, and from the parent where they fail."""
 
+from typing import cast
+
 import pytest
 from member_kit import a_forwarder
-from protocol_kit import SWARM, TUNING, book_with, header, key_of, manifest, version
+from protocol_kit import SWARM, TUNING, book_with, fresh, header, key_of, manifest, version
 
 from codec import open_manifest
 from swarm.protocol.core.events import Effect, Send, SetTimer, Timer
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.wire import LateChunkWants, Skip, WantChunk
 from swarm.protocol.transfer.chunks import Chunk, Chunks
 from swarm.protocol.transfer.load_shedding import LATE_WANTS_HOLD_S, PROMISES, LoadShedding
@@ -14,20 +17,43 @@ PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
 LATE = TUNING.load_shedding_after_s
 
 
+class OneParent:
+    """PARENT brings every stripe; `owed`: what it was said to owe in each, in bytes."""
+
+    def __init__(self) -> None:
+        self.owed: dict[int, int] = {}
+
+    def parent(self, stripe: int) -> bytes | None:
+        return PARENT
+
+    def note_owed(self, stripe: int, size: int) -> None:
+        self.owed[stripe] = size
+
+
+def shedding(book: Chunks, *neighbours: bytes) -> LoadShedding:
+    return LoadShedding(
+        TUNING, Outbox(), OneParent(), neighbours=lambda: list(neighbours), assigned=book.assigned
+    )  # fmt: skip
+
+
+def owed(load_shedding: LoadShedding, stripe: int) -> int:
+    return cast(OneParent, load_shedding._parents).owed.get(stripe, 0)
+
+
 def owing(chunks: int, neighbours: tuple[bytes, ...] = (ANNA, BEN)) -> tuple[LoadShedding, Chunks, list[Chunk]]:
     """The headers of so many chunks of 384 KiB have come at 0.0, and no piece."""
     book, made = book_with([header(1, seq, pieces=6, piece_bytes=64 << 10) for seq in range(chunks)], held=False)
-    load_shedding = LoadShedding(TUNING, lambda: list(neighbours), lambda stripe: PARENT, book.assigned)
-    effects: list[Effect] = []
+    load_shedding = shedding(book, *neighbours)
+    effects = fresh(load_shedding)
     for chunk in made:
-        load_shedding.owes(chunk, 0.0, effects)
+        load_shedding.owes(chunk, 0.0)
     assert [e.at for e in effects if isinstance(e, SetTimer)] == [LATE]
     return load_shedding, book, made
 
 
 def due(load_shedding: LoadShedding, now: float) -> list[tuple[bytes, object]]:
-    effects: list[Effect] = []
-    load_shedding.due(now, effects)
+    effects = fresh(load_shedding)
+    load_shedding.due(now)
     return said(effects)
 
 
@@ -36,8 +62,8 @@ def said(effects: list[Effect]) -> list[tuple[bytes, object]]:
 
 
 def offered(load_shedding: LoadShedding, peer: bytes, chunk: Chunk, now: float) -> list[tuple[bytes, object]]:
-    effects: list[Effect] = []
-    load_shedding.offered(peer, chunk.key, now, effects)
+    effects = fresh(load_shedding)
+    load_shedding.offered(peer, chunk.key, now)
     return said(effects)
 
 
@@ -49,7 +75,7 @@ def piece(load_shedding: LoadShedding, book: Chunks, chunk: Chunk, index: int, p
 def seal_all(book: Chunks, chunks: list[Chunk]) -> None:
     """The seal of a version of these chunks has come."""
     sealed = manifest(1, len(chunks))
-    book.manifest(open_manifest(sealed, SWARM), sealed, 0.0, [])
+    book.manifest(open_manifest(sealed, SWARM), sealed, 0.0)
 
 
 def wants(*seqs: int) -> LateChunkWants:
@@ -63,17 +89,17 @@ def test_a_parent_that_owes_little_is_left_alone() -> None:
 
 def test_it_says_what_a_parent_owes_as_of_its_last_look() -> None:
     load_shedding, book, chunks = owing(5)
-    assert load_shedding.owed_bytes(0) == 0
+    assert owed(load_shedding, 0) == 0
     due(load_shedding, LATE)
-    assert load_shedding.owed_bytes(0) == 5 * 6 * (64 << 10)
+    assert owed(load_shedding, 0) == 5 * 6 * (64 << 10)
     offered(load_shedding, ANNA, chunks[1], LATE)  # Anna brings it
     piece(load_shedding, book, chunks[0], 0, PARENT, LATE)
     due(load_shedding, 2 * LATE)
-    assert load_shedding.owed_bytes(0) == (4 * 6 - 1) * (64 << 10)
+    assert owed(load_shedding, 0) == (4 * 6 - 1) * (64 << 10)
     load_shedding.forget(version(1))
     due(load_shedding, 3 * LATE)
-    assert load_shedding.owed_bytes(0) == 0
-    assert load_shedding.owed_bytes(1) == 0
+    assert owed(load_shedding, 0) == 0
+    assert owed(load_shedding, 1) == 0
 
 
 def test_a_member_lets_its_credit_follow_from_that() -> None:
@@ -82,7 +108,7 @@ def test_a_member_lets_its_credit_follow_from_that() -> None:
     for seq in range(5):
         member.apply(header(1, seq, pieces=6, piece_bytes=64 << 10), 1.0)
     member.apply(Timer("relief"), 1.0 + LATE)
-    assert member.state.exchange.owed(0) == 5 * 6 * (64 << 10)
+    assert member.state.exchange._owed_bytes[0] == 5 * 6 * (64 << 10)
 
 
 def test_what_is_young_is_not_wanted_for() -> None:
@@ -98,9 +124,9 @@ def test_neighbours_are_told_what_comes_late_the_newest_first_each_in_another_or
 @pytest.mark.parametrize("piece_kib", [64, 128, 192])
 def test_a_parent_in_time_may_owe_two_pieces_and_what_a_stripe_brings_meanwhile(piece_kib: int) -> None:
     book, made = book_with([header(1, seq, pieces=2, piece_bytes=piece_kib << 10) for seq in range(20)], held=False)
-    load_shedding = LoadShedding(TUNING, lambda: [ANNA], lambda stripe: PARENT, book.assigned)
+    load_shedding = shedding(book, ANNA)
     for chunk in made:
-        load_shedding.owes(chunk, 0.0, [])
+        load_shedding.owes(chunk, 0.0)
     ((_, told),) = due(load_shedding, LATE)
     assert isinstance(told, LateChunkWants)
     left = (20 - len(told.seqs)) * 2 * (piece_kib << 10)
@@ -112,8 +138,8 @@ def test_once_all_is_assigned_what_a_parent_has_not_begun_is_late_at_once() -> N
     load_shedding, book, made = owing(4)
     piece(load_shedding, book, made[0], 0, PARENT, 0.01)
     seal_all(book, made)
-    effects: list[Effect] = []
-    load_shedding.due(TUNING.load_shedding_end_s, effects)
+    effects = fresh(load_shedding)
+    load_shedding.due(TUNING.load_shedding_end_s)
     assert said(effects) == [(ANNA, wants(3, 2, 1)), (BEN, wants(2, 1, 3))]
     assert [e.at for e in effects if isinstance(e, SetTimer)] == [2 * TUNING.load_shedding_end_s]
 
@@ -121,9 +147,10 @@ def test_once_all_is_assigned_what_a_parent_has_not_begun_is_late_at_once() -> N
 def test_the_header_that_was_lacking_has_the_end_begin() -> None:
     book, made = book_with([header(1, seq, pieces=6, piece_bytes=64 << 10) for seq in range(3)], held=False)
     seal_all(book, made)
-    load_shedding, effects = LoadShedding(TUNING, lambda: [ANNA], lambda stripe: PARENT, book.assigned), []
+    load_shedding = shedding(book, ANNA)
+    effects = fresh(load_shedding)
     for chunk in made:
-        load_shedding.owes(chunk, 0.0, effects)
+        load_shedding.owes(chunk, 0.0)
     assert [e.at for e in effects if isinstance(e, SetTimer)] == [TUNING.load_shedding_end_s]
 
 
@@ -209,10 +236,10 @@ def test_a_giver_that_is_lost_or_lacks_it_after_all() -> None:
     due(load_shedding, LATE)
     offered(load_shedding, ANNA, made[3], LATE)
     offered(load_shedding, BEN, made[2], LATE)
-    effects: list[Effect] = []
-    load_shedding.lacks(ANNA, made[2].key, effects)  # not who promised it
+    effects = fresh(load_shedding)
+    load_shedding.lacks(ANNA, made[2].key)  # not who promised it
     assert effects == []
-    load_shedding.lacks(BEN, made[2].key, effects)
+    load_shedding.lacks(BEN, made[2].key)
     assert said(effects) == [(PARENT, WantChunk(*made[2].key, b""))]
     load_shedding.lost(ANNA)
     assert (PARENT, WantChunk(*made[3].key, b"")) in due(load_shedding, LATE)

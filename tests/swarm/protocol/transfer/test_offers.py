@@ -8,7 +8,7 @@ from protocol_kit import SWARM, TUNING, header, key_of
 from codec import ChunkKey
 from swarm.protocol.core.events import Send
 from swarm.protocol.core.wire import Attach, LateChunkWants, Offer
-from swarm.protocol.state import State
+from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.transfer.load_shedding import LATE_WANTS_HOLD_S
 from swarm.protocol.transfer.offers import ANSWER_S, AT_ONCE, AT_ONCE_S, LOOK_AGAIN_S, Offers
 
@@ -32,15 +32,14 @@ class Giver:
 
     def __init__(self, *whole: int, up_bytes_s: float = UP_BYTES_S) -> None:
         self.up_bytes_s = up_bytes_s
-        self.state = State.new(key_of("giver"), SWARM, TUNING, random.Random(0))
-        self.state.exchange.gives = True
+        uplink = OwnUplink(bytes_s=lambda: self.up_bytes_s)
+        self.state = State.new(key_of("giver"), SWARM, TUNING, random.Random(0), uplink)
         for seq in whole:
             self.holds(seq)
-        self.state.uplink.bytes_s = lambda: self.up_bytes_s
         self.offers = Offers(self.state)
 
     def holds(self, seq: int, pieces: int = 4) -> None:
-        self.state.chunks.header(header(1, seq), 0.0, [])
+        self.state.chunks.header(header(1, seq), 0.0)
         for index in range(pieces):
             self.state.chunks.piece(of(seq), index, 0.0)
 
@@ -53,7 +52,7 @@ class Giver:
         return self.said()
 
     def said(self) -> list[tuple[bytes, Offer]]:
-        effects = self.state.take_effects()
+        effects = self.state.outbox.take()
         return [(e.peer, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, Offer)]
 
 
@@ -108,7 +107,7 @@ def test_wants_lapse_are_taken_back_and_go_with_their_session() -> None:
 
 def test_a_child_is_not_offered_what_is_pushed_to_it() -> None:
     giver = Giver(0)
-    giver.state.exchange.attached(ANNA, Attach(0, 0, 0, 0, ()), 0.0, [])
+    giver.state.exchange.attached(ANNA, Attach(0, 0, 0, 0, ()), 0.0)
     assert giver.hears(ANNA, wants(0)) == []
     assert giver.hears(BEN, wants(0)) == [(BEN, Offer(*of(0)))]
 
@@ -117,15 +116,15 @@ def test_a_child_is_not_offered_what_is_pushed_to_it() -> None:
 def test_who_has_no_uplink_to_spare_offers_nothing(why: str) -> None:
     giver = Giver(0)
     if why.startswith("its own"):
-        giver.state.exchange.attached(BEN, Attach(0, 0, 0, 0, ()), 0.0, [])
+        giver.state.exchange.attached(BEN, Attach(0, 0, 0, 0, ()), 0.0)
         for seq in range(1, 101):
             size = int(TUNING.idle_s * UP_BYTES_S / 100) + 1
-            giver.state.chunks.header(header(1, seq, pieces=1, piece_bytes=size), 0.0, [])
+            giver.state.chunks.header(header(1, seq, pieces=1, piece_bytes=size), 0.0)
             chunk = giver.state.chunks.find(of(seq))
             assert chunk is not None
-            giver.state.exchange.push(chunk, 0, None, 0.0, [])
+            giver.state.exchange.push(chunk, 0, None, 0.0)
     else:
-        giver.state.exchange.give(False, 0.0, [])
+        giver.state.exchange.give(False, 0.0)
     assert giver.hears(ANNA, wants(0)) == []
 
 
@@ -137,10 +136,10 @@ def test_a_slow_uplink_promises_one_chunk_at_a_time(carries_s: float, given: int
 
 def test_little_to_do_is_less_for_a_slow_uplink() -> None:
     giver = Giver(0, 1)
-    giver.state.exchange.attached(BEN, Attach(0, 0, 0, 0, ()), 0.0, [])
+    giver.state.exchange.attached(BEN, Attach(0, 0, 0, 0, ()), 0.0)
     chunk = giver.state.chunks.find(of(1))
     assert chunk is not None
-    giver.state.exchange.push(chunk, 0, None, 0.0, [])
+    giver.state.exchange.push(chunk, 0, None, 0.0)
     waits = giver.state.exchange.waiting_bytes
     assert waits > 0
     giver.up_bytes_s = 0.9 * waits / TUNING.idle_s

@@ -1,10 +1,25 @@
 """Pulls: who is asked for what, when, and what one peer may ask of us."""
 
 import pytest
-from protocol_kit import TUNING, admit, book_with, header, key_of, manifest, meet, new_peer, only, say, sends, version
+from protocol_kit import (
+    TUNING,
+    admit,
+    book_with,
+    fresh,
+    header,
+    key_of,
+    manifest,
+    meet,
+    new_peer,
+    only,
+    say,
+    sends,
+    version,
+)
 
 from codec import open_manifest
 from swarm.protocol.core.events import Effect, HeaderStored, PeerDown, PieceStored, SendDone, SendHeader, SendPiece
+from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.wire import LacksChunk, WantChunk
 from swarm.protocol.member import Peer
 from swarm.protocol.transfer.chunks import Chunks, Version
@@ -18,7 +33,7 @@ def sealed_version(chunks: int, have: int = 0) -> tuple[Chunks, Version]:
     """Version 1, of which the first `have` chunks are whole."""
     book, _ = book_with([header(1, seq) for seq in range(have)])
     sealed = manifest(1, chunks)
-    made = book.manifest(open_manifest(sealed, key_of("authority").public), sealed, 0.0, [])
+    made = book.manifest(open_manifest(sealed, key_of("authority").public), sealed, 0.0)
     assert made is not None
     return book, made
 
@@ -26,14 +41,14 @@ def sealed_version(chunks: int, have: int = 0) -> tuple[Chunks, Version]:
 def tick(
     pulls: Pulls, versions: list[Version], now: float, sources=(ANNA, BEN, LAST), progress=None, **more
 ) -> list[WantChunk]:
-    effects: list[Effect] = []
-    pulls.tick(versions, progress or {}, lambda stripe: list(sources), now, effects, **more)
+    effects = fresh(pulls)
+    pulls.tick(versions, progress or {}, lambda stripe: list(sources), now, **more)
     return sends(effects, WantChunk)
 
 
 def asked(pulls: Pulls, versions: list[Version], now: float, **more) -> list[bytes]:
-    effects: list[Effect] = []
-    pulls.tick(versions, {}, lambda stripe: [ANNA, BEN, LAST], now, effects, **more)
+    effects = fresh(pulls)
+    pulls.tick(versions, {}, lambda stripe: [ANNA, BEN, LAST], now, **more)
     return [effect.peer for effect in effects]  # type: ignore[attr-defined]
 
 
@@ -43,12 +58,12 @@ def lacks(pulls: Pulls, peer: bytes) -> None:
 
 def test_nothing_is_pulled_while_it_may_still_come() -> None:
     _, made = sealed_version(3)
-    assert tick(Pulls(TUNING), [made], TUNING.pull_after_s) == []
+    assert tick(Pulls(TUNING, Outbox()), [made], TUNING.pull_after_s) == []
 
 
 def test_what_stands_still_is_pulled_a_few_at_a_time() -> None:
     _, made = sealed_version(30)
-    wants = tick(Pulls(TUNING), [made], LATE)
+    wants = tick(Pulls(TUNING, Outbox()), [made], LATE)
     assert [w.seq for w in wants] == list(range(TUNING.pulls_in_flight))
     assert all(w.pieces == b"" for w in wants)
 
@@ -56,15 +71,15 @@ def test_what_stands_still_is_pulled_a_few_at_a_time() -> None:
 def test_only_missing_pieces_are_asked_for() -> None:
     book, (chunk,) = book_with([header(1, 0)], held=False)
     book.piece(chunk.key, 1, 0.0)
-    (want,) = tick(Pulls(TUNING), [book.versions[version(1)]], LATE)
+    (want,) = tick(Pulls(TUNING, Outbox()), [book.versions[version(1)]], LATE)
     assert want.pieces == b"\x0d"
 
 
 def test_a_stripe_that_moves_is_left_alone() -> None:
     book, (chunk,) = book_with([header(1, 0, stripe=3)], held=False)
     made = book.versions[version(1)]
-    assert tick(Pulls(TUNING), [made], LATE, progress={3: LATE - 0.1}) == []
-    assert len(tick(Pulls(TUNING), [made], LATE, progress={3: 0.0, 4: LATE})) == 1
+    assert tick(Pulls(TUNING, Outbox()), [made], LATE, progress={3: LATE - 0.1}) == []
+    assert len(tick(Pulls(TUNING, Outbox()), [made], LATE, progress={3: 0.0, 4: LATE})) == 1
     assert not chunk.whole
 
 
@@ -72,12 +87,12 @@ def test_what_a_later_version_overtook_is_pulled_though_its_stripe_moves() -> No
     """Trees keep order, so it is not on its way; while later versions keep coming it would else never be pulled."""
     book, _ = book_with([header(1, 0, stripe=3), header(2, 0, stripe=3)], held=False)
     versions = [book.versions[version(1)], book.versions[version(2)]]
-    assert [w.version for w in tick(Pulls(TUNING), versions, LATE, progress={3: LATE})] == [1]
+    assert [w.version for w in tick(Pulls(TUNING, Outbox()), versions, LATE, progress={3: LATE})] == [1]
 
 
 def test_one_source_at_a_time_the_last_one_last() -> None:
     _, made = sealed_version(1)
-    pulls = Pulls(TUNING)
+    pulls = Pulls(TUNING, Outbox())
     order = []
     for turn in range(3):
         order += asked(pulls, [made], LATE + turn * (TUNING.pull_deadline_s + 0.01))
@@ -87,7 +102,7 @@ def test_one_source_at_a_time_the_last_one_last() -> None:
 
 def test_after_everyone_was_asked_there_is_a_pause() -> None:
     _, made = sealed_version(1)
-    pulls = Pulls(TUNING)
+    pulls = Pulls(TUNING, Outbox())
     now, order = LATE, []
     for _ in range(100):
         order += asked(pulls, [made], now)
@@ -101,7 +116,7 @@ def test_after_everyone_was_asked_there_is_a_pause() -> None:
 
 def test_who_lacks_it_or_is_gone_makes_path_kind_at_the_next_tick() -> None:
     _, made = sealed_version(1)
-    pulls = Pulls(TUNING)
+    pulls = Pulls(TUNING, Outbox())
     assert asked(pulls, [made], LATE) == [ANNA]
     lacks(pulls, BEN)  # not whom we asked: hearsay
     assert asked(pulls, [made], LATE + 0.1) == []
@@ -114,9 +129,9 @@ def test_who_lacks_it_or_is_gone_makes_path_kind_at_the_next_tick() -> None:
 def test_a_chunk_that_its_siblings_have_long_passed_is_pulled_though_they_still_move() -> None:
     """Its stripe is unknown, for its header never came; the others bring something all the time."""
     book, _ = book_with([header(1, 0, stripe=1)])
-    made, pulls, now, asked_for = book.versions[version(1)], Pulls(TUNING), 0.0, []
+    made, pulls, now, asked_for = book.versions[version(1)], Pulls(TUNING, Outbox()), 0.0, []
     for seq in range(2, 2 + 3 * PASSED_BY):
-        book.header(header(1, seq, stripe=seq % 7), now, [])
+        book.header(header(1, seq, stripe=seq % 7), now)
         book.versions[version(1)].fill(made.chunks[seq])
         progress = dict.fromkeys(range(8), now)
         asked_for += [(now, w.seq) for w in tick(pulls, [made], now, progress=progress)]
@@ -129,11 +144,11 @@ def test_who_lost_a_parent_waits_less_for_headers_that_others_got_past() -> None
     book, _ = book_with([header(1, 0, stripe=1)])
     made = book.versions[version(1)]
     for seq in range(2, 2 + 2 * PASSED_BY):
-        book.header(header(1, seq, stripe=seq % 7), 0.0, [])
+        book.header(header(1, seq, stripe=seq % 7), 0.0)
         made.fill(made.chunks[seq])
     made.fill(made.chunks[0])
     for wait_s, wanted in ((0.3, [1]), (None, [])):
-        pulls = Pulls(TUNING)
+        pulls = Pulls(TUNING, Outbox())
         found: list[int] = []
         for now in (0.0, 0.2, 0.4):
             progress = dict.fromkeys(range(8), now)
@@ -143,16 +158,16 @@ def test_who_lost_a_parent_waits_less_for_headers_that_others_got_past() -> None
 
 def test_what_a_neighbour_was_asked_for_already_is_not_pulled() -> None:
     book, (chunk,) = book_with([header(1, 0)], held=False)
-    effects: list[Effect] = []
+    pulls = Pulls(TUNING, Outbox())
     made = [book.versions[version(1)]]
-    Pulls(TUNING).tick(made, {}, lambda stripe: [ANNA], LATE, effects, lambda other: other is chunk)
-    assert effects == []
+    pulls.tick(made, {}, lambda stripe: [ANNA], LATE, lambda other: other is chunk)
+    assert pulls._outbox.take() == []
 
 
 def test_a_source_that_brings_pieces_is_given_time() -> None:
     book, (chunk,) = book_with([header(1, 0)], held=False)
     made = book.versions[version(1)]
-    pulls = Pulls(TUNING)
+    pulls = Pulls(TUNING, Outbox())
     assert asked(pulls, [made], LATE) == [ANNA]
     book.piece(chunk.key, 0, LATE + 1.5)
     pulls.arrived(chunk, LATE + 1.5)
@@ -162,7 +177,7 @@ def test_a_source_that_brings_pieces_is_given_time() -> None:
 
 def test_nobody_to_ask() -> None:
     _, made = sealed_version(1)
-    assert tick(Pulls(TUNING), [made], LATE, sources=()) == []
+    assert tick(Pulls(TUNING, Outbox()), [made], LATE, sources=()) == []
 
 
 # ---------------------------------------------------------------- the other end

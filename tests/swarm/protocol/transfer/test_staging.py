@@ -2,7 +2,20 @@
 
 import pytest
 from member_kit import a_forwarder, reports_in, tick
-from protocol_kit import admit, header, heartbeat, key_of, manifest, meet, new_peer, only, root_of, say, sends, version
+from protocol_kit import (
+    admit,
+    header,
+    heartbeat,
+    key_of,
+    manifest,
+    meet,
+    new_peer,
+    only,
+    root_of,
+    say,
+    sends,
+    version,
+)
 
 from codec import open_manifest
 from swarm.protocol.core.events import (  # fmt: skip
@@ -64,7 +77,7 @@ def finish(peer: Peer, effects: list[Effect], *, ok: bool = True) -> list[Effect
 
 
 def told(effects: list[Effect]) -> list[str]:
-    return [e.what for e in only(effects, Notify)]
+    return [e.notice.log_name for e in only(effects, Notify)]
 
 
 def test_staged_when_whole_committed_when_sealed() -> None:

@@ -1,4 +1,4 @@
-"""What the kernel says has left."""
+"""Bytes of IP packets, as the kernel counts them."""
 
 import socket
 
@@ -9,7 +9,7 @@ from swarm.transport.connection.departed import departed_bytes
 from tests.swarm.transport.libp2p_kit import two
 
 
-def test_packets_are_counted_and_not_only_what_was_written() -> None:
+def test_whole_packets_are_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
         far, _ = server.accept()
         with far:
@@ -40,11 +40,11 @@ class Silent:
 
 
 @pytest.mark.parametrize("said", [None, b"", bytes(104)])
-def test_a_system_that_does_not_say(said: bytes | None) -> None:
+def test_a_system_without_the_counters(said: bytes | None) -> None:
     assert departed_bytes(Silent(said)) is None
 
 
-async def test_what_left_by_a_connection_stays_counted_when_that_is_closed() -> None:
+async def test_departed_bytes_stay_counted_after_a_connection_is_closed() -> None:
     async with two() as (a, b, _):
         async with await a.open_stream(b.key, Lane.BULK) as stream:
             await stream.send_all(bytes(1 << 20))

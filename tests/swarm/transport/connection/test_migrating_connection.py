@@ -1,4 +1,4 @@
-"""A pipe over one leg after another: every byte once and in order, no leg beyond its limit, no end before the end."""
+"""A connection that moves between links: every byte once and in order, no link beyond its limit, no early end."""
 
 from collections.abc import Callable
 
@@ -35,9 +35,9 @@ async def read_all(path: MigratingConnection) -> bytes:
 
 
 async def go_on(a: MigratingConnection, b: MigratingConnection, pair: Pair) -> None:
-    """Both ends, b a little later, as over a network."""
-    a.promise()
-    b.promise()
+    """Move both ends to a new link, `b` a little later, as over a network."""
+    a.expect_link()
+    b.expect_link()
     await a.continue_on(pair[0])
     await trio.testing.wait_all_tasks_blocked()
     await b.continue_on(pair[1])
@@ -45,7 +45,7 @@ async def go_on(a: MigratingConnection, b: MigratingConnection, pair: Pair) -> N
 
 @given(st.lists(st.one_of(st.binary(min_size=1, max_size=50), st.just(None)), max_size=20), st.booleans())
 async def test_nothing_is_lost_doubled_or_reordered(script: list[bytes | None], swap: bool) -> None:
-    """Bytes both ways, with a new leg wherever the script says None."""
+    """Bytes in both directions, with a new link wherever the script has None."""
     a, b = paths(links())
     said = b"".join(part for part in script if part)
     got: dict[str, bytes] = {}
@@ -66,14 +66,14 @@ async def test_nothing_is_lost_doubled_or_reordered(script: list[bytes | None], 
                     await b.write(part)
             await a.link.send_eof()
             await b.link.send_eof()
-            a._promised_until_s = b._promised_until_s = 0.0
+            a._expected_until_s = b._expected_until_s = 0.0
             a._wake()
             b._wake()
     assert got == {"a": said, "b": said}
 
 
 async def test_a_link_carries_no_more_than_its_limit(autojump_clock: trio.testing.MockClock) -> None:
-    """The writer waits for the next leg just before the limit, and goes on in the middle of its data."""
+    """The writer waits for the next link just before the limit, and goes on in the middle of its data."""
     first = links(limit_bytes=101)
     a, b = paths(first)
     got = bytearray()
@@ -99,30 +99,30 @@ async def test_without_another_link_the_writer_gives_up(autojump_clock: trio.tes
     assert trio.current_time() < 30
 
 
-async def test_a_link_is_worn_at_half_its_bytes_either_path_kind(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_link_is_worn_at_half_its_bytes_in_both_directions(autojump_clock: trio.testing.MockClock) -> None:
     near, far = links(limit_bytes=100)
     with trio.fail_after(1):
         await near.write(bytes(50))
-        await near.worn()
+        await near.wait_worn()
         await far.read(64)
-        await far.worn()
+        await far.wait_worn()
 
 
 async def test_a_link_is_worn_before_its_time_is_up(autojump_clock: trio.testing.MockClock) -> None:
     near, _ = links(limit_s=100)
-    await near.worn()
+    await near.wait_worn()
     assert 60 <= trio.current_time() <= 80
 
 
-async def test_a_promise_that_is_not_kept_ends(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_expected_link_that_never_comes_ends_the_connection(autojump_clock: trio.testing.MockClock) -> None:
     a, b = paths(links())
-    b.promise()
+    b.expect_link()
     await a.close()
     assert await b.read() == b""
     assert 1 < trio.current_time() < 60
 
 
-async def test_an_end_without_a_promise_is_the_end_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_end_without_an_expected_link_is_immediate(autojump_clock: trio.testing.MockClock) -> None:
     a, b = paths(links())
     await a.write(b"last")
     await a.close()
@@ -134,7 +134,7 @@ async def test_closing_wakes_reader_and_writer_and_closes_every_link() -> None:
     closed: list[str] = []
     first = links(limit_bytes=2)
     a, b = paths(first)
-    a.on_closed = lambda: closed.append("told")
+    a.on_closed = lambda: closed.append("called")
     broken: list[str] = []
 
     async def fails(name: str, call: Callable, *args) -> None:
@@ -152,13 +152,13 @@ async def test_closing_wakes_reader_and_writer_and_closes_every_link() -> None:
         assert await b.read() == b"\0"
         assert await b.read() == b""
         late = links()
-        await a.continue_on(late[0])  # it came too late
+        await a.continue_on(late[0])  # after the connection was closed
         assert await late[1].read(1) == b""
     assert sorted(broken) == ["read", "write"]
-    assert closed == ["told"]
+    assert closed == ["called"]
 
 
-async def test_what_was_read_of_a_link_before_comes_first() -> None:
+async def test_early_bytes_are_read_first() -> None:
     near, far = links()
     await far.write(b"rest")
     path = MigratingConnection(near, b"\x13")

@@ -1,4 +1,4 @@
-"""TLS as our server does it: not offered where Python cannot be told what libp2p needs, and nobody nameless gets in."""
+"""Our TLS: not offered where Python cannot be set to what libp2p needs, and peers without a proved key are refused."""
 
 import _ctypes
 import _ssl
@@ -34,7 +34,7 @@ def is_offered() -> bool:
     return tls.PROTOCOL_ID in security(create_new_key_pair(bytes(32)))
 
 
-needs_tls = pytest.mark.skipif(not is_offered(), reason="this Python's OpenSSL cannot be told: noise is used")
+needs_tls = pytest.mark.skipif(not is_offered(), reason="this Python's OpenSSL cannot be set: noise is used")
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def _looked_up_anew() -> Iterator[None]:
 
 
 class Foreign:
-    """A library whose idea of the context is not Python's, as of a second OpenSSL in the process."""
+    """A library that reads another context than Python's, like a second OpenSSL in the process."""
 
     def __init__(self) -> None:
         self.written = False
@@ -102,7 +102,7 @@ def test_the_library_is_the_one_that_python_uses() -> None:
 
 
 def nameless(folder: Path) -> Path:
-    """A certificate like any website's: it names no peer."""
+    """A certificate like a website's, which names no peer."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "nobody")])
     now = datetime.now(UTC)
@@ -121,7 +121,7 @@ def nameless(folder: Path) -> Path:
 
 @needs_tls
 @pytest.mark.parametrize("certificate", [True, False])
-async def test_who_proves_no_key_is_nobody(tmp_path: Path, certificate: bool) -> None:
+async def test_a_peer_that_proves_no_key_is_refused(tmp_path: Path, certificate: bool) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["/yamux/1.0.0", "libp2p"])
@@ -138,7 +138,7 @@ async def test_who_proves_no_key_is_nobody(tmp_path: Path, certificate: bool) ->
                 heard += await stream.receive_some(len(HELLO) - len(heard))
             assert heard == HELLO
             secured = trio.SSLStream(stream, context)
-            with suppress(trio.BrokenResourceError):  # the handshake is over for us before they have judged us
+            with suppress(trio.BrokenResourceError):  # our end finishes the handshake before the node refuses us
                 assert await secured.receive_some() == b""
             assert node.peers() == []
             await trio.aclose_forcefully(secured)
@@ -147,7 +147,7 @@ async def test_who_proves_no_key_is_nobody(tmp_path: Path, certificate: bool) ->
 
 @needs_tls
 async def test_what_a_connection_held_of_openssl_goes_with_it_and_waits_for_no_garbage_collector() -> None:
-    """A seed has so many objects that full collections are seldom; strangers that came and went took 150 MiB of it."""
+    """A seed has so many objects that full collections are rare; strangers that came and went held 150 MiB."""
     gc.collect()
     gc.disable()
     try:
@@ -161,4 +161,4 @@ async def test_what_a_connection_held_of_openssl_goes_with_it_and_waits_for_no_g
             held = sum(isinstance(each, ssl.SSLObject) for each in gc.get_objects())
     finally:
         gc.enable()
-    assert held <= 4, "two ends of one connection, and of one that is going"
+    assert held <= 4, "two ends of one connection, and of one that is ending"

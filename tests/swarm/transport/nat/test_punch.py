@@ -1,4 +1,4 @@
-"""From a circuit to a connection of their own, and what a peer may have us dial for it."""
+"""Hole punching: a connection leaves its circuit, and what a peer can make us dial for it."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from swarm.transport.nat import punch
 from swarm.transport.nat.punch import Puncher
 
 
-async def test_a_circuit_becomes_a_connection_of_their_own_in_mid_stream() -> None:
+async def test_a_connection_leaves_its_circuit_in_mid_stream() -> None:
     async with world() as w:
         await w.call()
         async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
@@ -35,11 +35,11 @@ async def test_a_circuit_becomes_a_connection_of_their_own_in_mid_stream() -> No
         assert w.relay.relay.relayed_bytes == relayed
 
 
-async def test_a_meeting_dials_nobody_nearer_than_ourselves() -> None:
+async def test_a_meeting_dials_no_address_of_a_narrower_scope_than_ours() -> None:
     puncher = transport(4).puncher
     addrs = ["/ip4/127.0.0.1/tcp/22", "/ip4/10.0.0.1/tcp/22", "/ip4/8.8.8.8/tcp/4001", "what", circuit(ANY)]
     assert puncher._targets(addrs) == {("8.8.8.8", 4001)}
-    puncher._transport.relayed_links.observed = "/ip4/192.168.1.2/tcp/4"
+    puncher._relays.observed = "/ip4/192.168.1.2/tcp/4"
     assert puncher._targets(addrs) == {("8.8.8.8", 4001), ("10.0.0.1", 22)}
 
 
@@ -53,8 +53,8 @@ async def test_punching_needs_a_circuit() -> None:
             await w.relay.puncher.follow(connection, near)
 
 
-async def test_nobody_has_us_dial_about_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each meeting dials wherever the peer says, for seconds."""
+async def test_a_peer_can_make_us_dial_only_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each meeting dials the peer's addresses for seconds."""
     meetings: list[bytes] = []
 
     async def meet(self: Puncher, token: bytes, addrs: object, *, leads: bool) -> None:
@@ -73,25 +73,25 @@ async def test_nobody_has_us_dial_about_for_ever(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_an_end_that_dials_itself_does_not_meet_itself() -> None:
-    """Behind one NAT both have the same private address: a dial to it may come back to who made it."""
+    """Behind one NAT both ends have the same private address, so an end's dial may reach its own listener."""
     async with world() as w:
         assert w.caller.tcp is not None
         (own,) = w.caller.tcp.listening
         with trio.move_on_after(0.5):
             address = f"/ip4/127.0.0.1/tcp/{own[1]}"
-            w.caller.relayed_links.observed = address
+            w.caller.known_relays.observed = address
             assert await w.caller.puncher._meet(bytes(16), [address], leads=True) is None
-            pytest.fail("it met somebody")
+            pytest.fail("it met itself")
         assert not w.caller.puncher._meetings
 
 
-def test_the_two_ends_say_different_things() -> None:
-    assert punch._other(bytes(16)) != bytes(16)
-    assert punch._other(punch._other(bytes(16))) == bytes(16)
+def test_the_two_ends_send_different_tokens() -> None:
+    assert punch._followers_token(bytes(16)) != bytes(16)
+    assert punch._followers_token(punch._followers_token(bytes(16))) == bytes(16)
 
 
 @pytest.mark.usefixtures("no_punching")
-async def test_a_token_that_nobody_waits_for_is_refused() -> None:
+async def test_an_unexpected_token_is_refused() -> None:
     async with world() as w:
         assert w.hidden.tcp is not None
         (own,) = w.hidden.tcp.listening
@@ -100,5 +100,5 @@ async def test_a_token_that_nobody_waits_for_is_refused() -> None:
             await stream.send_all(TOKEN_MARK + bytes(16))
             assert await ended(stream)
         near, far = trio.testing.memory_stream_pair()
-        await w.hidden.relayed_links.arrived(bytes(16), RelayedLink(near))
+        await w.hidden.relayed_links.accept_link(bytes(16), RelayedLink(near))
         assert await far.receive_some() == b""

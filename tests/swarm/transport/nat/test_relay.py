@@ -1,4 +1,4 @@
-"""Peers that cannot be dialed: places at relays, circuits and what follows them, and who is refused."""
+"""Peers that cannot be dialed: reservations at relays, circuits, their replacement, and what is refused."""
 
 import socket
 
@@ -30,10 +30,13 @@ from swarm.transport.nat.circuit import (
 )
 from swarm.transport.nat.relay import Relay, RelayRules
 from swarm.transport.nat.relay_strangers import StrangerRules
+from swarm.transport.rules import PeerPolicy
 
 
 @pytest.mark.usefixtures("no_punching")
-async def test_who_cannot_be_dialed_is_reached_and_the_relay_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hidden_peer_is_reached_and_the_relay_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     passed = bytearray()
     copy = Relay._copy
 
@@ -69,7 +72,7 @@ async def test_who_cannot_be_dialed_is_reached_and_the_relay_reads_nothing(monke
 
 
 @pytest.mark.usefixtures("no_punching")
-async def test_circuits_follow_one_another_before_the_byte_limit() -> None:
+async def test_a_circuit_is_replaced_before_the_byte_limit() -> None:
     async with world(RelayRules(circuit_bytes=400_000)) as w:
         await w.call()
         async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
@@ -78,11 +81,11 @@ async def test_circuits_follow_one_another_before_the_byte_limit() -> None:
         assert w.caller.relayed_links.rotated >= 2_097_152 // 400_000
         assert w.caller.path_kind(w.hidden.key) is PathKind.CIRCUIT
         assert w.relay.relay is not None
-        await until(lambda: w.relay.relay and w.relay.relay.circuits == 1)  # the worn ones have ended
+        await until(lambda: w.relay.relay and w.relay.relay.circuits == 1)  # the replaced circuits have ended
 
 
 @pytest.mark.usefixtures("no_punching")
-async def test_circuits_follow_one_another_before_the_time_limit() -> None:
+async def test_a_circuit_is_replaced_before_the_time_limit() -> None:
     async with world(RelayRules(circuit_s=1.0)) as w:
         await w.call()
         async with await w.caller.open_stream(w.hidden.key, Lane.CONTROL) as stream:
@@ -93,8 +96,8 @@ async def test_circuits_follow_one_another_before_the_time_limit() -> None:
         assert w.caller.relayed_links.rotated >= 1
 
 
-async def test_strangers_get_no_place() -> None:
-    async with world(may_reserve=lambda peer: False, place=False) as w:
+async def test_strangers_get_no_reservation() -> None:
+    async with world(may_reserve=lambda peer: False, reserve=False) as w:
         await until(lambda: "PERMISSION_DENIED" in w.hidden.reservations.state[w.address])
         with pytest.raises(Unreachable, match="NO_RESERVATION"):
             await w.call()
@@ -114,7 +117,7 @@ async def test_circuits_are_limited(rules: RelayRules) -> None:
 async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None:
     members: set[PeerKey] = set()
     rules = RelayRules(strangers=StrangerRules(to_one=1), stranger_s=4.0, circuit_s=100.0)
-    async with world(rules, may_reserve=lambda peer: peer in members, place=False) as w:
+    async with world(rules, may_reserve=lambda peer: peer in members, reserve=False) as w:
         members.add(w.hidden.key)
         await until(lambda: not w.hidden.reservations.state[w.address])
         await w.call()
@@ -122,7 +125,7 @@ async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None
         await w.nursery.start(other.serve, echo)
         with pytest.raises(Unreachable, match="RESOURCE_LIMIT"):
             await other.connect(w.hidden.key, [circuit(w.address)])
-        members.add(w.caller.key)  # it has joined: the circuit that follows is a member's
+        members.add(w.caller.key)  # it has joined: the next circuit is a member's
         await until(lambda: w.caller.relayed_links.rotated)
         await until(lambda: w.relay.relay and not w.relay.relay.strangers.count)
         await other.connect(w.hidden.key, [circuit(w.address)])
@@ -131,10 +134,10 @@ async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None
 
 @pytest.mark.usefixtures("no_punching")
 async def test_a_strangers_circuit_is_bounded_by_the_relays_rules_and_not_by_an_allowance() -> None:
-    """To the relay it is a stranger, which may send it 32 KiB; what it sends through it is no message to it."""
+    """The caller is a stranger to the relay, which reads at most 32 KiB of it; bytes for the circuit do not count."""
     members: set[PeerKey] = set()
     rules = RelayRules(stranger_bytes=2 << 20)
-    async with world(rules, may_reserve=members.__contains__, place=False, admits=members.__contains__) as w:
+    async with world(rules, may_reserve=members.__contains__, reserve=False, admits=members.__contains__) as w:
         members.add(w.hidden.key)
         await until(lambda: not w.hidden.reservations.state[w.address])
         await w.call()
@@ -145,25 +148,25 @@ async def test_a_strangers_circuit_is_bounded_by_the_relays_rules_and_not_by_an_
         assert connection.yamux.limits.allowance_bytes == 32_768
 
 
-async def test_places_are_limited() -> None:
-    async with world(RelayRules(reservations=0), place=False) as w:
+async def test_reservations_are_limited() -> None:
+    async with world(RelayRules(reservations=0), reserve=False) as w:
         await until(lambda: "RESERVATION_REFUSED" in w.hidden.reservations.state[w.address])
 
 
-async def test_a_relay_that_comes_later_is_found() -> None:
+async def test_a_relay_that_starts_later_is_found() -> None:
     address = f"/ip4/127.0.0.1/tcp/{free_port()}"
     hidden = transport(2, via=[address])
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             await nursery.start(hidden.serve, echo)
             await until(lambda: "nothing answers" in hidden.reservations.state[address])
-            relay = Libp2pTransport(Key(bytes([1]) * 32), [address], relay_for=lambda peer: True)
+            relay = Libp2pTransport(Key(bytes([1]) * 32), [address], policy=PeerPolicy(may_reserve=lambda peer: True))
             await nursery.start(relay.serve, echo)
             await until(lambda: not hidden.reservations.state[address])
             nursery.cancel_scope.cancel()
 
 
-async def test_a_lost_place_is_taken_again() -> None:
+async def test_a_lost_reservation_is_renewed() -> None:
     async with world() as w:
         assert w.relay.relay is not None
         await w.relay.disconnect(w.hidden.key)
@@ -181,21 +184,21 @@ async def test_a_relay_does_not_lead_to_itself() -> None:
 
 
 async def test_circuits_come_only_from_our_own_relays() -> None:
-    """Else anybody could make us speak to anybody, under a relay's limits of handshakes and not their own."""
+    """Otherwise any peer could bring connections that count against a relay's handshakes and not its own."""
     async with world() as w:
         await w.caller.connect(w.relay.key, [w.address])
         await w.relay.connect(w.caller.key, [])
-        async with await w.relay.open_library_stream(w.caller.key, STOP_ID) as stream:
+        async with await w.relay.open_protocol_stream(w.caller.key, STOP_ID) as stream:
             await write_message(stream, StopMessage(type=StopMessage.CONNECT, peer=peer_in(w.hidden.key, None)))
             answer = await read_message(stream, StopMessage)
         assert answer.status == Status.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("said", [b"\xff\xff\xff\xff", b"\x80\x40" + bytes(10), b"\x02\x08\x09", b"\x05abc", b""])
-async def test_nonsense_ends_its_stream_and_nothing_else(said: bytes) -> None:
+async def test_an_invalid_message_ends_its_stream_and_nothing_else(said: bytes) -> None:
     async with world() as w:
         await w.caller.connect(w.relay.key, [w.address])
-        stream = await w.caller.open_library_stream(w.relay.key, HOP_ID)
+        stream = await w.caller.open_protocol_stream(w.relay.key, HOP_ID)
         await stream.send_all(said)
         await stream.send_eof()
         assert await ended(stream)
@@ -203,23 +206,23 @@ async def test_nonsense_ends_its_stream_and_nothing_else(said: bytes) -> None:
         await w.call()
 
 
-async def test_a_caller_that_says_nothing_is_not_waited_for_long() -> None:
+async def test_a_silent_caller_is_not_waited_for_long() -> None:
     async with world(RelayRules(setup_s=0.1)) as w:
         await w.caller.connect(w.relay.key, [w.address])
-        stream = await w.caller.open_library_stream(w.relay.key, HOP_ID)
+        stream = await w.caller.open_protocol_stream(w.relay.key, HOP_ID)
         await stream.send_all(b"\x10")
         assert await stream.receive_some() == b""
 
 
-async def test_an_address_is_confirmed_by_who_answers_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And by nobody else, nor by what merely listens; and nothing is left of it."""
-    async with world(place=False) as w:
+async def test_an_address_is_confirmed_only_by_the_peer_that_answers_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither another peer nor a listener that stays silent confirms it; and no connection is left."""
+    async with world(reserve=False) as w:
         assert w.caller.host is not None
         (own,) = (str(address).partition("/p2p/")[0] for address in w.caller.host.get_addrs())
         assert await w.relay.probe(w.caller.key, own)
         assert not await w.relay.probe(w.hidden.key, own)
         assert not await w.relay.probe(w.caller.key, f"/ip4/127.0.0.1/tcp/{free_port()}")
-        for address in ("what", "/ip4/127.0.0.1/udp/4", circuit(own), "/ip4/127.0.0.1/tcp/0"):
+        for address in ("nonsense", "/ip4/127.0.0.1/udp/4", circuit(own), "/ip4/127.0.0.1/tcp/0"):
             assert not await w.relay.probe(w.caller.key, address)
         monkeypatch.setattr("swarm.transport.probe._PROBE_S", 0.5)
         with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -238,7 +241,7 @@ async def test_hop_messages_as_stock_libp2p_writes_them() -> None:
 
 @pytest.mark.usefixtures("no_punching")
 async def test_a_stock_relay_serves_us() -> None:
-    """py-libp2p's relay, as it comes. It confuses two circuits to one peer, so there none can follow another."""
+    """py-libp2p's relay, unchanged. It confuses two circuits to one peer, so there a circuit cannot be replaced."""
     address = f"/ip4/127.0.0.1/tcp/{free_port()}"
     listen = [Multiaddr(address)]
     stock = libp2p.new_host(key_pair=create_new_key_pair(bytes([9]) * 32), listen_addrs=listen)

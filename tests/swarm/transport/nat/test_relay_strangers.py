@@ -1,4 +1,4 @@
-"""A relay's circuits for strangers: who gets one while others do their worst. Memory streams, and the clock jumps."""
+"""A relay's circuits for strangers: a joiner gets one while others attack. Memory streams, and a clock that jumps."""
 
 import trio
 import trio.testing
@@ -30,64 +30,64 @@ def circuits(members: set[PeerKey] | None = None, rules: StrangerRules = RULES) 
 def test_one_key_gets_few_circuits_and_not_often() -> None:
     table = circuits()
     first = [stranger(1, "a") for _ in range(3)]
-    assert [table.begin(each, 0.0) for each in first] == [True, True, False]
-    table.over(first[0])
-    assert not table.begin(stranger(1, "a"), 0.1)
-    assert table.begin(stranger(1, "a"), RULES.key_every_s + 0.1)
+    assert [table.add_circuit(each, 0.0) for each in first] == [True, True, False]
+    table.remove_circuit(first[0])
+    assert not table.add_circuit(stranger(1, "a"), 0.1)
+    assert table.add_circuit(stranger(1, "a"), RULES.key_every_s + 0.1)
 
 
 def test_one_address_gets_few_circuits_and_not_often() -> None:
     table = circuits()
-    made = [stranger(number, "a") for number in range(20)]
-    assert sum(table.begin(each, 0.0) for each in made) == RULES.from_address
-    for each in made:
-        table.over(each)
-    assert not table.begin(stranger(30, "a"), 0.1)
-    assert table.begin(stranger(30, "a"), RULES.address_every_s + 0.1)
+    circuits_of_one = [stranger(number, "a") for number in range(20)]
+    assert sum(table.add_circuit(each, 0.0) for each in circuits_of_one) == RULES.from_address
+    for each in circuits_of_one:
+        table.remove_circuit(each)
+    assert not table.add_circuit(stranger(30, "a"), 0.1)
+    assert table.add_circuit(stranger(30, "a"), RULES.address_every_s + 0.1)
 
 
-def test_the_oldest_of_the_address_with_most_makes_room() -> None:
+def test_the_oldest_circuit_of_the_address_with_most_makes_room() -> None:
     ended: list[int] = []
     table = circuits(rules=StrangerRules(to_one=4))
     for number, address in enumerate(["quiet", "loud", "loud", "loud"]):
-        assert table.begin(stranger(number, address, ended), float(number))
-    assert not table.begin(stranger(5, "new", ended), 5.9)  # the loud one's are too young still
-    assert table.begin(stranger(6, "new", ended), 6.0)
+        assert table.add_circuit(stranger(number, address, ended), float(number))
+    assert not table.add_circuit(stranger(5, "new", ended), 5.9)  # the loud address's circuits are too young
+    assert table.add_circuit(stranger(6, "new", ended), 6.0)
     assert ended == [1]
-    assert not table.begin(stranger(7, "loud", ended), 100.0)  # nobody makes room for who has as many
+    assert not table.add_circuit(stranger(7, "loud", ended), 100.0)  # no circuit makes room for an equal address
     assert ended == [1]
 
 
-def test_who_has_become_a_member_keeps_its_circuit_and_counts_no_more() -> None:
+def test_a_new_member_keeps_its_circuit_which_counts_no_more() -> None:
     ended: list[int] = []
     members: set[PeerKey] = set()
     table = circuits(members, StrangerRules(to_one=1))
     joined = stranger(1, "a", ended)
-    assert table.begin(joined, 0.0)
+    assert table.add_circuit(joined, 0.0)
     members.add(joined.peer)
-    assert table.begin(stranger(2, "b", ended), 60.0)
+    assert table.add_circuit(stranger(2, "b", ended), 60.0)
     assert ended == []
-    table.over(joined)
+    table.remove_circuit(joined)
     assert table.count == 1
 
 
 def test_other_targets_share_half_of_all_circuits_and_no_more() -> None:
     table = circuits(rules=StrangerRules(in_all=5))
-    made = [stranger(n, f"a{n}", target=bytes([n])) for n in range(6)]
-    assert [table.begin(each, 0.0) for each in made] == [True] * 5 + [False]
+    wanted = [stranger(n, f"a{n}", target=bytes([n])) for n in range(6)]
+    assert [table.add_circuit(each, 0.0) for each in wanted] == [True] * 5 + [False]
 
 
-def test_paces_of_made_up_keys_are_forgotten() -> None:
+def test_buckets_of_invented_keys_are_forgotten() -> None:
     table = circuits()
     for number in range(20_000):
         circuit = stranger(number, f"a{number % 5000}")
-        if table.begin(circuit, number * 0.01):
-            table.over(circuit)
-    assert len(table._paces) <= 4096
+        if table.add_circuit(circuit, number * 0.01):
+            table.remove_circuit(circuit)
+    assert len(table._buckets) <= 4096
 
 
 class World:
-    """A relay with a seed that keeps a place, and callers; no sockets."""
+    """A relay, a seed that holds a reservation, and callers; no sockets."""
 
     def __init__(self, rules: RelayRules | None = None) -> None:
         self.members = {SEED}
@@ -99,12 +99,12 @@ class World:
     async def start(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
         near, far = trio.testing.memory_stream_pair()
-        nursery.start_soon(self.relay.serve, SEED, far)
+        nursery.start_soon(self.relay.serve_hop, SEED, far)
         await write_message(near, HopMessage(type=HopMessage.RESERVE))
         assert (await read_message(near, HopMessage)).status == Status.OK
 
     async def _open(self, peer: PeerKey, protocol: str) -> trio.abc.HalfCloseableStream:
-        """The seed agrees to every circuit, and waits for it to end."""
+        """The seed accepts every circuit, and waits for it to end."""
         near, far = trio.testing.memory_stream_pair()
 
         async def answer() -> None:
@@ -118,13 +118,13 @@ class World:
         return near
 
     async def call(self, caller: PeerKey, address: str) -> trio.abc.HalfCloseableStream | None:
-        """A circuit to the seed, or None."""
+        """Ask for a circuit to the seed; None if it is refused."""
         self.seen[caller] = f"/ip4/{address}/tcp/5"
         near, far = trio.testing.memory_stream_pair()
 
         async def serve() -> None:
             async with far:
-                await self.relay.serve(caller, far)
+                await self.relay.serve_hop(caller, far)
             self.closed.add(caller)
 
         self.nursery.start_soon(serve)
@@ -134,7 +134,7 @@ class World:
 
 
 async def attack(world: World, keys: int, addresses: int) -> None:
-    """Every key asks for a circuit as often as it can, and keeps what it gets."""
+    """Each key asks for a circuit as often as it can, and keeps the ones it gets."""
 
     async def one(number: int) -> None:
         while True:
@@ -147,7 +147,7 @@ async def attack(world: World, keys: int, addresses: int) -> None:
 
 
 async def joins(keys: int, addresses: int) -> None:
-    """While the attack runs, joiners come from addresses of their own, and members are there."""
+    """While the attack runs, joiners come from other addresses, and a member holds a circuit."""
     world = World()
     member = key(500)
     world.members.add(member)
@@ -169,7 +169,7 @@ async def joins(keys: int, addresses: int) -> None:
 
 
 async def test_two_keys_do_not_keep_joiners_out(autojump_clock: trio.testing.MockClock) -> None:
-    """Two keys with 16 circuits each, renewed each minute, kept everybody from a seed behind NAT."""
+    """Regression: two keys with 16 circuits each, renewed each minute, kept every joiner from a seed behind NAT."""
     await joins(keys=2, addresses=1)
 
 
@@ -178,7 +178,7 @@ async def test_ten_keys_on_five_addresses_do_not(autojump_clock: trio.testing.Mo
 
 
 async def test_dozens_of_keys_on_six_addresses_do_not(autojump_clock: trio.testing.MockClock) -> None:
-    """They fill all places; the oldest of theirs makes room."""
+    """They hold all circuits; the oldest of them makes room."""
     await joins(keys=48, addresses=6)
 
 

@@ -1,13 +1,13 @@
 # pyright: reportCallIssue=false
-"""What a payload holds, plane by plane: counts, gaps, signs and magnitudes of each class; or positions, then values.
+"""The planes of a payload: counts, gaps, signs and magnitudes of each class (rice); or positions, then values (pco).
 
-`docs/codec.md` specifies the layout. The readers trust nothing: they return a negative `-field` instead of reading or
-writing where they should not.
+`docs/codec.md` specifies the layout. The readers check every bound: for malformed bytes they return the negative index
+of a field in `FIELDS`, and never read or write outside of the buffers.
 """
 
 import numpy as np
 
-from codec.codes import (
+from codec.kernels.codes import (
     get_count,
     get_golomb,
     get_numbers,
@@ -18,8 +18,8 @@ from codec.codes import (
     put_golomb,
     put_numbers,
 )
-from codec.jit import kernel
-from codec.lanes import bit_length, element
+from codec.kernels.jit import kernel
+from codec.kernels.lanes import bit_length, element
 
 __all__ = ["FIELDS", "read_planes", "read_positions", "read_values", "write_planes", "write_positions", "write_values"]
 
@@ -27,19 +27,19 @@ ZERO = np.uint64(0)
 LAST = np.uint64(63)
 
 FIELDS = ("", "count", "gaps", "signs", "magnitudes")
-"""What a negative result names."""
+"""The names of the fields; a reader that fails returns the negative index."""
 _COUNT, _GAPS, _SIGNS, _MAGNITUDES = range(1, 5)
 
 
 @kernel
 def _put_diffs(words, capacity, at, row, n, scratch):
-    """Append n signs and magnitudes; the bit after them, or -1 when `capacity` is too small."""
+    """Append the signs, then the magnitudes less one, of n differences; the position after them, or -1 if too long."""
     sizes = scratch[0]
     if at + n + 64 > capacity:
         return np.int64(-1)
     for start in range(0, n, 64):
         falls, here = ZERO, min(np.int64(64), n - start)
-        for i in range(here):  # half of them fall: no branch could guess which
+        for i in range(here):  # without a branch, since half of the signs are negative in no order
             d = np.int64(row[start + i])
             falls |= (np.uint64(d) >> LAST) << np.uint64(i)
             sizes[start + i] = abs(d) - 1
@@ -49,7 +49,7 @@ def _put_diffs(words, capacity, at, row, n, scratch):
 
 @kernel
 def _get_diffs(words, at, end, row, n, scratch, most_magnitude):
-    """The other way; the bit after them, or -field."""
+    """The inverse of `_put_diffs`; the position after the differences, or -field."""
     sizes = scratch[0]
     signs = at
     if at + n > end:
@@ -68,10 +68,10 @@ def _get_diffs(words, at, end, row, n, scratch, most_magnitude):
 
 @kernel
 def write_planes(words, capacity, at, gaps, diffs, fill, scratch):
-    """Append every class; the bit after them, or -1 when `capacity` bits could be too few.
+    """Append every class; the position after them, or -1 if `capacity` (bits) could be too small.
 
-    `words`: uint64, zero from `at` on. `gaps`: uint32[16, n]; `diffs`: int32[16, n]; `fill`: int64[16], changes.
-    `scratch`: uint32[3, n].
+    `words`: uint64, zero from `at` on. `gaps`: uint32[16, n]. `diffs`: int32[16, n]. `fill`: int64[16], the number of
+    changes in each class. `scratch`: uint32[3, n].
     """
     for c in range(fill.size):
         n = fill[c]
@@ -91,9 +91,9 @@ def write_planes(words, capacity, at, gaps, diffs, fill, scratch):
 
 @kernel
 def read_planes(words, at, end, gaps, diffs, fill, scratch, elements, most_magnitude):
-    """The other way; the bit after the last class, or -field (see `FIELDS`) for bytes that no encoder wrote.
+    """The inverse of `write_planes`; the position after the last class, or -field for bytes that no encoder writes.
 
-    `end`: bits in the payload. `elements`: in the block; bounds the sum of all counts, and each gap.
+    `end`: bits in the payload. `elements`: elements in the block; bounds the sum of all counts, and each gap.
     `most_magnitude`: 2^(width - 1), the largest |difference| modulo 2^width.
     """
     left = np.int64(elements)
@@ -116,7 +116,7 @@ def read_planes(words, at, end, gaps, diffs, fill, scratch, elements, most_magni
 
 @kernel
 def write_values(words, capacity, at, diffs, fill, scratch):
-    """As `write_planes`, without counts and gaps: for a decoder that knows the positions already."""
+    """Append the differences of every class as `write_planes` does, without counts and gaps."""
     for c in range(fill.size):
         if fill[c] > 0:
             at = _put_diffs(words, capacity, at, diffs[c], fill[c], scratch)
@@ -127,7 +127,7 @@ def write_values(words, capacity, at, diffs, fill, scratch):
 
 @kernel
 def read_values(words, at, end, diffs, fill, scratch, most_magnitude):
-    """The other way. `fill` is given. Results as those of `read_planes`."""
+    """The inverse of `write_values`; the caller has counted `fill`. Returns as `read_planes` does."""
     for c in range(fill.size):
         if fill[c] > 0:
             at = _get_diffs(words, at, end, diffs[c], fill[c], scratch, most_magnitude)
@@ -138,7 +138,7 @@ def read_values(words, at, end, diffs, fill, scratch, most_magnitude):
 
 @kernel
 def write_positions(words, capacity, at, positions, scratch):
-    """Append how many positions there are, and the gaps between them; the bit after them, or -1."""
+    """Append the number of positions and the gaps between them; the position after them, or -1 if too long."""
     n = positions.size
     gaps = scratch[0]
     after = np.int64(0)
@@ -147,7 +147,7 @@ def write_positions(words, capacity, at, positions, scratch):
         after = np.int64(positions[i]) + 1
     at = put_count(words, at, np.int64(n))
     m, bits = plan_golomb(gaps, n)
-    if plan_numbers(gaps, n, scratch[1], scratch[2])[1] < bits + 4 + bit_length(np.uint64(m)):  # in clusters
+    if plan_numbers(gaps, n, scratch[1], scratch[2])[1] < bits + 4 + bit_length(np.uint64(m)):  # clustered changes
         at = put(words, at, np.uint64(1), 1)
         return put_numbers(words, capacity, at, gaps, n, scratch[1], scratch[2])
     if at + bits + 128 > capacity:
@@ -158,7 +158,7 @@ def write_positions(words, capacity, at, positions, scratch):
 
 @kernel
 def read_positions(words, at, end, positions, scratch, elements):
-    """The other way: (how many, the bit after them), or (0, -field). `positions`: uint32[elements]."""
+    """The inverse of `write_positions`: (count, the position after), or (0, -field). `positions`: uint32[elements]."""
     n, at = get_count(words, at, end, elements)
     if n < 1 or at + 1 > end:
         return np.int64(0), np.int64(-_COUNT)

@@ -1,19 +1,19 @@
 # pyright: reportCallIssue=false
-"""Lists of numbers to bits and back: Rice, exp-Golomb and Golomb codes, laid out in planes.
+"""Codes of lists of numbers: Rice, exp-Golomb and Golomb, laid out in planes.
 
-A Rice code of parameter k writes a number as its k low bits and, in unary, the rest. A *plane* holds one kind of bits
-for many numbers: first every low part, then every unary part. Planes let each loop do one thing. A list of numbers that
-are mostly zero is split: where they are not zero, and how much larger. Bits fill uint64 words from the least
-significant end. `docs/codec.md` specifies the layout.
+A Rice code with parameter k writes the k low bits of a number, and the rest in unary. A *plane* holds one kind of bits
+for many numbers: first the low bits of all, then the unary parts of all, so that each loop does one thing. A list that
+is mostly zeros is split into two lists: the gaps between the non-zero numbers, and these numbers less one. Bits fill
+uint64 words from the least significant end. `docs/codec.md` specifies the layout.
 
-The readers trust nothing: they return -1 instead of reading or writing where they should not. All of them count on 16
-bytes of buffer after `end`.
+The readers check every bound: for malformed bytes they return -1 and never read or write outside of the buffers. All of
+them need 16 bytes of buffer after `end`.
 """
 
 import numpy as np
 
-from codec.jit import kernel
-from codec.lanes import bit_length, element, trailing_zeros
+from codec.kernels.jit import kernel
+from codec.kernels.lanes import bit_length, element, trailing_zeros
 
 __all__ = [
     "get_count",
@@ -32,13 +32,13 @@ ZERO = np.uint64(0)
 SIX, LAST, WORD = np.uint64(6), np.uint64(63), np.uint64(64)
 
 _ZEROS, _RICE, _SPLIT_RICE, _SPLIT_GAMMA = range(4)
-"""How a list of numbers is written: all zero; Rice codes; split, excess in Rice codes; split, in exp-Golomb codes."""
+"""The modes of a list: all zero; Rice codes; split, all in Rice codes; split, with exp-Golomb codes of the numbers."""
 _MAX_K = 31
 
 
 @kernel
 def put(words, at, value, n):
-    """Append the low n (0..64) bits of `value`, whose other bits are zero."""
+    """Append the low n (0..64) bits of `value`, whose other bits must be zero; the position after them."""
     if n == 0:
         return at
     word, shift = at >> 6, np.uint64(at & 63)
@@ -50,7 +50,7 @@ def put(words, at, value, n):
 
 @kernel
 def get(words, at, n):
-    """The n (1..64) bits from `at`."""
+    """The n (1..64) bits at `at`."""
     word, shift = at >> 6, np.uint64(at & 63)
     value = words[word] >> shift
     if (at & 63) + n > 64:
@@ -60,7 +60,7 @@ def get(words, at, n):
 
 @kernel
 def put_count(words, at, value):
-    """A count below 2^21: five bits of length, then the bits below its leading one."""
+    """Append a count below 2^21: its bit length in 5 bits, then the bits below its leading one."""
     length = bit_length(np.uint64(value))
     at = put(words, at, np.uint64(length), 5)
     if length > 1:
@@ -70,7 +70,7 @@ def put_count(words, at, value):
 
 @kernel
 def get_count(words, at, end, most):
-    """(count, the bit after it); count is -1 when it is cut off or more than `most`."""
+    """(count, the position after it); the count is -1 if it is cut off or more than `most`."""
     if at + 5 > end:
         return np.int64(-1), at
     length = np.int64(get(words, at, 5))
@@ -88,7 +88,7 @@ def get_count(words, at, end, most):
 
 @kernel
 def _best_rice(values, n):
-    """(the k that makes the Rice codes of values[:n] shortest, their bits)."""
+    """(the k with the shortest Rice codes of values[:n], their length in bits)."""
     total = np.int64(0)
     for i in range(n):
         total += values[i]
@@ -109,7 +109,7 @@ def _best_rice(values, n):
 
 @kernel
 def _best_gamma(values, n):
-    """(the k that makes the exp-Golomb codes of values[:n] shortest, their bits)."""
+    """(the k with the shortest exp-Golomb codes of values[:n], their length in bits)."""
     best = np.int64(1) << 62
     chosen = 0
     for k in range(_MAX_K + 1):
@@ -125,7 +125,7 @@ def _best_gamma(values, n):
 
 @kernel
 def _put_low(words, at, values, n, k):
-    """Append the k (1..31) low bits of each. The word that is being filled stays in a register."""
+    """Append the k (1..31) low bits of each number. The current word stays in a register."""
     mask = (ONE << np.uint64(k)) - ONE
     word, used, width = np.uint64(at) >> SIX, np.uint64(at) & LAST, np.uint64(k)
     filling = words[word]
@@ -144,7 +144,7 @@ def _put_low(words, at, values, n, k):
 
 @kernel
 def _put_unary(words, at, values, n, k):
-    """Append for each as many zeros as its bits above the k low ones say, and a one."""
+    """Append each number without its k low bits in unary: that many zeros, then a one."""
     word = np.uint64(at) >> SIX
     filling = words[word]
     for i in range(n):
@@ -162,6 +162,7 @@ def _put_unary(words, at, values, n, k):
 
 @kernel
 def _put_rice(words, at, values, n, k):
+    """Append values[:n] in Rice codes; the position after them."""
     if k > 0:
         at = _put_low(words, at, values, n, k)
     return _put_unary(words, at, values, n, k)
@@ -169,6 +170,7 @@ def _put_rice(words, at, values, n, k):
 
 @kernel
 def _put_gamma(words, at, values, n, k):
+    """Append values[:n] in exp-Golomb codes; the position after them."""
     for i in range(n):
         at += bit_length(np.uint64((np.int64(values[i]) >> k) + 1)) - 1
         words[at >> 6] |= ONE << np.uint64(at & 63)
@@ -182,7 +184,7 @@ def _put_gamma(words, at, values, n, k):
 
 @kernel
 def _get_unary(words, at, end, values, n):
-    """Read n unary numbers into `values`; the bit after them, or -1."""
+    """Read n unary numbers into `values`; the position after them, or -1."""
     if n == 0:
         return at
     if at >= end:
@@ -205,7 +207,7 @@ def _get_unary(words, at, end, values, n):
 
 @kernel
 def _get_rice(words, at, end, values, n, k, most):
-    """Read n numbers of at most `most` into `values`; the bit after them, or -1."""
+    """Read n Rice codes of at most `most` into `values`; the position after them, or -1."""
     if at + n * (k + 1) > end:
         return np.int64(-1)
     low = at
@@ -215,7 +217,7 @@ def _get_rice(words, at, end, values, n, k, most):
     largest = np.int64(0)
     mask = (np.int64(1) << k) - 1
     for i in range(n):
-        # Eight bytes from the one where the k bits begin: seven bits before them at most, and the buffer goes on.
+        # Load 8 bytes from the byte in which the k <= 31 bits begin. The buffer extends beyond `end`.
         there = element(words, words.ctypes.data + (low >> 3), 0) >> (low & 7)
         value = np.int64(values[i]) << k | there & mask
         low += k
@@ -226,7 +228,7 @@ def _get_rice(words, at, end, values, n, k, most):
 
 @kernel
 def _get_gamma(words, at, end, values, n, k, most):
-    """As `_get_rice`, for exp-Golomb codes."""
+    """Read n exp-Golomb codes of at most `most` into `values`; the position after them, or -1."""
     at = _get_unary(words, at, end, values, n)
     if at < 0:
         return at
@@ -247,7 +249,10 @@ def _get_gamma(words, at, end, values, n, k, most):
 
 @kernel
 def _split(values, n, gaps, excess):
-    """Where values[:n] are not zero: the gap since the last such place, and the value less one. Returns how many."""
+    """For each non-zero number of values[:n], write the zeros before it to `gaps` and the number less one to `excess`.
+
+    Returns how many there are.
+    """
     found = np.uint64(0)
     after = 0
     for i in range(n):
@@ -261,14 +266,14 @@ def _split(values, n, gaps, excess):
 
 @kernel
 def plan_numbers(values, n, gaps, excess):
-    """The shortest of the four ways to write values[:n]: (mode, bits, k, how many are not zero, k1, k2).
+    """The shortest mode for values[:n]: (mode, bits, k, number of non-zero values, k1, k2).
 
-    `gaps`, `excess`: uint32 scratch for n numbers, which `put_numbers` takes up again.
+    `gaps`, `excess`: uint32 scratch for n numbers; in the split modes they hold the two lists afterwards.
     """
     k, bits = _best_rice(values, n)
     mode, nx, k1, k2 = _RICE, np.int64(0), 0, 0
-    # Geometric numbers are seldom far below their mean: one in ten is less than 2^k / 8. Where a third are, zeros or a
-    # long tail weigh on the Rice codes, and splitting is worth its trial.
+    # Of geometrically distributed numbers, about one in ten is less than 2^k / 8. If a third are, zeros or a long tail
+    # make Rice codes long, so that splitting is worth a try.
     low = max(np.int64(1), (np.int64(1) << k) >> 3)
     small = np.int64(0)
     for i in range(n):
@@ -290,7 +295,7 @@ def plan_numbers(values, n, gaps, excess):
 
 @kernel
 def put_numbers(words, capacity, at, values, n, gaps, excess):
-    """Append values[:n] in the shortest of the four ways; the bit after them, or -1 when `capacity` is too small.
+    """Append values[:n] in the shortest mode; the position after them, or -1 if `capacity` (bits) is too small.
 
     `gaps`, `excess`: uint32 scratch for n numbers.
     """
@@ -314,7 +319,7 @@ def put_numbers(words, capacity, at, values, n, gaps, excess):
 
 @kernel
 def get_numbers(words, at, end, values, n, gaps, excess, most):
-    """Read n numbers of at most `most` into `values`; the bit after them, or -1."""
+    """Read a list of n numbers of at most `most` into `values`; the position after it, or -1."""
     if at + 2 > end:
         return np.int64(-1)
     mode = np.int64(get(words, at, 2))
@@ -351,13 +356,13 @@ def get_numbers(words, at, end, values, n, gaps, excess, most):
 
 @kernel
 def _divider(m):
-    """v // m is v * this >> 40, for v and m up to 2^20: the error of v / 2^40 is less than 1 / m."""
+    """The d with v // m == v * d >> 40 for all v and m up to 2^20, since the error, v / 2^40, is less than 1 / m."""
     return (np.int64(1) << 40) // m + 1
 
 
 @kernel
 def plan_golomb(values, n):
-    """(the m that makes the Golomb codes of values[:n] about shortest, their bits): ln 2 of the mean, and a bit."""
+    """(the m with about the shortest Golomb codes of values[:n], their length in bits): about ln 2 times the mean."""
     total = np.int64(0)
     for i in range(n):
         total += values[i]
@@ -374,9 +379,9 @@ def plan_golomb(values, n):
 
 @kernel
 def put_golomb(words, at, values, n, m):
-    """Append values[:n]: v mod m in truncated binary, n times; then v // m in unary, n times.
+    """Append values[:n] in Golomb codes: every v mod m in truncated binary, then every v // m in unary.
 
-    A remainder below `short` takes one bit less than the others, whose last bit comes last.
+    A remainder below `short` takes one bit less than the others; the extra bit of the others is written last.
     """
     length = bit_length(np.uint64(m - 1))
     short, divider = (np.int64(1) << length) - m, _divider(m)
@@ -406,14 +411,14 @@ def put_golomb(words, at, values, n, m):
 
 @kernel
 def get_golomb(words, at, end, values, n, m, rests, most):
-    """Read n numbers of at most `most`; the bit after them, or -1. `rests`: uint32 scratch for n numbers."""
+    """Read n Golomb codes of at most `most`; the position after them, or -1. `rests`: uint32 scratch for n numbers."""
     length = bit_length(np.uint64(m - 1))
     short = (np.int64(1) << length) - m
     if at + n * (length + 1 - (short > 0)) > end:
         return np.int64(-1)
     base, mask = words.ctypes.data, (np.int64(1) << max(np.int64(0), length - 1)) - 1
     for i in range(n):
-        # As in `_get_rice`. Beyond `end` this reads the zeros that follow; what comes of it is refused below.
+        # As in `_get_rice`. Beyond `end` this reads the zeros that follow; the check after the loop refuses that.
         there = element(words, base + (min(at, end) >> 3), 0) >> (at & 7)
         rest = there & mask
         longer = np.int64(rest >= short) if length > 0 else np.int64(0)

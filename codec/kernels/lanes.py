@@ -1,11 +1,11 @@
-"""Sixty-four elements at a time: vector steps that numba has no words for, written as portable LLVM IR.
+"""Vector instructions over 64 elements, in portable LLVM IR, since numba cannot express them.
 
-LLVM turns each into AVX2, AVX-512 or NEON as the machine allows. Arrays of weights come in as addresses, not as numpy
-arrays: a mapped checkpoint may be read-only or unaligned, and the kernels are compiled once all the same. An argument
-`like` is any array of the element type (uint8, uint16, uint32); only its type matters.
+LLVM compiles them to AVX2, AVX-512 or NEON, whichever the machine has. Arrays of weights are passed as addresses and
+not as numpy arrays: a mapped checkpoint may be read-only or unaligned, and numba would compile a kernel for each such
+type. An argument `like` is any array of the element type (uint8, uint16 or uint32); only its type is used.
 
-The class of an element is a number of 4 bits. A *mask* says in one uint64 which of 64 elements are of a class; those of
-all sixteen classes come out of the four bits' own masks at once, and counting them is one instruction more.
+The class of an element is a 4-bit number. A *mask* is a uint64 whose bits tell which of 64 elements are in a class. The
+masks of all sixteen classes are computed at once from four masks, one for each bit of the class number.
 """
 
 import platform
@@ -43,7 +43,7 @@ def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
 
 
 def _pointer(builder: Any, address: Any, index: Any, pointee: Any, width: int) -> Any:
-    """A pointer to element `index` of the array at `address`."""
+    """A pointer to element `index` of the array at `address`; `width`: bits per element."""
     byte = builder.add(address, builder.mul(index, _I64(width // 8)))
     return builder.inttoptr(byte, pointee.as_pointer())
 
@@ -62,7 +62,7 @@ def _call(builder: Any, name: str, kind: Any, *args: Any) -> Any:
 
 
 def _class_planes(builder: Any, words: Any, shift: Any, mask: Any, top: Any) -> list[Any]:
-    """Four uint64: the bits of min(15, top -| ((word >> shift) & mask)) for each lane; -| stops at zero."""
+    """Four uint64: plane b holds bit b of each lane's class, min(15, max(0, top - ((word >> shift) & mask)))."""
     lane, bytes_ = words.type.element, ir.VectorType(_I8, LANES)
     exponents = builder.lshr(words, _splat(builder, builder.trunc(shift, lane), words.type))
     exponents = builder.and_(exponents, _splat(builder, builder.trunc(mask, lane), words.type))
@@ -90,17 +90,17 @@ def _class_masks(builder: Any, planes: list[Any]) -> Any:
 
 
 def _count(context: Any, builder: Any, sig: Any, args: Any, planes: list[Any]) -> None:
-    """masks[row] = the masks of the classes; seen[row + 1] = seen[row] + their sizes."""
+    """masks[row] = the masks of the classes; seen[row + 1] = seen[row] + the number of elements in each."""
     vector = ir.VectorType(_I64, CLASSES)
     found = _class_masks(builder, planes)
     first = builder.mul(args[0], _I64(CLASSES))
 
-    def of_row(which: int) -> Any:
-        data = context.make_array(sig.args[which])(context, builder, args[which]).data
+    def row_pointer(argument: int) -> Any:
+        data = context.make_array(sig.args[argument])(context, builder, args[argument]).data
         return builder.bitcast(builder.gep(data, [first]), vector.as_pointer())
 
-    builder.store(found, of_row(1)).align = 8
-    here = of_row(2)
+    builder.store(found, row_pointer(1)).align = 8
+    here = row_pointer(2)
     below = builder.load(here)
     below.align = 8
     sizes = _call(builder, "llvm.ctpop.v16i64", vector, found)
@@ -111,10 +111,10 @@ def _count(context: Any, builder: Any, sig: Any, args: Any, planes: list[Any]) -
 def classify(
     typingctx: Any, row: Any, masks: Any, seen: Any, like: Any, old: Any, index: Any, shift: Any, mask: Any, top: Any
 ) -> Any:
-    """Find the classes of the 64 elements of `old` from `index`; count them.
+    """Find the classes of the 64 elements of `old` from `index` on, and count the elements of each.
 
-    `masks`: uint64[rows * 16]: gets the mask of each class at `row`. `seen`: int64[(rows + 1) * 16]: gets at row + 1
-    how many of each class there are so far, which is what stands at `row` and those of these 64.
+    `masks`: uint64[rows * 16]; row `row` receives the mask of each class. `seen`: int64[(rows + 1) * 16]; row `row` + 1
+    receives row `row` plus the number of elements of each class among these 64.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -127,7 +127,7 @@ def classify(
 
 @intrinsic
 def differing(typingctx: Any, like: Any, old: Any, new: Any, index: Any) -> Any:
-    """The mask of those of the 64 elements from `index` where `old` and `new` differ."""
+    """The mask of the elements, among the 64 from `index` on, in which `old` and `new` differ."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         lane = ir.IntType(like.dtype.bitwidth)
@@ -139,7 +139,7 @@ def differing(typingctx: Any, like: Any, old: Any, new: Any, index: Any) -> Any:
 
 @intrinsic
 def copy_lanes(typingctx: Any, like: Any, source: Any, target: Any, index: Any) -> Any:
-    """Copy the 64 elements from `index`."""
+    """Copy the 64 elements from `index` on."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         words = _load(builder, args[1], args[3], ir.IntType(like.dtype.bitwidth))
@@ -152,13 +152,13 @@ def copy_lanes(typingctx: Any, like: Any, source: Any, target: Any, index: Any) 
 
 @intrinsic
 def select_bit(typingctx: Any, word: Any, rank: Any) -> Any:
-    """The index of the set bit of `word` with `rank` set bits below it; there is one."""
+    """The index of the set bit of `word` that has `rank` set bits below it. The caller ensures that it exists."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if _HAS_PDEP:
             placed = _call(builder, "llvm.x86.bmi.pdep.64", _I64, builder.shl(_I64(1), args[1]), args[0])
             return builder.cttz(placed, ir.Constant(ir.IntType(1), 1))
-        # Six halvings: is the bit in the lower half of what is left?
+        # Binary search in six steps: is the bit in the lower half of the remaining bits?
         word_, rank_, at = args[0], args[1], _I64(0)
         for width in (32, 16, 8, 4, 2, 1):
             below = builder.ctpop(builder.and_(word_, _I64((1 << width) - 1)))
@@ -199,7 +199,7 @@ def put_element(typingctx: Any, like: Any, address: Any, index: Any, value: Any)
 
 @intrinsic
 def popcount(typingctx: Any, word: Any) -> Any:
-    """Bits set."""
+    """The number of set bits."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -209,7 +209,7 @@ def popcount(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """The index of the lowest bit set; 64 for zero."""
+    """The index of the lowest set bit; 64 for zero."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -219,7 +219,7 @@ def trailing_zeros(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def bit_length(typingctx: Any, word: Any) -> Any:
-    """Bits of a number: 0 for 0."""
+    """The number of bits of `word` without leading zeros; 0 for zero."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.sub(_I64(64), builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0)))

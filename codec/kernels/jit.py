@@ -1,8 +1,8 @@
-"""Compiling kernels once a machine: numba's disk cache, keyed on what the kernels really are.
+"""The `kernel` decorator: compiles a function with numba once per machine, with a cache keyed on all kernel sources.
 
-numba keeps stale machine code when a callee in another file changes, and fails on a read-only install without a home
-folder. So each set of sources gets a cache folder of its own, named after their hash, under `SWARM_CACHE`, the user's
-cache folder, or (where neither can be written) a private temporary one.
+numba's own cache keeps stale machine code when a callee in another file changes, and fails for a read-only installation
+without a home folder. So each version of the sources gets a cache folder named after their hash, under `SWARM_CACHE`,
+the user's cache folder or, if neither is writable, a private temporary folder.
 """
 
 import os
@@ -25,7 +25,7 @@ _SOURCES: Final = ("jit.py", "lanes.py", "scan.py", "codes.py", "planes.py")
 
 
 def _digest() -> str:
-    """A name for these sources under this compiler."""
+    """The hash of the kernel sources and of the versions of the compiler and of Python, in hex."""
     here = Path(__file__).parent
     hasher = blake3(f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]}".encode())
     for name in _SOURCES:
@@ -34,7 +34,7 @@ def _digest() -> str:
 
 
 def _usable(folder: Path) -> bool:
-    """Make `folder`; whether it is ours alone to write: what lies there is run."""
+    """Create `folder`; whether only this user can write to it. That is required, since the code in it is executed."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = folder.stat()
@@ -59,20 +59,20 @@ _FOLDER: Final = _choose()
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels lie."""
+    """The folder of the compiled kernels."""
     return _FOLDER
 
 
 def compiled() -> bool:
-    """Whether an earlier start has left its kernels: if not, the first use compiles for some seconds, so say so."""
+    """Whether compiled kernels are cached. If not, the first use compiles for several seconds: tell the user."""
     return any(_FOLDER.rglob("*.nbi"))
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile `function` on first use, without the GIL, cached in `cache_folder()`."""
-    settings: Any = config  # its names are made at run time
+    settings: Any = config  # numba creates its attributes at run time
     before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(_FOLDER)  # read when the decorator runs, and by nobody else in between
+    settings.CACHE_DIR = str(_FOLDER)  # numba reads it while the decorator runs
     try:
         return numba.njit(nogil=True, cache=True, boundscheck=False)(function)
     finally:

@@ -1,18 +1,19 @@
 # pyright: reportCallIssue=false
-"""Passes over a block: which elements changed, counted inside the classes of their old exponents.
+"""Passes over a block: find its changes and rank them within the classes of their old exponents, or replay them.
 
-A tile is 64 words of 64 elements. Each pass first classifies a tile in straight-line vector code, which leaves the mask
-of every class in every word and how many elements of each class stand before it; then it turns to the changes. What a
-branch would have to guess (has this word a change?) is kept out of the first part, and made rare in the second.
+A *word* is 64 elements, a *tile* 64 words. Each pass first classifies a tile in vector code without branches. That
+gives, for each word, the mask of every class and the number of elements of each class before it. Then the pass handles
+the changes. Branches that the processor cannot predict (does this word have a change?) do not occur in the first part
+and are rare in the second.
 
-Every kernel takes whole words; `codec.rice` pads the tail. Indices are unsigned, or numba asks of each whether it is
-negative.
+Every kernel takes whole words; `codec.rice` pads the tail. Indices are unsigned, since numba would check a signed index
+for being negative.
 """
 
 import numpy as np
 
-from codec.jit import kernel
-from codec.lanes import (
+from codec.kernels.jit import kernel
+from codec.kernels.lanes import (
     classify,
     copy_lanes,
     differing,
@@ -40,15 +41,15 @@ ZERO, ONE, TWO, THREE, FOUR, SIX = (np.uint64(n) for n in (0, 1, 2, 3, 4, 6))
 LAST_LANE = np.uint64(63)
 TILE_WORDS = 64
 NEVER = 1 << 62
-"""The rank of the next change of a class that has no more."""
+"""The rank of the next change in a class that has no more changes."""
 
 
 @kernel
 def find_top(like, words, n, shift, mask, histogram):
     """The largest exponent e such that 2 % or more of a sample of the `n` elements at `words` have exponents >= e.
 
-    The sample: one run of 64 in 16384, so whole cache lines, evenly spread; all of a small block. `histogram`:
-    int64[256], scratch.
+    The sample is the first 64 of every 16384 elements: whole cache lines, evenly spread. A block of less than 65536
+    elements is read whole. `histogram`: int64[256], scratch.
     """
     histogram[:] = 0
     step = 16384 if n >= 65536 else 64
@@ -68,34 +69,34 @@ def find_top(like, words, n, shift, mask, histogram):
 
 @kernel
 def _class_of(bits, shift, mask, top):
-    """min(15, max(0, top - exponent)), as `classify` has it."""
+    """min(15, max(0, top - exponent)), as `classify` computes it."""
     return np.uint64(min(np.int64(15), max(np.int64(0), top - ((bits >> shift) & mask))))
 
 
 @kernel
 def _ordinal(bits, width, flip):
-    """The place on the number line, and back: see `codec.bits`."""
+    """The ordinal of an element, and its own inverse: see `codec.bits`."""
     return bits ^ (-(bits >> (width - 1)) & flip)
 
 
 @kernel
 def _steps(before, later, width, flip):
-    """From one element's bits to another's in ordinals: modulo 2^width, signed."""
+    """The difference of two elements' ordinals modulo 2^width, signed."""
     d = _ordinal(later, width, flip) - _ordinal(before, width, flip)
     return (d << (64 - width)) >> (64 - width)
 
 
 @kernel
 def _moved(bits, steps, width, flip):
-    """The bits so many steps on."""
+    """The bits whose ordinal is `steps` more."""
     return _ordinal((_ordinal(bits, width, flip) + steps) & ((1 << width) - 1), width, flip)
 
 
 @kernel
 def _list_bits(mask, base, positions, at):
-    """Write base + the index of each set bit to `positions` from `at`; the place after them.
+    """Write base + the index of each set bit of `mask` to `positions` from `at` on; the index after them.
 
-    Two are written without asking how many there are, for most words have no more: so there is no branch to guess.
+    Two entries are always written, since most words have at most two changes: this avoids an unpredictable branch.
     """
     rest = mask & (mask - ONE)
     positions[at] = base + trailing_zeros(mask)
@@ -112,7 +113,7 @@ def _list_bits(mask, base, positions, at):
 
 @kernel
 def list_changes(like, old, new, n_words, first, positions, start):
-    """Write the positions of all changes, without classes; their number from `start` on. Arguments as `scan_encode`."""
+    """Write the positions of all changes, without classes; the index after them. Arguments as for `scan_encode`."""
     at = np.uint64(start)
     for word in range(n_words):
         index = word * 64
@@ -122,7 +123,7 @@ def list_changes(like, old, new, n_words, first, positions, start):
 
 @kernel
 def _copy_row(source, start, target):
-    """target[:16] = source[start : start + 16]. A slice would compile for seconds, for its error message's sake."""
+    """target[:16] = source[start : start + 16]. numba would take seconds to compile a slice assignment."""
     for c in range(16):
         target[c] = source[start + c]
 
@@ -131,14 +132,16 @@ def _copy_row(source, start, target):
 def scan_encode(
     like, old, new, n_words, first, shift, mask, top, flip, masks, seen, state, gaps, diffs, positions, start
 ):
-    """Write each change's gap and ordinal difference to its class's row; the number of changes from `start` on.
+    """Write each change's gap and ordinal difference to the row of its class; the index in `positions` after the last.
 
     `like`: array of the element type. `old`, `new`: addresses. `first`: position of the first element.
-    `flip`: magnitude bits to invert in a negative float's ordinal, 0 for integers.
-    `masks`: uint64[64 * 16], `seen`: int64[65 * 16]: scratch; its first row, elements of each class so far, is carried.
-    `state`: int64[2, 16]: by class, the rank after the last change, and changes; carried from call to call.
+    `shift`, `mask`: of the exponent. `top`: see `find_top`. `flip`: bits to flip in a negative float's ordinal, 0 for
+    integers.
+    `masks`: uint64[64 * 16], scratch. `seen`: int64[65 * 16], scratch, except for the first row: the elements of each
+    class so far, kept from call to call.
+    `state`: int64[2, 16], kept from call to call: for each class the rank after its last change, and its changes.
     `gaps`: uint32[16, n], unchanged elements of the class since its last change. `diffs`: int32[16, n]. `positions`:
-    uint32[n + 2], from `start`.
+    uint32[n + 2], written from `start` on.
     """
     width = like.itemsize * 8
     after, fill = state[0], state[1]
@@ -170,9 +173,9 @@ def scan_encode(
 
 @kernel
 def _row_of(seen, c, rank):
-    """The word of the tile that has the class's element of this rank: the last before which there are no more.
+    """The word of the tile with the element of class `c` and rank `rank`: the last word with at most `rank` before it.
 
-    Three steps, each a choice among four without a branch, for no processor could guess it.
+    A search in three steps, each among four and without a branch, since the outcome is unpredictable.
     """
     at = c
     for step in (np.uint64(16), np.uint64(4), np.uint64(1)):
@@ -189,12 +192,13 @@ def scan_decode(
     like, old, copy, n_words, first, shift, mask, top, flip, masks, seen, pending, state, gaps, diffs, positions, bits,
     start,
 ):  # fmt: skip
-    """Turn gaps back into positions, in order, and differences into new bits; the number of changes from `start` on.
+    """Turn gaps into ascending positions, and differences into new bits; the index in `positions` after the last.
 
     `copy`: address of a writable array, which receives the old words and then the changes; 0 for none.
-    `masks`, `seen`: as for `scan_encode`; `pending`: int32[4096], scratch.
-    `state`: int64[3, 16]: by class, the rank of the next change (`NEVER` after the last), changes done, and in all.
-    `positions`: uint32[n + 2], `bits`: array of the element type, both from `start`.
+    `masks`, `seen`: as for `scan_encode`. `pending`: int32[4096], scratch.
+    `state`: int64[3, 16]: for each class the rank of the next change (`NEVER` after the last), the changes done, and
+    all its changes.
+    `positions`: uint32[n + 2], `bits`: array of the element type; both written from `start` on.
     """
     width = like.itemsize * 8
     upcoming, done, total = state[0], state[1], state[2]
@@ -209,7 +213,7 @@ def scan_decode(
             if copy != 0:
                 copy_lanes(like, old, copy, index)
         _copy_row(seen, 16 * rows, limits)
-        seen[16 * rows :] = NEVER  # so that a search ends in the tile, full or not
+        seen[16 * rows :] = NEVER  # so that `_row_of` stays within the tile, also in one that is not full
         for c in range(np.uint64(16)):
             rank, k, end, limit = upcoming[c], np.uint64(done[c]), np.uint64(total[c]), limits[c]
             while rank < limit:
@@ -237,7 +241,7 @@ def scan_decode(
 
 @kernel
 def sort_values(like, old, new, positions, shift, mask, top, flip, fill, diffs):
-    """Put the ordinal difference at each position to its class's row. Arguments as `scan_encode`; `fill`: zeros."""
+    """Write the ordinal difference at each position to its class's row. Arguments as for `scan_encode`. `fill`: 0."""
     width = like.itemsize * 8
     for i in range(positions.size):
         at = np.int64(positions[i])
@@ -250,14 +254,14 @@ def sort_values(like, old, new, positions, shift, mask, top, flip, fill, diffs):
 
 @kernel
 def count_values(like, old, positions, shift, mask, top, fill):
-    """How many positions have which class. `fill`: int64[16], zeros."""
+    """Count the positions of each class in `fill`: int64[16], zeros before."""
     for i in range(positions.size):
         fill[_class_of(element(like, old, np.int64(positions[i])), shift, mask, top)] += 1
 
 
 @kernel
 def merge_values(like, old, positions, shift, mask, top, flip, done, diffs, bits):
-    """The other way of `sort_values`: the new bits at each position. `done`: int64[16], zeros."""
+    """The inverse of `sort_values`: write the new bits at each position. `done`: int64[16], zeros before."""
     width = like.itemsize * 8
     for i in range(positions.size):
         value = element(like, old, np.int64(positions[i]))
@@ -269,6 +273,6 @@ def merge_values(like, old, positions, shift, mask, top, flip, done, diffs, bits
 
 @kernel
 def scatter(words, positions, bits):
-    """words[positions] = bits. The caller has bounded the positions."""
+    """words[positions] = bits. The caller must have checked the positions."""
     for i in range(positions.size):
         words[positions[i]] = bits[i]

@@ -1,0 +1,57 @@
+"""What an authority is started with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from swarm.protocol.core.boots import MAX_BOOT
+from swarm.protocol.core.wire import WantBlob, WantBlock
+from swarm.protocol.transfer.egress import Egress
+
+__all__ = ["Boot", "Budget", "Saved", "Site"]
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """One start of the authority's process, and its clock."""
+
+    number: int
+    """How often this key has started; durable before the authority is built. See `boots`."""
+    clock: Callable[[float], float]
+    """Turns local time into authority time, in seconds."""
+    latest: Callable[[float], int] = lambda now: MAX_BOOT
+    """At a local time, the highest boot number of a rival that is believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What is on disk of earlier boots."""
+
+    head: bytes
+    """Sealed manifest of the newest sealed version."""
+    grants: Sequence[bytes] = ()
+    """Records that `Persist` left under `grant/`, less the empty ones. Those leases stood still meanwhile."""
+    tickets: Sequence[bytes] = ()
+    """Those under `ticket/`."""
+    bars: Sequence[bytes] = ()
+    """Those under `bar/` and `kick/`, less the empty ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the authority may send."""
+
+    egress: Egress
+    cost_bytes: Callable[[WantBlob | WantBlock], int] = lambda want: 0
+    """What an answer to a request would take of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the trainer stands."""
+
+    addrs: tuple[str, ...] = ()
+    """Where the world finds it; empty: where it listens."""
+    region: str = ""
+    """In the words of its members."""
+    up_mbit: float = 0.0
+    """What its uplink carries, so that late joiners get what other children leave of it; 0: not known."""

@@ -1,0 +1,45 @@
+"""Which neighbours a member asks for what the trees do not bring, in order, and which it tells what comes late."""
+
+from swarm.protocol.state import State
+
+__all__ = ["block_sources", "chunk_sources", "near_neighbours"]
+
+FEW_NEAR = 6
+"""Neighbours in our own region that suffice to be told which chunks are late; from another region these would arrive
+later still."""
+MOST_NEAR = 24
+"""At most so many neighbours are told."""
+
+
+def block_sources(state: State) -> list[bytes]:
+    """Peers to ask for blocks, lists, files and manifests: members with a session, the authority last."""
+    lost = state.lost_peers.has
+    ready = sorted(s.peer for s in state.sessions if s.ready and s.slot is not None and not lost(s.slot))
+    turn = state.grant.slot % len(ready) if ready and state.grant is not None else 0
+    authority = [state.swarm] if state.sessions.ready(state.swarm) else []
+    return ready[turn:] + ready[:turn] + authority
+
+
+def chunk_sources(state: State, stripe: int | None) -> list[bytes]:
+    """Peers to ask for a chunk: for a known stripe the roster's backups first, and our parent in it after them."""
+    sources = block_sources(state)
+    if stripe is None or state.roster is None or state.grant is None:
+        return sources
+    slots = [m.slot for p in sources if (m := state.roster.member_of(p)) is not None]
+    order = state.roster.backups(stripe, state.grant.slot, among=slots)
+    rank = {state.peer_of(slot): i for i, slot in enumerate(order)}
+    last = len(rank)
+    return sorted(sources, key=lambda p: (p == state.swarm, rank.get(p, last)))
+
+
+def near_neighbours(state: State) -> list[bytes]:
+    """Peers to tell which chunks are late: neighbours of our region, or where those are few, of any; never the
+    authority."""
+    roster, grant = state.roster, state.grant
+    me = roster.member(grant.slot) if roster is not None and grant is not None else None
+    if roster is None or me is None:
+        return []
+    known = sorted((m.region != me.region, m.slot, s.peer) for s in state.sessions
+                   if s.ready and (m := roster.member_of(s.peer)) is not None)  # fmt: skip
+    near = sum(not far for far, _, _ in known)
+    return [peer for _, _, peer in known[: max(near, FEW_NEAR)]][:MOST_NEAR]

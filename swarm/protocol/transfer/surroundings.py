@@ -1,0 +1,25 @@
+"""What an exchange asks of the rest of its core."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swarm.protocol.core.uplink import Uplink
+from swarm.protocol.transfer.egress import Egress
+from swarm.protocol.transfer.late_joiners import LateJoiners
+
+__all__ = ["Surroundings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Given to an `Exchange` when it is built."""
+
+    rtt_s: Callable[[bytes], float] = lambda peer: 0.0
+    """The round trip to a peer, in seconds; 0 while it is not known."""
+    uplink: Uplink = field(default_factory=lambda: Uplink(lambda: 0.0))
+    late_joiners: LateJoiners | None = None
+    """Which peers wait for the others; None: none."""
+    entitled: Callable[[int, bytes], bool] = lambda stripe, peer: True
+    """Whether the plan attaches this peer to us in this stripe, or to a member that is lost."""
+    egress_budget: Egress | None = None
+    """Pays for all content that is sent; None: nothing needs to be paid for."""
