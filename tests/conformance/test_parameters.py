@@ -19,7 +19,7 @@ from parameters_kit import BOS, END, Asker, LocalEngine, asking, files, make_eng
 from node.engines.base import ABILITIES, OPTIONS
 from node.engines.transformers import TransformersEngine
 from node.gateway.parameters import BODIES, ENDPOINTS, PARAMETERS, Parameter, markdown, parse
-from node.gateway.parsed_request import want_chat, want_completion
+from node.gateway.parsed_request import parse_chat, parse_completion
 from node.gateway.text import Text
 from node.member.worker import NodeWorker
 
@@ -170,7 +170,7 @@ async def _lengths(ask: Asker, endpoint: str) -> None:
     if endpoint == "chat":
         body = parse("chat", json.dumps({"messages": [], "max_tokens": 2, "max_completion_tokens": 3}).encode())
         with pytest.raises(ValueError, match="another number") as caught:
-            want_chat(body, Text(files()))
+            parse_chat(body, Text(files()))
         assert caught.value.param == "max_completion_tokens"  # type: ignore[attr-defined]
 
 
@@ -409,7 +409,7 @@ async def _sessions(ask: Asker, endpoint: str) -> None:
     def affinity(**fields: Any) -> bytes:
         prompt = {"prompt": "a"} if endpoint == "completions" else {"messages": [{"role": "user", "content": "a"}]}
         body = parse(endpoint, json.dumps(prompt | fields).encode())
-        return (want_completion if endpoint == "completions" else want_chat)(body, Text(files())).affinity
+        return (parse_completion if endpoint == "completions" else parse_chat)(body, Text(files())).affinity
 
     names = ("session_id", "prompt_cache_key", "user")
     assert affinity() == b""

@@ -154,12 +154,11 @@ class _World(World):
 
     def _write(self) -> None:
         """A turn of the ledger's own task."""
-        self.service._turn()
-        if facts := self.service._ledger.take_facts():
-            self.book.write(facts)
-        self.service._out = []
-        self.service._take_offers()
-        self.service._tell_sessions({})
+        turn = self.service.begin_turn()
+        if turn.facts:
+            self.book.write(turn.facts)
+        self.service.take_offers()
+        self.service.tell_sessions(turn.ready)
 
     def check(self) -> None:
         assert not self.service._sessions, "a session outlived its trainer"

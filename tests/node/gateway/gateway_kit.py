@@ -50,8 +50,8 @@ def base_files() -> dict[str, bytes]:
 
 
 class EchoEngine:
-    """Says the prompt backwards and stops, after `seconds`. Knows what it drew, so that nobody can say it was lost. Of
-    `SamplingOptions` it heeds stop texts."""
+    """Generates the prompt backwards and stops, after `seconds`. Records what it generated, so that a test can find
+    lost samples. Of `SamplingOptions` it implements stop texts."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -52,7 +52,7 @@ async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: P
                 await trio.sleep(0.01)
             assert swarm.service.status().samples_leased > 0
             swarm.kill(1)
-            swarm.kill(2, known=False)  # nobody sees it die: its leases run out
+            swarm.kill(2, known=False)  # the membership does not notice it: its leases expire
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill)
@@ -66,7 +66,7 @@ async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: P
         assert drawn >= IN_FLIGHT
 
 
-async def test_all_nodes_die_and_another_comes(tmp_path: Path):
+async def test_requests_survive_until_a_new_node_joins(tmp_path: Path):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1, seconds=5.0)
 
@@ -84,7 +84,7 @@ async def test_all_nodes_die_and_another_comes(tmp_path: Path):
         assert_all(answers, 8)
 
 
-async def test_more_than_it_takes_is_told_so_and_the_rest_is_answered(tmp_path: Path):
+async def test_requests_beyond_the_limit_get_429_and_the_rest_is_answered(tmp_path: Path):
     async with gateway(tmp_path, in_flight=64) as (swarm, url):
         await swarm.add(1, seconds=0.2)
 
