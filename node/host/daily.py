@@ -8,14 +8,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
 
 from codec.errors import UsageError
 from swarm.protocol.core.events import LocalBudget
-from swarm.protocol.transfer.allowance import Allowance, Record
+from swarm.protocol.transfer.allowance import Allowance, AllowanceStatus, Record
 
 __all__ = ["Daily"]
 
@@ -71,9 +71,8 @@ class Daily:
         gb = self._allowance.limit_bytes / 1e9
         return f"The {gb:g} GB that this machine may send a day are used up: it passes nothing on until {at}."
 
-    def state(self) -> dict[str, Any]:
-        """Plain values for the status."""
-        return self._allowance.state()
+    def status(self) -> AllowanceStatus:
+        return self._allowance.status()
 
     def _read(self) -> Record | None:
         try:

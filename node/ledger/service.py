@@ -26,6 +26,7 @@ from node.ledger.report import report
 from node.ledger.rules import Ledger
 from node.ledger.session import Offer, Session
 from node.ledger.state import Group, Head
+from node.status.schema import LedgerStatus
 
 __all__ = ["VOLATILE", "LedgerService", "Turn"]
 
@@ -389,6 +390,6 @@ class LedgerService:
         """The record of quarantines and releases; see `Book.reputation`."""
         return self._book.reputation()
 
-    def state(self) -> dict[str, Any]:
-        """Plain values; see `node.ledger.report`."""
+    def status(self) -> LedgerStatus:
+        """For people and programs."""
         return report(self._ledger, self._clock(), self._nodes.budgets.left_out, self.abilities.unmet(self._sessions))

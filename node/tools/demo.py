@@ -29,9 +29,10 @@ from node.settings import logs
 from node.settings.config import DemoConfig
 from node.settings.contact import Contact
 from node.status import query
-from node.status.keys import pressed
+from node.status.keys import pressed_keys
 from node.status.progress import Progress
-from node.status.terminal import watch
+from node.status.schema import EngineCommit, OwnStatus, SeedStatus, Step, to_plain
+from node.status.terminal import Picture, watch
 from swarm.transport.base import Unreachable
 
 __all__ = ["render", "run"]
@@ -96,7 +97,7 @@ class _Proc:
     log: Path
     process: subprocess.Popen[bytes]
     killed: bool = False
-    commits: list[dict[str, Any]] = field(default_factory=list)
+    commits: list[EngineCommit] = field(default_factory=list)
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -117,6 +118,9 @@ class _Demo:
     def __init__(self, config: DemoConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.steps: list[dict[str, Any]] = []
+        """Of the report: what the trainer tells of each step, and the seed's `Step`."""
+        self._seen: list[Step] = []
+        self._rewards: dict[tuple[int, int], float] = {}
         self.nodes: list[_Proc] = []
         self.seed: _Proc | None = None
         self.trainer: _Proc | None = None
@@ -170,14 +174,14 @@ class _Demo:
              "--listen", "127.0.0.1:0", "--name", "trainer"],
         )  # fmt: skip
         await self._until(lambda: (self.folder / "seed" / "contact.json").exists(), START_WITHIN_S, "the seed starts")
-        await self._until(lambda: bool(self._state()), START_WITHIN_S, "the seed answers")
+        await self._until(lambda: bool(self._seed_status().swarm), START_WITHIN_S, "the seed answers")
         Contact.read(self.folder / "seed")
         self.ticket = await self._invite()
         progress.label = "Starting the nodes"
         for _ in range(config.nodes):
             self.add_node()
         await self._until(
-            lambda: self._engines_at([0, 0]) == config.nodes, self._engines_within_s, "the nodes' engines start"
+            lambda: self._engines_at((0, 0)) == config.nodes, self._engines_within_s, "the nodes' engines start"
         )
         self._tell_trainer()
 
@@ -215,8 +219,7 @@ class _Demo:
 
     def kill_one(self) -> None:
         """Send SIGKILL to the living node with the most work; its engine ends with it."""
-        state = self._state()
-        busy = {node["name"]: node.get("outstanding", 0) for node in state.get("nodes", ())}
+        busy = {node.name: node.outstanding for node in self._seed_status().nodes}
         alive = [n for n in self.nodes if n.alive() and not n.killed]
         if len(alive) < 2:
             return
@@ -282,21 +285,26 @@ class _Demo:
         self.trainer.process.stdin.write(b"\n")
         self.trainer.process.stdin.flush()
 
-    def _state(self) -> dict[str, Any]:
+    def _seed_status(self) -> SeedStatus:
+        """An empty one while the seed does not answer."""
         try:
-            return query.ask(self.folder / "seed")
+            status = query.ask(self.folder / "seed")
         except Unreachable:
-            return {}
+            return SeedStatus()
+        assert isinstance(status, SeedStatus)
+        return status
 
-    async def _node_state(self, proc: _Proc, *, prove: bool = False) -> dict[str, Any]:
+    async def _prove(self, proc: _Proc) -> OwnStatus:
+        """The node's status after its engine read back its bits; an empty one if it does not answer."""
         try:
-            state = await trio.to_thread.run_sync(partial(query.ask, proc.home, prove=prove))
+            status = await trio.to_thread.run_sync(partial(query.ask, proc.home, prove=True))
         except Unreachable:
-            return {}
-        return state["nodes"][0]
+            return OwnStatus()
+        assert not isinstance(status, SeedStatus)
+        return status.nodes[0]
 
-    def _engines_at(self, version: list[int]) -> int:
-        return sum(node.get("engine") == version for node in self._state().get("nodes", ()))
+    def _engines_at(self, version: tuple[int, int]) -> int:
+        return sum(node.engine == version for node in self._seed_status().nodes)
 
     async def _until(self, condition: Any, within_s: float, goal: str) -> None:
         deadline = trio.current_time() + within_s
@@ -331,7 +339,7 @@ class _Demo:
     async def _at_step(self, step: int) -> None:
         if step == KILL_AT and self.config.steps >= KILL_AT:
             await self._until(
-                lambda: any(node.get("outstanding") for node in self._state().get("nodes", ())), 30.0, "a node has work"
+                lambda: any(node.outstanding for node in self._seed_status().nodes), 30.0, "a node has work"
             )
             self.kill_one()
         if step == JOIN_AT:
@@ -340,56 +348,62 @@ class _Demo:
 
     async def _note_step(self, event: dict[str, Any]) -> None:
         """Merge what the trainer and the seed report of one step."""
-        state = await trio.to_thread.run_sync(self._state)
-        known = next((s for s in state.get("steps", ()) if s["version"] == event["version"]), {})
-        self.steps.append(event | {"version": event["version"][1]} | {k: v for k, v in known.items() if k != "version"})
+        status = await trio.to_thread.run_sync(self._seed_status)
+        version = tuple(event["version"])
+        known = next((step for step in status.steps if step.version == version), None)
+        self._seen.append(known or Step(version=version))
+        self._rewards[version] = event["reward"]
+        self.steps.append(event | ({} if known is None else to_plain(known)) | {"version": version[1]})
 
     async def compare(self) -> dict[str, Any]:
         """Wait until every node is at the head, then compare all bits with the trainer's. Returns the report."""
-        head = [0, self.config.steps]
+        head = (0, self.config.steps)
         alive = [n for n in self.nodes if n.alive() and not n.killed]
         await self._until(
             lambda: self._engines_at(head) >= len(alive),
             max(SETTLE_WITHIN_S, self._engines_within_s - START_WITHIN_S),
             "every node holds the last step",
         )
-        proofs = {n.name: await self._node_state(n, prove=True) for n in alive}
+        proofs = {n.name: await self._prove(n) for n in alive}
         for proc in alive:
-            proc.commits = proofs[proc.name].get("commits", [])
-        for step in self.steps:
-            pauses = [c["pause_ms"] for n in alive for c in n.commits if c["version"] == [0, step["version"]]]
+            commits = proofs[proc.name].commits
+            proc.commits = commits if isinstance(commits, list) else []
+        for step, seen in zip(self.steps, self._seen, strict=True):
+            pauses = [c.pause_ms for n in alive for c in n.commits if c.version == (0, step["version"])]
             step["commit_pause_ms"] = max(pauses, default=None)
-        state = self._state()
+            if pauses:
+                seen.pause_s = max(pauses) / 1e3
+        status = self._seed_status()
         self._tell_trainer()
-        work = state.get("work", {})
+        live_roots = {name: proof.live_root or None for name, proof in proofs.items()}
         return {
             "nodes": [
-                {"name": n.name, "killed": n.killed, "root": proofs.get(n.name, {}).get("root"),
-                 "engine_root": proofs.get(n.name, {}).get("live_root")}
+                {"name": n.name, "killed": n.killed, "root": proofs.get(n.name, OwnStatus()).root,
+                 "engine_root": live_roots.get(n.name)}
                 for n in self.nodes
             ],
             "trainer_root": self.trainer_root,
-            "seed_root": state.get("root"),
-            "roots_equal": state.get("root") == self.trainer_root
-            and all(proof.get("root") == self.trainer_root for proof in proofs.values()),
-            "engines_equal": bool(proofs)
-            and all(proof.get("live_root") == self.trainer_root for proof in proofs.values()),
-            "rollouts_accepted": work.get("accepted", 0),
-            "rollouts_refused": sum(work.get("refused", {}).values()),
-            "refused": work.get("refused", {}),
+            "seed_root": status.root,
+            "roots_equal": all(root == self.trainer_root for root in (status.root, *(p.root for p in proofs.values()))),
+            "engines_equal": bool(proofs) and all(root == self.trainer_root for root in live_roots.values()),
+            "rollouts_accepted": status.work.accepted,
+            "rollouts_refused": sum(status.work.refused.values()),
+            "refused": status.work.refused,
             "seconds": round(time.monotonic() - self.started, 1),
             "steps": self.steps,
         }  # fmt: skip
 
     # ------------------------------------------------------------ for people
 
-    def view(self) -> dict[str, Any]:
-        """The state that the live view shows."""
-        return self._state() | {"steps": self.steps, "message": self.news or "k: kill a node   ctrl-c: stop"}
+    def view(self) -> Picture:
+        """What the live view shows."""
+        status = self._seed_status()
+        status.steps = self._seen
+        return Picture(status, message=self.news or "k: kill a node   ctrl-c: stop", rewards=self._rewards)
 
     async def watch_keys(self) -> None:
         """In the live view, the key k kills a node."""
-        async for key in pressed():
+        async for key in pressed_keys():
             if key == "k":
                 self.kill_one()
 

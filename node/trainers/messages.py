@@ -24,6 +24,7 @@ import msgspec
 
 from codec.chunk import MAX_BODY_BYTES, BlockDelta
 from node.engines.base import SamplingParams
+from node.status.schema import SeedReport
 
 __all__ = [
     "MAX_RANKS",
@@ -280,9 +281,9 @@ class AskState(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
-    """Plain values, for programs and people; see `Swarm.state`."""
+    """How the swarm and the ledger stand; `Swarm.state` is made of it."""
 
-    info: dict[str, Any]
+    info: SeedReport
 
 
 class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):

@@ -110,7 +110,7 @@ class _FirstChunk:
         self._thread.start()
 
     def _sent(self) -> int:
-        return ask_state(self._home)["swarm"]["sent_bytes"]
+        return ask_state(self._home).swarm.sent_bytes
 
     def _look(self) -> None:
         while not self._over.wait(0.002):

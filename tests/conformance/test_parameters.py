@@ -246,7 +246,7 @@ async def _seed(ask: Asker, endpoint: str) -> None:
         for _ in range(3):
             nursery.start_soon(repeat)
     assert again == [alone.tokens] * 3
-    assert not sum(sum(node["refused"].values()) for node in ask.swarm.service.state()["nodes"].values())
+    assert not sum(sum(node.refused.values()) for node in ask.swarm.service.status().nodes.values())
     if endpoint != "sampling_params":
         assert alone.body["system_fingerprint"] == "transformers/auto/cpu"
 
@@ -490,7 +490,7 @@ async def test_a_node_of_an_older_release_gets_no_work_with_options(
         new = await ask.swarm.add(2, engine=LocalEngine(engine))
         assert (await ask("completions", min_p=0.5)).status == 200
         assert (ask.engine.drawn, new.drawn > 0) == (drawn, True)
-        assert not sum(sum(node["refused"].values()) for node in ask.swarm.service.state()["nodes"].values())
+        assert not sum(sum(node.refused.values()) for node in ask.swarm.service.status().nodes.values())
 
 
 async def test_checks_of_rollouts_with_options_accuse_no_honest_node(tmp_path: Path, engine: TransformersEngine):

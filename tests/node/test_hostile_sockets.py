@@ -19,6 +19,7 @@ from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import Channel, ChannelClosed
 from node.ipc.framing import MAX_BODY_BYTES, MAX_FDS, encode_frame
 from node.status import query
+from node.status.schema import SeedStatus
 from swarm import guard
 from swarm.guard import Source
 
@@ -200,9 +201,7 @@ async def test_connections_are_counted_and_those_that_say_nothing_cost_nothing(t
 async def test_the_status_socket_lets_go_of_who_asks_nothing(tmp_path, autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with trio.open_nursery() as nursery:
-        await nursery.start(
-            lambda task_status: query.serve(tmp_path, lambda: {"role": "seed"}, task_status=task_status)
-        )
+        await nursery.start(lambda task_status: query.serve(tmp_path, SeedStatus, task_status=task_status))
         silent = await trio.open_unix_socket(str(tmp_path / query.SOCKET_NAME))
         began = trio.current_time()
         assert await silent.receive_some() == b""

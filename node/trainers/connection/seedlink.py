@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from codec.errors import PeerError, UsageError
 from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
+from node.status.schema import SeedReport
 from node.trainers.connection.patience import Wait
 from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import AskState, FromSeed, Refusal, State
@@ -95,8 +96,8 @@ def expect(channel: Channel, kind: type[T], timeout_s: float = ANSWER_WITHIN_S) 
     raise PeerError(f"answer: {type(message).__name__}, not {kind.__name__}")
 
 
-def ask_state(home: Path, timeout_s: float = ANSWER_WITHIN_S) -> dict[str, Any]:
-    """The status of the seed of `home` and of its swarm, as plain values. Raises `SwarmDown`, `SwarmTimeout`."""
+def ask_state(home: Path, timeout_s: float = ANSWER_WITHIN_S) -> SeedReport:
+    """How the seed of `home` and its swarm stand. Raises `SwarmDown`, `SwarmTimeout`."""
     with speaking("it was asked for its state"), dial(home) as channel:
         channel.send(AskState(), timeout_s=timeout_s)
         answer, _ = expect(channel, State, timeout_s)

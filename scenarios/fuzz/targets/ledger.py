@@ -203,7 +203,7 @@ class _World(World):
         for group in self.ledger.groups.values():
             if sorted([*group.free, *group.leased, *group.done]) != list(range(group.n)):
                 raise Broken("a sample is in no place, or in two")
-        self.service.state()
+        self.service.status()
 
     def sizes(self) -> dict[str, int]:
         return sizes_of(self.service, "service")

@@ -5,11 +5,11 @@ ahead of the bytes sent, so after a kill the count is slightly too high and neve
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-__all__ = ["Allowance", "Record"]
+__all__ = ["Allowance", "AllowanceStatus", "Record"]
 
 SAVING_S = 10.0
 """The machine should leave all trees when it can send at full speed for only this long: a heartbeat and a plan take so
@@ -27,6 +27,19 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     day: int
     """Days since 1970, UTC."""
     spent_bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class AllowanceStatus(msgspec.Struct, kw_only=True):
+    """What a machine has sent today (UTC) and may still send, as `node.status.schema` shows it."""
+
+    limit_bytes: int = 0
+    """A day (`--up-gb-day`)."""
+    spent_bytes: int = 0
+    left_bytes: int = 0
+    saving: bool = False
+    """So little is left that it should be interior in no tree."""
+    spent: bool = False
+    """So little is left that it sends nothing."""
 
 
 @dataclass(slots=True)
@@ -89,12 +102,12 @@ class Allowance:
     def _reserve(self, seconds: float, share: float) -> float:
         return min(seconds * self.up_mbit * 125_000, share * self.limit_bytes)
 
-    def state(self) -> dict[str, Any]:
-        """The values for `status`."""
-        return {
-            "limit_bytes": self.limit_bytes,
-            "spent_bytes": self.spent_bytes,
-            "left_bytes": self.left_bytes,
-            "saving": self.saving,
-            "spent": self.spent,
-        }
+    def status(self) -> AllowanceStatus:
+        """For people and programs."""
+        return AllowanceStatus(
+            limit_bytes=self.limit_bytes,
+            spent_bytes=self.spent_bytes,
+            left_bytes=self.left_bytes,
+            saving=self.saving,
+            spent=self.spent,
+        )

@@ -14,11 +14,12 @@ Only payload is counted: headers and pieces, blocks and files; not heartbeats, p
 """
 
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from codec import ChunkKey
 
-__all__ = ["KEPT_BACK", "Egress"]
+__all__ = ["KEPT_BACK", "Egress", "EgressStatus"]
 
 Attempt = tuple[int, int, int]
 """(epoch, version, attempt). Each attempt at a version has its own account."""
@@ -28,6 +29,28 @@ _HEADER = -1
 """The index of a chunk's header."""
 _KEPT = 4
 """Attempts whose copies are remembered: more are never in flight."""
+
+
+class EgressStatus(msgspec.Struct, kw_only=True):
+    """What the seed sent and may still send, as `node.status.schema` shows it. Payload bytes of the newest version."""
+
+    copies: float | None = None
+    """The cap (`--egress-copies`), in multiples of a version's payload; None: no cap."""
+    version: tuple[int, int] | None = None
+    """(epoch, version) that the counts are of; None: none was published since the start."""
+    payload_bytes: int = 0
+    """Of the version's chunks."""
+    sent_bytes: int = 0
+    budget_bytes: int | None = None
+    """What may be sent of this version; None: no cap."""
+    rescued_bytes: int = 0
+    """Of `sent_bytes`: sent a second time, because all holders were gone."""
+    model_sent_bytes: int = 0
+    """Model blocks, hash lists and files sent to members that catch up, since the start."""
+    model_left_bytes: int | None = None
+    """What may still be sent of those; None: no cap."""
+    refused: int = 0
+    """Requests for this version, or for model blocks since it was begun, that the cap did not allow."""
 
 
 @dataclass(slots=True)
@@ -160,23 +183,18 @@ class Egress:
 
     # ------------------------------------------------------------ status
 
-    def state(self) -> dict[str, Any]:
-        """The values for `status`.
-
-        `copies`: None without a cap. Of the newest version: `payload_bytes`, `sent_bytes`, `budget_bytes` and
-        `rescued_bytes` (of the bytes sent, those for parts whose holders had left). Of the model: `model_sent_bytes`
-        and `model_left_bytes`. `refused`: refusals since the newest version began.
-        """
+    def status(self) -> EgressStatus:
+        """For people and programs."""
         newest = next(reversed(self._accounts), None)
         account = _Account() if newest is None else self._accounts[newest]
-        return {
-            "copies": self.copies,
-            "version": None if newest is None else [newest[0], newest[1]],
-            "payload_bytes": account.made,
-            "sent_bytes": account.sent,
-            "budget_bytes": None if self.copies is None else int(self.copies * account.made),
-            "rescued_bytes": account.rescued,
-            "model_sent_bytes": self._model_sent,
-            "model_left_bytes": None if self.copies is None else int(self._model_spare),
-            "refused": self._refused,
-        }
+        return EgressStatus(
+            copies=self.copies,
+            version=None if newest is None else (newest[0], newest[1]),
+            payload_bytes=account.made,
+            sent_bytes=account.sent,
+            budget_bytes=None if self.copies is None else int(self.copies * account.made),
+            rescued_bytes=account.rescued,
+            model_sent_bytes=self._model_sent,
+            model_left_bytes=None if self.copies is None else int(self._model_spare),
+            refused=self._refused,
+        )

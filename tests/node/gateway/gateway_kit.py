@@ -23,6 +23,7 @@ from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.member.worker import NodeWorker, Pace
 from node.settings.config import GatewayConfig
+from node.status.schema import LedgerNode
 
 ROOT = b"\7" * 32
 LETTERS = "abcdefghijklmnopqrstuvwxyz :\n"
@@ -130,7 +131,7 @@ class Swarm:
                 await worker.run(task_status=task_status)
 
         await self.nursery.start(live)
-        await until(lambda: self.service.state()["nodes"].get(key.public.hex(), {}).get("capacity"))
+        await until(lambda: self.service.status().nodes.get(key.public.hex(), LedgerNode()).capacity)
         return engine
 
     def kill(self, i: int, *, known: bool = True) -> None:

@@ -41,7 +41,7 @@ async def test_completions_of_text_and_of_token_ids(tmp_path: Path):
             assert choice.logprobs.tokens == ["c", "b", "a", "<end>"]
             assert choice.logprobs.text_offset == [0, 1, 2, 3]
         assert [c.text for c in both.choices] == ["ba", "ba", "zyx", "zyx"]
-        assert swarm.service.state()["groups_open"] == swarm.service.state()["groups_ready"] == 0
+        assert swarm.service.status().groups_open == swarm.service.status().groups_ready == 0
 
 
 async def test_tokens_in_and_tokens_out(tmp_path: Path):
@@ -268,8 +268,8 @@ async def test_a_client_that_hangs_up_withdraws_its_work(tmp_path: Path):
 
             with pytest.raises(Exception, match="timed out"):
                 await with_client(url, use)
-        await until(lambda: not swarm.service.state()["groups_open"])
-        await until(lambda: not next(iter(swarm.workers.values())).state()["generating"])
+        await until(lambda: not swarm.service.status().groups_open)
+        await until(lambda: not next(iter(swarm.workers.values())).status().generating)
 
 
 @pytest.mark.parametrize(

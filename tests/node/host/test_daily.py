@@ -34,7 +34,7 @@ def test_the_budget_is_reported_once_survives_a_restart_and_resets_at_midnight(t
     now[0] += 43_200
     assert second.look() == LocalBudget(saving=False, spent=False)
     second.close()
-    assert daily().state()["spent_bytes"] == 0
+    assert daily().status().spent_bytes == 0
 
 
 def test_a_count_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

@@ -394,7 +394,7 @@ def test_the_ledger_survives_whatever_nodes_send(steps: list[tuple[bytes, Any, f
         known += [lease for lease in said if isinstance(lease, WorkLease)]
         if advance and i % 10 == 9:
             bench.service.sealed(head(4 + i // 10))
-        msgspec.json.encode(bench.service.state())
+        msgspec.json.encode(bench.service.status())
     pool = bench.ledger.pool
     groups = list(pool.groups.values())
     for group in groups:

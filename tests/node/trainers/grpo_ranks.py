@@ -161,5 +161,5 @@ def engines_at(nodes: list[str], root: bytes) -> list[str]:
     """The root of every engine's live parameters, once all are `root`, or after `WITHIN_S`."""
     deadline, found = time.monotonic() + WITHIN_S, [""] * len(nodes)
     while time.monotonic() < deadline and found != [root.hex()] * len(nodes):
-        found = [ask(Path(home), prove=True)["nodes"][0]["live_root"] or "" for home in nodes]
+        found = [ask(Path(home), prove=True).nodes[0].live_root or "" for home in nodes]
     return found

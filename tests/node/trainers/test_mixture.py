@@ -53,7 +53,7 @@ def test_three_steps_of_a_mixture_of_experts(tmp_path: Path, stored: Any) -> Non
                         _check_logprobs(policy, list(group.prompt), rollout)
         state = there.until("node", lambda state: state["nodes"][0].get("engine") == [0, STEPS])
         assert state["nodes"][0].get("engine_reloads", 0) == 0, "every version was applied in place"
-        assert ask(there.home("node"), prove=True)["nodes"][0]["live_proven"] is True
+        assert ask(there.home("node"), prove=True).nodes[0].live_proven is True
 
 
 def _check_logprobs(policy: Any, prompt: list[int], rollout: Any) -> None:

@@ -92,7 +92,7 @@ def test_the_admin_routes(tmp_path: Path, admin_on: Any) -> None:
         assert swarm.state("node")["nodes"][0]["root"] == root, "the answer comes when the nodes hold the version"
         assert post(port, "/update_weights", {"weight_dir": str(first)})[1]["version"] == [0, 1], "asked again"
         assert post(port, "/resume")[0] == 200
-        assert ask(swarm.home("seed"))["head"] == [0, 1]
+        assert ask(swarm.home("seed")).head == (0, 1)
 
         other = broadcast(tmp_path / "broadcasts" / "step_2", kit.weights(3))
         for wrong, why in (
@@ -162,4 +162,4 @@ if SOURCE:
             (folder / "STABLE").touch()
             _check(_run(tmp_path, base, f"{url}/v1", str(source), admin.url, str(folder)))
             assert (folder / "NCCL_READY").exists(), "its own code ran"
-            assert ask(swarm.home("seed"))["head"] == [0, 1]
+            assert ask(swarm.home("seed")).head == (0, 1)

@@ -17,6 +17,7 @@ import pytest
 
 from codec.errors import SwarmError
 from node import SamplingParams, Swarm
+from node.status.schema import LedgerStatus, MemberStatus, QuarantineStatus, SeedReport, SeedStatus
 from node.trainers.connection import patience, seedwatch
 from node.trainers.connection.patience import Wait
 from node.trainers.errors import SwarmDown, SwarmTimeout
@@ -97,16 +98,19 @@ def test_nodes_that_lack_a_version_are_named():
     ("nodes", "says"),
     [
         ([], "No node is connected to the seed: swarm-node invite"),
-        ([{"engine": None}, {"engine": None}], "None of the 2 nodes has an engine"),
-        ([{"engine": [0, 1], "name": "box", "quarantine": {"why": "lied"}}], r"in quarantine \(box: lied\)"),
+        ([MemberStatus(), MemberStatus()], "None of the 2 nodes has an engine"),
         (
-            [{"engine": [0, 1], "tokens_s": 12.4, "quarantine": None}],
+            [MemberStatus(engine=(0, 1), name="box", quarantine=QuarantineStatus(why="lied"))],
+            r"in quarantine \(box: lied\)",
+        ),
+        (
+            [MemberStatus(engine=(0, 1), tokens_s=12.4)],
             "1 nodes generate samples, at 12 tokens/s.* 3 too_old",
         ),
     ],
 )
-def test_why_no_rollouts_come(nodes: list[dict[str, Any]], says: str):
-    found = _why_no_group({"swarm": {"nodes": nodes}, "work": {"refused": {"too_old": 3}, "unmet": {}}}, "s")
+def test_why_no_rollouts_come(nodes: list[MemberStatus], says: str):
+    found = _why_no_group(SeedReport(swarm=SeedStatus(nodes=nodes), work=LedgerStatus(refused={"too_old": 3})), "s")
     assert re.search(says, found), found
 
 

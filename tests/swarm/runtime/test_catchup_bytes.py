@@ -133,9 +133,9 @@ async def test_the_trainer_gives_at_most_its_cap_of_model_copies_and_members_pas
         model = s.authority.model
         assert model is not None
         assert model.layout is not None
-        egress = s.authority.core.egress.state()
-        assert s.authority.runtime.counts.blobs <= egress["model_sent_bytes"]
-        assert egress["model_sent_bytes"] <= 1.2 * runtime_kit.model_bytes(model.layout)
+        egress = s.authority.core.egress.status()
+        assert s.authority.runtime.counts.blobs <= egress.model_sent_bytes
+        assert egress.model_sent_bytes <= 1.2 * runtime_kit.model_bytes(model.layout)
         root = await s.publish(1)
         await until(lambda: holds(crowd, 1))
         assert {host.root for host in crowd} == {root}

@@ -44,8 +44,8 @@ def test_the_first_copy_is_free_and_the_second_is_charged() -> None:
     assert not egress.take(key(1, 0), 0, 500, ANNA)  # of the 500 left, 300 are reserved for rescues
     egress.made(key(1, 1), 600)
     assert egress.take(key(1, 0), 0, 500, ANNA)
-    state = egress.state()
-    assert (state["sent_bytes"], state["budget_bytes"], state["refused"]) == (1200, 2400, 1)
+    status = egress.status()
+    assert (status.sent_bytes, status.budget_bytes, status.refused) == (1200, 2400, 1)
 
 
 def test_a_part_that_was_not_sent_is_refunded() -> None:
@@ -56,7 +56,7 @@ def test_a_part_that_was_not_sent_is_refunded() -> None:
     egress.back(key(1, 0), 0, 600, ANNA)
     assert egress.take(key(1, 0), 0, 600, ANNA)
     egress.back(key(7, 7), 0, 600, ANNA)  # too long ago to be remembered
-    assert egress.state()["sent_bytes"] == 600
+    assert egress.status().sent_bytes == 600
 
 
 def test_a_part_whose_only_holder_left_may_be_sent_again() -> None:
@@ -73,8 +73,8 @@ def test_a_part_whose_only_holder_left_may_be_sent_again() -> None:
     assert egress.take(key(1, 0), -1, 100, CARL), "a header goes with a piece that is lost"
     egress.here(ANNA)
     assert not egress.take(key(1, 0), 0, 500, CARL), "she was only away"
-    assert egress.state()["rescued_bytes"] == 200
-    assert egress.state()["sent_bytes"] == 600 + 200
+    assert egress.status().rescued_bytes == 200
+    assert egress.status().sent_bytes == 600 + 200
 
 
 def test_rescues_stay_within_the_cap() -> None:
@@ -94,8 +94,8 @@ def test_without_a_cap_all_is_counted_and_nothing_refused() -> None:
     egress.made(key(1, 0), 600)
     assert all(egress.take(key(1, 0), 0, 600, ANNA) for _ in range(50))
     assert all(egress.take_of_model(MODEL) for _ in range(50))
-    state = egress.state()
-    assert (state["sent_bytes"], state["model_sent_bytes"], state["refused"]) == (30_000, 50 * MODEL, 0)
+    status = egress.status()
+    assert (status.sent_bytes, status.model_sent_bytes, status.refused) == (30_000, 50 * MODEL, 0)
 
 
 def test_less_than_one_copy_makes_no_sense() -> None:
@@ -136,10 +136,10 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1 << 30), part=st.integers(0, 3), peer=st.sampled_from([ANNA, BEN, CARL]))
     def push(self, which: int, part: int, peer: bytes) -> None:
         chunk = self.chunks[which % len(self.chunks)] if self.chunks else key(9, 9)
-        before = self.egress.state()["model_sent_bytes"]
+        before = self.egress.status().model_sent_bytes
         if self.egress.take(chunk, part - 1, SIZES[part], peer):
             self.queued.append((chunk, part - 1, SIZES[part], peer))
-            of_model = self.egress.state()["model_sent_bytes"] - before
+            of_model = self.egress.status().model_sent_bytes - before
             self.blocks += of_model
             self.sent += SIZES[part] - of_model
 
@@ -239,7 +239,7 @@ def test_of_two_children_one_waits_with_a_single_copy() -> None:
     effects = say(core, other, WantChunk(0, 1, 0, 0, b""), 7.0)
     assert only(effects, SendPiece) == []
     assert len(sends(effects, LacksChunk)) == 1
-    assert core.egress.state()["refused"] > 0
+    assert core.egress.status().refused > 0
 
 
 def test_parts_not_yet_sent_to_a_lost_root_child_go_to_the_next_for_free() -> None:
@@ -251,8 +251,8 @@ def test_parts_not_yet_sent_to_a_lost_root_child_go_to_the_next_for_free() -> No
     core.apply(PeerDown(lucky), 6.5)
     effects = say(core, other, Attach(0, 0, 0, 1 << 20, ()), 7.0)
     assert len(only(effects, SendPiece)) == 4
-    assert core.egress.state()["sent_bytes"] == 100 + 4100
-    assert core.egress.state()["rescued_bytes"] == 100, "its header had left, and went with its only holder"
+    assert core.egress.status().sent_bytes == 100 + 4100
+    assert core.egress.status().rescued_bytes == 100, "its header had left, and went with its only holder"
 
 
 def test_parts_that_only_a_lost_root_child_had_are_pulled_again() -> None:
@@ -273,9 +273,9 @@ def test_parts_that_only_a_lost_root_child_had_are_pulled_again() -> None:
     again = {e.key.seq for e in only(effects, SendPiece)}
     assert again <= set(lost) - {lost[-1]}
     assert again
-    state = core.egress.state()
-    assert state["rescued_bytes"] >= 2 * 4100, "half of what may be sent twice is for this"
-    assert state["sent_bytes"] <= state["budget_bytes"]
+    status = core.egress.status()
+    assert status.rescued_bytes >= 2 * 4100, "half of what may be sent twice is for this"
+    assert status.sent_bytes <= status.budget_bytes
 
 
 def test_the_model_has_as_many_copies_as_a_version() -> None:
@@ -288,4 +288,4 @@ def test_the_model_has_as_many_copies_as_a_version() -> None:
     effects = say(core, 0, WantBlock(3, 1), 5.0)
     assert only(effects, SendBlock) == []
     assert sends(effects, Lacks) == [Lacks(3)]
-    assert core.egress.state()["model_left_bytes"] == MODEL - 8000
+    assert core.egress.status().model_left_bytes == MODEL - 8000
